@@ -3,8 +3,6 @@
 import functools
 from collections.abc import Sequence
 
-import attrs
-
 from fedstack.backends import guest
 from fedstack.backends.backend import Backend
 from fedstack.backends.ending_clients import find_ending
@@ -62,7 +60,7 @@ class BackendPhases(PhaseEngine):
     async def _run_some(self, whole: PhaseAtClients, some: range) -> None:
         """Runs a phase for some clients at one worker, for nothing but to see whether it ends."""
         place = (await self.backend.places())[0]
-        with attrs.evolve(current_scope(), progress=None, losses=None).entered():  # the attempt counts them
+        with current_scope().replace(progress=None, losses=None).entered():  # the attempt counts them
             await PlacePhases(self.backend, place, SharedValues(), self._settings).kept(whole.at(some))
 
 

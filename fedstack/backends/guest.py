@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypedDict
 
-import attrs
-
 from fedstack._version import __version__
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
@@ -137,7 +135,7 @@ async def _answered(
     try:
         _check_versions(settings, note["place"])
         guest = _guest(settings["max_concurrent_clients"])
-        with attrs.evolve(guest.scope, progress=progress, cores=settings["cores"]).entered():
+        with guest.scope.replace(progress=progress, cores=settings["cores"]).entered():
             response = await work(guest)
         return note, (response.header, memory_of(response.segments))
     except Exception as error:
@@ -220,7 +218,7 @@ class _Guest:
         self.factory = local_executor_factory(max_concurrent_clients=max_concurrent_clients)
         inside = SyncExecutionContext(self.factory)  # for computations called in leaf functions
         self.admission = Admission(CarrierPolicy(python_code=True))
-        self.scope = attrs.evolve(self.admission.scope, environment=lambda: get_context_stack().install(inside))
+        self.scope = self.admission.scope.replace(environment=lambda: get_context_stack().install(inside))
         self.driver = SyncDriver()
 
 

@@ -5,8 +5,6 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from typing import cast
 
-import attrs
-
 from fedstack.computations.leaves.work_scope import Environment, current_scope, set_scope
 from fedstack.computations.plan.symbol_checks import check_takes_values
 from fedstack.computations.types.language import (
@@ -138,7 +136,7 @@ class Invoker:
         said = ""
         while True:
             if progress is not None:
-                set_scope(attrs.evolve(current_scope(), progress=progress))
+                set_scope(current_scope().replace(progress=progress))
             try:
                 with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)

@@ -7,7 +7,6 @@ from typing import TypeVar
 from fedstack.computations.leaves.carrier_policy import Rules
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.leaves.work_scope import current_policy, current_scope
-from fedstack.computations.plan.graph import Function
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import (
     CompositeOperation,
@@ -18,7 +17,6 @@ from fedstack.computations.plan.program import (
     Operation,
     Program,
 )
-from fedstack.computations.plan.schedule import calls_functions_only, only_task
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.options import takes_options
 from fedstack.computations.types.type_structure import contains_sequence
@@ -92,18 +90,6 @@ class LeafEngine(ProgramEngine):
                 "backend for it into the stack"
             )
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
-
-    def on_this_thread(self, function: Function) -> Callable[[object], object] | None:
-        task = only_task(function)
-        if task is None or not calls_functions_only(function):
-            return None
-        program, inputs = self.link(task.program), len(task.inputs)
-
-        def run(argument: object) -> object:
-            (result,) = self._threads.run_here(lambda: timed_run(program, [argument] * inputs))
-            return result
-
-        return run
 
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
         if not program.steps:

@@ -6,7 +6,6 @@ from typing import cast
 import numpy as np
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.plan.graph import Function
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel
 from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Linking, Operation, Program
 from fedstack.computations.types.language import Executor, Type
@@ -178,9 +177,6 @@ class SequenceEngine(PassingEngine):
 
     def link(self, program: Program) -> Program:
         return super().link(program.with_operations(_SEQUENCES, _operation))
-
-    def on_this_thread(self, function: Function) -> Callable[[object], object] | None:
-        return self.target.on_this_thread(function)  # there are no sequence intrinsics in it
 
 
 def _operation(operation: Operation) -> Operation:

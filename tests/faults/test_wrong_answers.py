@@ -35,8 +35,8 @@ from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.stacks.worker_sessions import WorkerSessions
 from fedstack.membership.member import MemberState
 from fedstack.proto import executor_pb2, extensions_pb2
-from fedstack.transport.grpc import whole_connection
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.peers import connection as connections
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, StreamMethod
 from fedstack.transport.wire.addresses import parse_target
@@ -53,7 +53,7 @@ ONCE = fedstack.RetryPolicy.none()
 @pytest.fixture(autouse=True)
 def only_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends everything in frames: what the servers here get wrong stands in their frames."""
-    monkeypatch.setattr(whole_connection, "fits_whole", lambda parcel: False)
+    monkeypatch.setattr(connections, "fits_whole", lambda parcel: False)
 
 
 @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))

@@ -16,7 +16,7 @@ from fedstack.computations.leaves.arguments import argument_converter
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.column_calls import ColumnCall
 from fedstack.computations.leaves.leaf_errors import raise_leaf_error
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import WorkKind, current_scope
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import is_nothing
@@ -99,7 +99,7 @@ class Leaf(BoundOperation):
         Whoever calls a method of a server gave fitting arguments: for them it is as good as what the function raises.
         """
         misfit = self._placed(error)
-        if not current_scope().is_method:
+        if current_scope().kind is not WorkKind.METHOD:
             return misfit
         text = f"{self.name!r} returned what does not fit its type: {misfit}"
         return LeafError(text, computation_name=self.name, client_index=misfit.client_index)

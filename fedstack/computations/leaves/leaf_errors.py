@@ -4,7 +4,7 @@ import re
 from traceback import walk_tb
 from typing import NoReturn
 
-from fedstack.computations.leaves.work_scope import WorkScope, current_scope
+from fedstack.computations.leaves.work_scope import WorkKind, WorkScope, current_scope
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.language_mistakes import advice_on
@@ -32,9 +32,9 @@ def _is_of_elsewhere(error: FedstackError | RetryableError, scope: WorkScope) ->
     whoever calls a method knows nothing of what that calls: a deadline or a mismatch in there is neither the caller's
     nor this server's.
     """
-    if scope.worker_index is not None and isinstance(error, (ClosureCancelledError, RetryableError)):
-        return True
-    return scope.is_method and not isinstance(error, LeafError) and not _is_of_argument(error)
+    if scope.kind is WorkKind.CLOSURE:
+        return isinstance(error, (ClosureCancelledError, RetryableError))
+    return scope.kind is WorkKind.METHOD and not isinstance(error, LeafError) and not _is_of_argument(error)
 
 
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:

@@ -3,16 +3,16 @@
 Work of users runs deep inside: on threads, in tasks, in runtimes of leaves. What it has to know of whoever asked for it
 is in one frozen object, in the one context variable of fedstack; tasks and threads inherit it. Three modules enter a
 scope: `contexts/invocation.py` for an invocation, `service/server/calls/call_router.py` for a call at a server,
-`service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms are protocols
-here.
+`service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms, and that
+several rooms use, are protocols here.
 """
 
-import asyncio
 import contextlib
 import contextvars
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol
+import enum
+from collections.abc import Callable, Generator, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
 
@@ -24,18 +24,7 @@ if TYPE_CHECKING:
     from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # which looks at the scope itself
 
 MAX_STEPS = 1_000_000
-
-
-class GatheredBytes(Protocol):
-    """Bounds what steps of datasets gather: `service/data/worker/gathered_room.py`."""
-
-    def take(self, size: int, what: str) -> None:
-        """Takes room for so many bytes, which a step gathers; gives it back for a negative number.
-
-        Raises:
-          ResourceLimitError: If there is not so much.
-        """
-        ...
+_E = TypeVar("_E", bound="SystemScope")
 
 
 Environment = Callable[[], contextlib.AbstractContextManager[object]]
@@ -65,50 +54,6 @@ class ClientCounter(Protocol):
         ...
 
 
-class Losses(Protocol):
-    """Remembers which clients ran where workers ended: `executors/remote/phases/lost_ranges.py`."""
-
-    def __len__(self) -> int: ...
-
-    def add(self, phase: object, clients: range, running: Iterable[int] = (), *, is_sure: bool = True) -> None:
-        """Notes that a worker has ended while it ran a phase for a range of clients, or may have run it."""
-        ...
-
-    def forget(self, phase: object) -> None:
-        """Forgets the losses of a phase."""
-        ...
-
-    def ended_with(self, phase: object, client: int) -> int:
-        """Returns how many workers have ended while they had a client."""
-        ...
-
-    def suspects(self, phase: object) -> list[Any]:
-        """Returns the clients that were in two of a phase's losses, as `lost_ranges.Suspects`."""
-        ...
-
-
-class Abandoned(Protocol):
-    """Counts and bounds work that goes on although it was cancelled: `executors/concurrency/abandoned_work.py`."""
-
-    @property
-    def count(self) -> int:
-        """How many pieces there are."""
-        ...
-
-    @property
-    def refusal(self) -> Callable[[int], Exception]:
-        """Returns the error for work that is refused; it gets the number of pieces."""
-        ...
-
-    def add(self) -> bool:
-        """Counts one more; returns whether its thread is to be replaced."""
-        ...
-
-    def remove(self, was_replaced: bool) -> None:
-        """Notes that one has ended."""
-        ...
-
-
 class ReadsReferences(Protocol):
     """Reads sequences that have come as references: `service/data/clients/reference_reader.py`."""
 
@@ -122,59 +67,69 @@ class ReadsReferences(Protocol):
         ...
 
 
-@attrs.frozen(kw_only=True, eq=False)
+class WorkKind(enum.Enum):
+    """What kind of call runs functions of users: whose the errors are that these meet depends on it."""
+
+    COMPUTATION = "computation"
+    CLOSURE = "closure"
+    METHOD = "method"
+
+
+class SystemScope:
+    """What one system adds to the scope of its work; deriving classes are frozen, and only their system reads them."""
+
+    __slots__ = ()
+
+    def of_invocation(self: _E) -> _E | None:
+        """Returns what an invocation inside of the work has of it; by default nothing."""
+        return None
+
+
+_NO_SYSTEMS: Mapping[type[SystemScope], SystemScope] = MappingProxyType({})
+
+
+@attrs.frozen(kw_only=True, eq=False, slots=False)
 class WorkScope:
     """For whom work is done, and how. The default is that of a process which works for itself.
+
+    A scope is made of another one by `replace`, `adding` or `of_invocation`. All of them start from a copy of the
+    whole, so that a field that is added here reaches everything.
 
     Attributes:
       caller: Whose work it is, by token or address; empty where callers cannot be told apart.
       origin: Where it came from, a connection or a session; tells callers apart where `caller` does not.
+      kind: What kind of call it is.
       policy: Which leaves a service lets its clients bring; `None` where work is the process's own.
       max_steps: The most steps of a computation once its calls are unfolded: a few kilobytes can unfold to any number.
       leaves: What a service has loaded ahead; `None` where executors load leaves themselves.
       environment: Entered by a thread of a pool around each piece of work; it puts the language's context stack in
         order, so that a computation called inside a leaf finds a context.
-      abandoned: Counts and bounds abandoned work; `None` where there is no bound but that of each pool.
+      abandoned: The `AbandonedWork` that bounds what goes on although it was cancelled; `None` where there is no bound
+        but that of each pool.
       progress: Counts clients; `None` where nobody wants to know.
-      losses: Where workers ended during the invocation; `None` where nobody tries again.
+      losses: The `LostRanges` of the invocation: where workers ended; `None` where nobody tries again.
       span: Where in a call it is, for those who watch; none where nobody does.
-      worker_index: Which of its client's workers runs it; `None` where these have no numbers.
-      kept: What functions keep for later calls of the same client; `None` where nothing of clients is kept.
       calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
-      data_roots: The folders below which datasets may read files; `None` for all of them.
       cores: On how many cores it computes at the same time at most; `None` for all that the process may use.
-      is_method: Whether it is the work of a registered method.
-      loop: The event loop of executors of another origin that a thread waits for.
-      is_wanted: Returns whether somebody still wants the elements of the dataset that is read; `None` for always.
-      gathered: Bounds what steps of datasets gather; `None` where there is no bound.
-      first_stamp: Returns the stamp that a file had when the pass that is read first opened it, given its path and its
-        stamp now; `None` where each reading of a source is a pass.
-      clock: Tells how long elements of datasets take to make, in seconds; a simulation has its own.
+      systems: What systems add, by its class.
     """
 
     caller: str = ""
     origin: str = ""
+    kind: WorkKind = WorkKind.COMPUTATION
     policy: CarrierPolicy | None = None
     max_steps: int = MAX_STEPS
     leaves: "LoadedLeaves | None" = None
     environment: Environment = contextlib.nullcontext
-    abandoned: Abandoned | None = None
+    abandoned: Any = None
     progress: ClientCounter | None = None
-    losses: Losses | None = None
+    losses: Any = None
     span: Span = NO_SPAN
-    worker_index: int | None = None
-    kept: MutableMapping[str, Any] | None = None
     calls_with: Any = None
     reads: ReadsReferences | None = None
-    data_roots: tuple[str, ...] | None = None
     cores: int | None = None
-    is_method: bool = False
-    loop: asyncio.AbstractEventLoop | None = None
-    is_wanted: Callable[[], bool] | None = None
-    gathered: GatheredBytes | None = None
-    first_stamp: Callable[[str, tuple[int, ...]], tuple[int, ...]] | None = None
-    clock: Callable[[], float] = time.perf_counter
+    systems: Mapping[type[SystemScope], SystemScope] = _NO_SYSTEMS
 
     @property
     def owner(self) -> str:
@@ -192,32 +147,45 @@ class WorkScope:
 
         So it is for others' work, and for a coordinator's, which runs on a loop that others need.
         """
-        return self.is_for_others or self.worker_index is not None
+        return self.is_for_others or self.kind is WorkKind.CLOSURE
 
-    def of_invocation(self, environment: Environment, losses: Losses, span: Span) -> "WorkScope":
+    def replace(self, **changes: Any) -> "WorkScope":
+        """Returns this scope with other values in some fields.
+
+        Each call and each invocation makes one: `attrs.evolve` would take ten times as long.
+        """
+        scope = object.__new__(WorkScope)
+        fields = vars(scope)
+        fields.update(vars(self), **changes)
+        assert len(fields) == _FIELDS, f"Expected fields of a scope, found {', '.join(changes)}"
+        return scope
+
+    def adding(self, *systems: SystemScope) -> "WorkScope":
+        """Returns this scope with what systems add, in place of what the same systems had added."""
+        return self.replace(systems={**self.systems, **{type(system): system for system in systems}})
+
+    def of(self, system: type[_E]) -> _E | None:
+        """Returns what a system has added; `None` if it has added nothing."""
+        return cast("_E | None", self.systems.get(system))
+
+    def of_invocation(self, environment: Environment, losses: Any, span: Span) -> "WorkScope":
         """Returns the scope of an invocation that begins in this one; clients outside of it do not count there."""
-        return WorkScope(  # `attrs.evolve` takes three times as long, and small invocations are many
-            caller=self.caller,
-            origin=self.origin,
-            policy=self.policy,
-            max_steps=self.max_steps,
-            leaves=self.leaves,
+        systems = self.systems
+        if systems:
+            inside = [found for system in systems.values() if (found := system.of_invocation()) is not None]
+            systems = {type(system): system for system in inside}
+        return self.replace(
+            kind=WorkKind.COMPUTATION,
             environment=environment,
-            abandoned=self.abandoned,
+            progress=None,
             losses=losses,
             span=span,
-            calls_with=self.calls_with,
-            reads=self.reads,
-            data_roots=self.data_roots,
-            cores=self.cores,
-            is_wanted=self.is_wanted,
-            gathered=self.gathered,
-            clock=self.clock,
+            systems=systems,
         )
 
     def under(self, policy: CarrierPolicy) -> "WorkScope":
         """Returns the same scope with another policy, under which nothing has been loaded ahead."""
-        return attrs.evolve(self, policy=policy, leaves=None)
+        return self.replace(policy=policy, leaves=None)
 
     @contextlib.contextmanager
     def entered(self) -> Generator["WorkScope", None, None]:
@@ -230,6 +198,7 @@ class WorkScope:
             _scope.set(outer)  # not reset(): a coroutine may have moved to a loop, with a context of its own
 
 
+_FIELDS = len(attrs.fields(WorkScope))
 _OF_THIS_PROCESS = WorkScope()
 _scope: contextvars.ContextVar[WorkScope] = contextvars.ContextVar("work_scope", default=_OF_THIS_PROCESS)
 

@@ -32,7 +32,7 @@ from fedstack.computations.plan.node_places import (
     is_zip_or_broadcast,
     made_anew,
 )
-from fedstack.computations.plan.program import Expression, Join, LeafSource, Pick, ProgramBuilder, Slot, closed_program
+from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
 from fedstack.computations.plan.sole_readers import read_by_one
 from fedstack.computations.plan.tasks import (
     Fold,
@@ -72,13 +72,6 @@ def only_task(function: Function) -> ServerTask | None:
     if not isinstance(task, ServerTask) or result != Slot(task.target) or any(one != Slot(0) for one in task.inputs):
         return None
     return None if contains_federated(type_of(function.result)) else task
-
-
-@made_once
-def calls_functions_only(function: Function) -> bool:
-    """Returns whether a computation is one piece of server work, and that calls leaf functions and nothing else."""
-    task = only_task(function)
-    return task is not None and all(isinstance(step.operation, LeafSource) for step in task.program.steps)
 
 
 @made_once

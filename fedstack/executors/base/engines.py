@@ -94,20 +94,6 @@ class Engine(abc.ABC):
         """Runs a function and returns the payload of its whole result."""
         return await self.begin(function).pull((), argument)
 
-    def on_this_thread(self, function: Function) -> Callable[[object], object] | None:
-        """Returns what runs a function that only calls leaf functions on the thread that calls it.
-
-        For whoever runs one function again and again, and has a thread for each run: nothing is looked up any more.
-        An engine that does something of its own in `run_once` has none.
-
-        Returns:
-          It takes the payload of the argument, and returns that of the result; `None` where nothing runs so.
-
-        Raises:
-          LoadNeeded: See `ProgramEngine.link`.
-        """
-        return None
-
     def over(self, wrap: "Callable[[ProgramEngine], ProgramEngine]") -> "Engine | None":
         """Returns the engine with something else in place of what runs its programs; `None` if they run elsewhere."""
         return None

@@ -4,12 +4,10 @@ A call is a `Frame`: the traced function, what it is called with, and what has b
 pulled or members of it; what two members need runs once.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import cast
 
 from fedstack.computations.plan.graph import Callee, Pack, Parameter, Scope, Symbol
-from fedstack.computations.plan.schedule import calls_functions_only
 from fedstack.computations.types.language import FunctionType, StructType, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_function, fields_of
 from fedstack.executors.base.engines import Engine, FunctionRun
@@ -19,7 +17,7 @@ from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner, Ve
 from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
 from fedstack.executors.concurrency.leaf_threads import runs_inline
 from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.executors.concurrency.sync_driver import need_event_loop, run_at_once
+from fedstack.executors.concurrency.sync_driver import need_event_loop
 
 # So many values are pulled side by side.
 _AT_ONCE = 1000
@@ -34,14 +32,6 @@ class LazyValue(VerbValue):
     def is_known(self) -> bool:
         """Whether nothing has to run for its payload any more."""
         return False
-
-    def begin(self) -> "asyncio.Future[object] | None":
-        """Begins to run what it needs on a thread of its own; `None` if that has to wait for something, or has begun.
-
-        Returns:
-          The payload, on the running loop.
-        """
-        return None
 
     def member(self, position: int, type_spec: Type) -> "LazyValue":
         """Returns the member of a struct value, without running anything."""
@@ -139,10 +129,6 @@ class CallValue(LazyValue):
     def is_known(self) -> bool:
         return self._frame.has_run
 
-    def begin(self) -> "asyncio.Future[object] | None":
-        self._executor.check_open()
-        return None if self._path else self._frame.begin()
-
     async def pull(self) -> object:
         self._executor.check_open()
         return await self._frame.pull(self._path)
@@ -190,18 +176,7 @@ class Frame:
             part = self._parts[path] = LazyTask(lambda: owner()._run(path))
         return await part.get()
 
-    def begin(self) -> "asyncio.Future[object] | None":
-        """Begins to run the call on one thread from end to end, if all that has to run is functions."""
-        threads, argument = self._engine.leaf_threads, self._argument
-        if threads is None or self._parts or self._whole.has_begun or not (argument is None or argument.is_known):
-            return None
-        if not calls_functions_only(self._call.function):
-            return None
-        outcome = self._whole.begin_on(threads, lambda: run_at_once(self._run(())))
-        outcome.add_done_callback(self._let_go)
-        return outcome
-
-    def _let_go(self, _: object = None) -> None:
+    def _let_go(self) -> None:
         """Drops what it takes to run, once there is a result: of a chain of calls each would keep the one before."""
         if self._whole.has_value:
             self._argument = self._called = self._call.members = self._run_in_parts = None

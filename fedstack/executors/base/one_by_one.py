@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import attrs
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import (
@@ -38,6 +38,13 @@ from fedstack.executors.folds.sinks import Sink
 _T = TypeVar("_T")
 
 
+@attrs.frozen(eq=False)
+class _DrivenScope(SystemScope):
+    """The loop on which the verbs are driven, while a thread of ours waits for them."""
+
+    loop: asyncio.AbstractEventLoop
+
+
 class _ForeignLeaf(BoundOperation):
     """A computation embedded in a foreign executor; a thread calls it and waits while the loop drives the verbs."""
 
@@ -60,7 +67,8 @@ class _ForeignLeaf(BoundOperation):
         # Here, on a thread: it may be a stream, whose elements other calls of this executor make.
         given = None if self.parameter is None else to_elements(argument, self.parameter)
         try:
-            result = _wait(self._call(given), current_scope().loop or self._loop())
+            driven = current_scope().of(_DrivenScope)
+            result = _wait(self._call(given), self._loop() if driven is None else driven.loop)
         except FedstackError as error:
             if client is None or isinstance(error, RetryableError):
                 raise
@@ -139,7 +147,7 @@ class ForeignEngine(ProgramEngine):
 
     async def _on_thread(self, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
         await need_event_loop()
-        with attrs.evolve(current_scope(), loop=asyncio.get_running_loop()).entered():
+        with current_scope().adding(_DrivenScope(asyncio.get_running_loop())).entered():
             return await self._threads.run(work, cancel)
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:

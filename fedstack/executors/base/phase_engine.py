@@ -115,9 +115,6 @@ class PhaseEngine(Engine, PhaseRunner):
     def leaf_threads(self) -> LeafThreads | None:
         return self.server.leaf_threads
 
-    def on_this_thread(self, function: Function) -> Callable[[object], object] | None:
-        return self.server.on_this_thread(function)
-
     def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseEngine | None":
         return None
 

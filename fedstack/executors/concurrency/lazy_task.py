@@ -7,10 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import FedstackError
-from fedstack.executors.concurrency.jobs import Job
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
-from fedstack.transport.peers.loop_calls import outcome_of
+from fedstack.executors.concurrency.leaf_threads import runs_inline
+from fedstack.foundations.traceback_filter import without_own_frames
 
 _T = TypeVar("_T")
 _O = TypeVar("_O")
@@ -27,13 +25,11 @@ class LazyTask(Generic[_T]):
     When the last of those who wait is cancelled, so is the coroutine; it then counts as never started.
     """
 
-    __slots__ = ("_error", "_job", "_start", "_task", "_threads", "_value", "_waiting")
+    __slots__ = ("_error", "_start", "_task", "_value", "_waiting")
 
     def __init__(self, start: Callable[[], Coroutine[Any, Any, _T]]) -> None:
         self._start: Callable[[], Coroutine[Any, Any, _T]] | None = start
         self._task: asyncio.Task[None] | None = None
-        self._threads: LeafThreads | None = None
-        self._job: Job[_T] | None = None
         self._value: _T | None = None
         self._error: Exception | None = None
         self._waiting = 0
@@ -41,51 +37,12 @@ class LazyTask(Generic[_T]):
     @property
     def done(self) -> bool:
         """Whether the outcome is known."""
-        job = self._job
-        if job is not None and job.done():
-            self._take(job)
         return self._start is None
 
     @property
     def has_value(self) -> bool:
         """Whether the outcome is known, and is no error."""
         return self.done and self._error is None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it runs, or has."""
-        return self._job is not None or self._task is not None or self._start is None
-
-    def begin_on(self, threads: LeafThreads, work: Callable[[], _T]) -> "asyncio.Future[_T]":
-        """Does the work of the coroutine on a thread, where it has to wait for nothing.
-
-        Returns:
-          The outcome, on the running loop. Whoever has it waits for it, until it is there or is cancelled.
-        """
-        self._threads, self._job = threads, threads.submit(work)
-        return self._joined(self._job)
-
-    def _joined(self, job: Job[_T]) -> "asyncio.Future[_T]":
-        outcome = outcome_of(job)
-        self._waiting += 1
-
-        def left(_: object) -> None:
-            self._waiting -= 1
-            if not self._waiting and self._job is job and self._threads is not None and not job.done():
-                self._job = None
-                self._threads.give_up(job)
-
-        outcome.add_done_callback(left)
-        outcome.add_done_callback(consume_exception)
-        return outcome
-
-    def _take(self, job: Job[_T]) -> None:
-        """Keeps what has come of the work on a thread."""
-        try:
-            self._value = job.result()
-        except Exception as error:
-            self._keep(error)
-        self._job = self._start = None
 
     async def get(self) -> _T:
         """Returns the value, running the coroutine if nobody has yet.
@@ -96,8 +53,6 @@ class LazyTask(Generic[_T]):
         if not self.done:
             if runs_inline():
                 await self._run()
-            elif self._job is not None:
-                await self._wait_for(self._job)
             else:
                 await self._wait()
         if self._error is not None:
@@ -121,15 +76,6 @@ class LazyTask(Generic[_T]):
     def _keep(self, error: Exception) -> None:
         # What nobody has foreseen keeps its frames for the log. The others may never be asked for.
         self._error = without_own_frames(error) if isinstance(error, FedstackError) else error
-
-    async def _wait_for(self, job: Job[_T]) -> None:
-        outcome = self._joined(job)
-        try:
-            await asyncio.wait([outcome])
-        finally:
-            outcome.cancel()
-        if self._job is job:  # else somebody else has, and its error is not to be raised twice
-            self._take(job)
 
     async def _wait(self) -> None:
         if self._task is None:

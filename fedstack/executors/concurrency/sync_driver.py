@@ -37,14 +37,20 @@ async def need_event_loop() -> None:
 
 
 def run_at_once(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Runs a coroutine that waits for nothing on the current thread, leaf work in it too."""
+    """Runs a coroutine to its end on the current thread, leaf work in it too. Where it asks for a loop it gets none."""
     try:
         with RunInline():
-            coroutine.send(None)
+            while True:
+                _check_request(coroutine, coroutine.send(None))
     except StopIteration as end:
         return end.value
-    coroutine.close()
-    raise RuntimeError("Expected a coroutine that waits for nothing, found one that does")
+
+
+def _check_request(coroutine: Coroutine[Any, Any, Any], awaited: object) -> None:
+    """Checks that what a coroutine awaits outside of a loop is one."""
+    if not isinstance(awaited, _LoopRequest):
+        coroutine.close()
+        raise RuntimeError(f"Expected a request for an event loop, found {awaited!r} awaited without one")
 
 
 async def wait(seconds: float) -> None:
@@ -110,19 +116,13 @@ class SyncDriver:
             return self._finish(coroutine)
         # Variables that the coroutine sets are its own: once it has moved it could not unset them here.
         context = contextvars.copy_context()
-        with RunInline():
-            try:
-                while True:
-                    request = context.run(coroutine.send, None)
-                    if not isinstance(request, _LoopRequest):
-                        coroutine.close()
-                        raise RuntimeError(
-                            f"Expected a request for an event loop, found {request!r} awaited without one"
-                        )
-                    if self.allow_loop:
-                        break
-            except StopIteration as stop:
-                return stop.value
+        if not self.allow_loop:
+            return context.run(run_at_once, coroutine)
+        try:
+            with RunInline():
+                _check_request(coroutine, context.run(coroutine.send, None))
+        except StopIteration as stop:
+            return stop.value
         return context.run(self._finish, _continue(coroutine))
 
     def _finish(self, coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -5,8 +5,7 @@ from fedstack.service.cluster.server_config import ServerConfig, checked_config
 from fedstack.service.cluster.task import Task, task_of
 from fedstack.service.data.clients.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.rpc.method_service import MethodService
-from fedstack.service.rpc.registering import RegistersMethods
+from fedstack.service.rpc.method_service import MethodService, RegistersMethods
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.listening import place_of
 from fedstack.service.server.owned_server import OwnedServer

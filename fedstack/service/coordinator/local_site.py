@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-import attrs
-
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import WorkKind, current_scope
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, ExecutorValue, RetryableError
 from fedstack.executors.base.verb_executor import pull
 from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.service.coordinator.scheduling.closures import Place
 from fedstack.service.coordinator.sites import Held, Outcomes, Site, Values
+from fedstack.service.executor.sessions.session import ClosureScope
 
 
 class LocalSite(Site):
@@ -26,7 +25,7 @@ class LocalSite(Site):
     def __init__(self, factory: ExecutorFactory, place: Place, values: Values) -> None:
         super().__init__(place, values)
         self._factory = factory
-        self._scope = attrs.evolve(current_scope(), worker_index=place.index, kept={})
+        self._scope = current_scope().replace(kind=WorkKind.CLOSURE).adding(ClosureScope(place.index, {}))
         self._tasks: dict[ExecutorValue, asyncio.Task[object]] = {}
         self._give_back: dict[Executor, Callable[[], None]] = {}
 

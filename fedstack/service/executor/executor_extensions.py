@@ -1,6 +1,5 @@
 """Serves what fedstack's own clients can do beyond the executor service: leases, chosen ids, values of any size."""
 
-import asyncio
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +17,13 @@ from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.received import Received, receive
+from fedstack.executors.worker.work import Work
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.creations import Creations
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
-from fedstack.service.executor.requests import beats, control, in_turns
+from fedstack.service.executor.requests import control, in_turns
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session
@@ -92,7 +92,7 @@ class ExecutorExtensions:
         lease = min(request.lease_seconds, longest) if request.lease_seconds > 0 else longest
         session = self._core.open(cardinalities_of(request.cardinalities), lease)
         if request.HasField("worker_index"):
-            session.worker_index = request.worker_index
+            session.closures = attrs.evolve(session.closures, worker_index=request.worker_index)
         return messages.OpenSessionResponse(executor=ExecutorId(id=session.id), lease_seconds=lease)
 
     async def renew_lease(self, request: messages.RenewLeaseRequest) -> messages.RenewLeaseResponse:
@@ -139,8 +139,8 @@ class ExecutorExtensions:
             work = self._computed(session, value_id, packer, progress)
         else:
             work = self._evaluated(session, received, packer, progress)
-        running = asyncio.ensure_future(self._core.run(session, work))
-        async for beat in beats(running, progress, self._core.limits):
+        running = Work(self._core.run(session, work))
+        async for beat in running.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
         yield self._parcel(running.result(), packer)
         session.delivered(value_id)
@@ -165,7 +165,10 @@ class ExecutorExtensions:
         pull = self._core.pull(session, value_id)
         progress.watch(pull.progress)
         await pull.wait()
-        return await held_values.written(session.find(value_id), pull.result(), functools.partial(_answer_of, packer))
+        type_spec = session.find(value_id).type_signature
+        return await held_values.written(
+            session.executor, pull.result(), type_spec, functools.partial(_answer_of, packer)
+        )
 
     async def start(self, incoming: Incoming) -> Answers:
         """Creates values of any size, and runs some of them."""
@@ -182,8 +185,8 @@ class ExecutorExtensions:
             outcomes = await self._starts.run(session, [ref.id for ref in request.value_ref], progress)
             return messages.StartResponse(outcome=outcomes, differing_module=self._differing(request.creation))
 
-        running = asyncio.ensure_future(self._core.run(session, create_and_run()))
-        async for beat in beats(running, progress, self._core.limits):
+        running = Work(self._core.run(session, create_and_run()))
+        async for beat in running.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
         yield Parcel(running.result().SerializeToString())
 
@@ -194,15 +197,15 @@ class ExecutorExtensions:
         async def receive_and_run() -> Parcel:
             received = await receive(incoming, messages.PhaseRequest)
             progress.span = read_span(received.message.span)
-            set_scope(attrs.evolve(current_scope(), progress=progress, span=progress.span))  # of this task only
+            set_scope(current_scope().replace(progress=progress, span=progress.span))  # of this task only
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
             return await self._core.run(session, run_phase(self._core, session, received))
 
-        work = asyncio.ensure_future(receive_and_run())
-        async for beat in beats(work, progress, self._core.limits):
+        work = Work(receive_and_run())
+        async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
-        set_scope(attrs.evolve(current_scope(), span=progress.span))  # for what is logged if it has failed
+        set_scope(current_scope().replace(span=progress.span))  # for what is logged if it has failed
         yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:

@@ -118,7 +118,7 @@ class ExecutorGroup:
         value = session.find(value_id)
         pull = self._core.pull(session, value_id)
         await pull.wait()
-        content = await held_values.written(value, pull.result(), _response)
+        content = await held_values.written(session.executor, pull.result(), value.type_signature, _response)
         session.delivered(value_id)
         return content
 

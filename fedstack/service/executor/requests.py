@@ -10,14 +10,9 @@ from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import Type
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
-from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.worker.received import Received
-from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.service.limits.limits import ServiceLimits
 from fedstack.transport.peers.methods import UnaryMethod
-from fedstack.transport.wire.frames import Heartbeat
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
@@ -107,31 +102,3 @@ async def read_value(
         check(size)
     await received.fill_next(unpacker)
     return payload, type_spec, size
-
-
-async def beats(
-    work: "asyncio.Future[_T]", progress: ProgressCounts, limits: ServiceLimits
-) -> AsyncIterator[Heartbeat]:
-    """Yields a heartbeat now and then until work is done, and cancels it when nobody listens any more.
-
-    They come as often as the limits say, and sooner where there is something to tell.
-    """
-    work.add_done_callback(consume_exception)
-    loop = asyncio.get_running_loop()
-    between = limits.heartbeat_seconds
-    look = min(_LOOK_SECONDS, between)
-    told, due = None, loop.time() + between
-    try:
-        while not work.done():
-            await asyncio.wait([work], timeout=look)
-            if work.done():
-                break
-            pieces = progress.work()
-            found = progress.done, progress.running, progress.failures
-            news = (*found, *((piece.first_client, piece.function) for piece in pieces))
-            if news != told or loop.time() + look / 2 >= due:
-                told, due = news, loop.time() + between
-                yield Heartbeat(*found, tuple(pieces))
-    except BaseException as error:
-        await end_all([work], error)
-        raise

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
-import attrs
-
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.contexts.invocation import telling_path
 from fedstack.executors.base.verb_values import VerbValue
@@ -40,7 +38,7 @@ class Starts:
         outcomes: list[StartResponse.Outcome] = []
         pulls: dict[str, SharedComputation] = {}
         now, together = asyncio.get_running_loop().time(), ToldCounts()
-        set_scope(attrs.evolve(current_scope(), progress=together))  # of this task only
+        set_scope(current_scope().replace(progress=together))  # of this task only
         for value_id in dict.fromkeys(values):
             try:
                 pulls[value_id] = pull = self._core.pull(session, value_id, together)

@@ -2,18 +2,20 @@
 
 import difflib
 import inspect
+import math
+import numbers
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.foundations.number_checks import check_bool
 from fedstack.foundations.traceback_filter import without_own_frames
-from fedstack.service.rpc.arguments import check_layer, seconds_of
 from fedstack.service.rpc.method_calls import Arguments, MethodCalls, Prepared, check_method_name, prepare
-from fedstack.service.rpc.method_table import BLOCKING
+from fedstack.service.rpc.method_table import BLOCKING, check_layer
 from fedstack.service.rpc.signatures import Signature
 from fedstack.service.rpc.status_or_result import StatusOrResult
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -67,7 +69,7 @@ class Client(ClosesOnExit):
           InvalidValueError: If the layer is another one, or the address is none, or of several servers.
         """
         check_layer(rpc_layer)
-        seconds = seconds_of(timeout_in_ms)
+        seconds = _seconds_of(timeout_in_ms)
         check_bool("wait_for_ready", wait_for_ready)
         stubs = make_stubs(address, credentials)
         if len(stubs) != 1:
@@ -100,7 +102,7 @@ class Client(ClosesOnExit):
         Raises:
           DeadlineExceededError: If it does not answer in time.
         """
-        self._calls.io.run_sync(self._calls.learn(seconds_of(timeout_in_ms, self._seconds)))
+        self._calls.io.run_sync(self._calls.learn(_seconds_of(timeout_in_ms, self._seconds)))
 
     def call(
         self, method_name: str, args: object = None, output_specs: object = None, timeout_in_ms: float = 0
@@ -116,7 +118,7 @@ class Client(ClosesOnExit):
         Raises:
           InvalidValueError: If the name is no text, or the timeout no number.
         """
-        seconds = seconds_of(timeout_in_ms, self._seconds)
+        seconds = _seconds_of(timeout_in_ms, self._seconds)
         by_name: Mapping[str, object] = {}
         by_position: tuple[object, ...] = ()
         if isinstance(args, Mapping):
@@ -167,7 +169,7 @@ class Client(ClosesOnExit):
 
         def call(*args: object, timeout_in_ms: float = 0, **kwargs: object) -> object:
             try:
-                seconds = seconds_of(timeout_in_ms, self._seconds)
+                seconds = _seconds_of(timeout_in_ms, self._seconds)
                 arguments = Arguments(signature.name, args, kwargs)
                 if is_blocking and not self._calls.io.is_current():
                     return self._calls.call_blocking(arguments, self._prepared(arguments), seconds)
@@ -207,6 +209,18 @@ class Client(ClosesOnExit):
     def __repr__(self) -> str:
         name = f" {self._name!r}" if self._name else ""
         return f"<rpc.Client{name} of {self.target}{', closed' if self._closed else ''}>"
+
+
+def _seconds_of(timeout_in_ms: float, default: float = 0.0) -> float:
+    """Returns a timeout in seconds, where 0 is none: the default for 0 milliseconds, none for a negative number.
+
+    Raises:
+      InvalidValueError: If it is no number.
+    """
+    found: object = timeout_in_ms
+    if isinstance(found, bool) or not isinstance(found, numbers.Real) or math.isnan(found):
+        raise InvalidValueError(f"Expected timeout_in_ms as a number, found {describe(found)}")
+    return max(0.0, float(timeout_in_ms) / 1000) if timeout_in_ms else default
 
 
 def _end(calls: MethodCalls) -> None:

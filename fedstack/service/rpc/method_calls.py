@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
@@ -24,9 +25,9 @@ from fedstack.errors import (
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment, joined
 from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, MethodDescription
-from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method
 from fedstack.service.rpc.signatures import Signature, read_signature
 from fedstack.transport.peers.executor_stub import Answer
@@ -36,6 +37,7 @@ from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.status import Code
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
+_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 _READY_SECONDS = 0.25
 _LOOK_SECONDS = 1.0
@@ -129,15 +131,27 @@ class MethodCalls:
           DeadlineExceededError: If the server does not say so in time.
           WorkerUnavailableError: If it is not there then.
         """
-        what, due = "a list of its methods", self.io.time() + seconds
+        await self._in_time("a list of its methods", self._learn(), seconds, self.io.time() + seconds)
+
+    async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, due: float) -> _T:
+        """Awaits work until a time, `seconds` after it was asked for; 0 for any time."""
+        if not seconds:
+            return await work
         try:
-            await within(seconds, self._learn(), lambda: self._late(what, seconds))
-        except DeadlineExceededError:
+            return await Deadline(self._left(due)).wait(work, lambda: self._late(what, seconds))
+        except DeadlineExceededError:  # the server may have been the first to say so
             if self.io.time() < due:
                 raise
             raise await self._why_late(what, seconds) from None
 
-    async def call(self, arguments: Arguments, prepared: Prepared | None, seconds: float, due: float = 0.0) -> object:
+    async def call(
+        self,
+        arguments: Arguments,
+        prepared: Prepared | None,
+        seconds: float,
+        due: float = 0.0,
+        answer: Answer | None = None,
+    ) -> object:
         """Calls a method and returns its result.
 
         Args:
@@ -145,28 +159,22 @@ class MethodCalls:
           prepared: The same for a signature that is known; `None` if none is.
           seconds: How long it may take; 0 for any time.
           due: When that time is over, for a call that has begun already; by default it begins now.
+          answer: Where the answer will come from, for a call that has arrived already.
         """
         if self._closed:
             raise self._closed_error()
         self._running += 1
         try:
-            if not seconds:
-                return await self._call(arguments, prepared, 0.0)
-            due, what = due or self.io.time() + seconds, _answer_of(arguments.name)
-            work = self._call(arguments, prepared, due)
-            try:
-                return await within(self._left(due), work, lambda: self._late(what, seconds))
-            except DeadlineExceededError:
-                if self.io.time() < due:
-                    raise
-                raise await self._why_late(what, seconds) from None  # the server may have been the first to say so
+            due = (due or self.io.time() + seconds) if seconds else 0.0
+            work = self._call(arguments, prepared, due, answer)
+            return await self._in_time(_answer_of(arguments.name), work, seconds, due)
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()
 
     def call_blocking(self, arguments: Arguments, prepared: Prepared | None, seconds: float) -> object:
-        """Does what `call` does, and waits for the result, on the caller's thread as far as that can be done.
+        """Does what `call` does, and waits for the result; a small call is made on the caller's thread.
 
         Args and errors are those of `call`.
         """
@@ -174,17 +182,12 @@ class MethodCalls:
         answer = None
         if prepared is not None and self._is_ready:
             answer = self._asked(prepared, seconds)
-        if prepared is not None and answer is not None:
-            result = self._result_of(prepared, answer)
             if isinstance(answer, Parcel):  # there is nothing to wait for
-                found = run_at_once(result)
-            else:
-                late = lambda: self._late(_answer_of(arguments.name), seconds)  # noqa: E731
-                found = self.io.run_sync(within(self._left(due), result, late))
-            if not isinstance(found, MethodDescription):
-                return found
-            # The server was started anew, and has another method under the name: as `call` finds out.
-        return self.io.run_sync(self.call(arguments, prepared, seconds, due))
+                found = run_at_once(self._result_of(prepared, answer))
+                if not isinstance(found, MethodDescription):
+                    return found
+                answer = None  # the server was started anew, and has another method under the name
+        return self.io.run_sync(self.call(arguments, prepared, seconds, due, answer))
 
     def _left(self, due: float) -> float:
         """Returns how long there is until a time; 0, which is any time, if there is none."""
@@ -218,7 +221,7 @@ class MethodCalls:
             "what keeps it busy"
         )
 
-    async def _call(self, arguments: Arguments, prepared: Prepared | None, due: float) -> object:
+    async def _call(self, arguments: Arguments, prepared: Prepared | None, due: float, answer: Answer | None) -> object:
         signature = self.signatures.get(arguments.name) if prepared is None else prepared.signature
         if signature is None:
             await self._learn()  # it may be new
@@ -231,22 +234,22 @@ class MethodCalls:
             if not self._is_ready:
                 await self._reach()
             try:
-                result = await self._invoke(prepared, due)
+                result = await self._result_of(prepared, answer or await self._sent(prepared, due))
             except WorkerUnavailableError as error:
                 self._is_ready = False
                 if not never_arrived(error):
                     raise
                 continue
+            answer = None
             if not isinstance(result, MethodDescription):
                 return result
             # The server was started anew, and has another method under the name.
             signature = read_signature(result)
             self.signatures = {**self.signatures, arguments.name: signature}
 
-    async def _invoke(self, prepared: Prepared, due: float) -> object:
+    async def _sent(self, prepared: Prepared, due: float) -> Parcel | Answer:
         request = self._checked(prepared, self._left(due))
-        answer = await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
-        return await self._result_of(prepared, answer)
+        return await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
 
     def _checked(self, prepared: Prepared, seconds: float) -> InvokeRequest:
         """Returns the message of a call that is not too large, with how long it may take; 0 for any time."""

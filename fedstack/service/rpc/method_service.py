@@ -1,47 +1,35 @@
 """Serves methods: computations under names, which the stack of an executor service runs for whoever calls."""
 
-import asyncio
 import functools
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-
-import attrs
 
 from fedstack._version import __version__
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.declared_types import ParameterTypes
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
-from fedstack.computations.plan.plan import plans
+from fedstack.computations.leaves.work_scope import WorkKind, current_scope, set_scope
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
-from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.federated_values import count_clients
-from fedstack.contexts.invocation import tell_path, telling_path
-from fedstack.errors import DeadlineExceededError, FedstackError, WorkerUnavailableError
-from fedstack.executors.base.engines import LoadNeeded
-from fedstack.executors.base.verb_executor import VerbExecutor, pull
-from fedstack.executors.concurrency.jobs import Job
+from fedstack.errors import WorkerUnavailableError
+from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
+from fedstack.executors.worker.work import Work
 from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2
 from fedstack.proto.extensions_pb2 import GetStatusResponse
-from fedstack.service.executor.requests import beats, control, read_value
-from fedstack.service.executor.sessions import held_values
+from fedstack.service.executor.requests import control, read_value
+from fedstack.service.executor.sessions.held_values import answered
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.limits import ServiceLimits, add_limits
-from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import Method, MethodTable
 from fedstack.transport.grpc.credentials import ClientCredentials, check_calls_with
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol
-from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.peers.method_stub import METHODS
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
 from fedstack.transport.peers.methods import Method as PeerMethod
@@ -49,12 +37,13 @@ from fedstack.transport.wire.parcels import Incoming, Parcel
 
 # As many calls may wait for each other inside of functions; threads that only wait cost little.
 _MOST_AT_ONCE = 256
-_SOON_SECONDS = 1.0
-_LEAST_SECONDS = 1e-6
 
 
 class MethodService(Service):
     """Runs registered methods on the executors of a factory.
+
+    There are two ways: on the event loop, for methods that are registered as `inline`, and as `Work`, which chooses the
+    thread.
 
     Clients can call what is registered and nothing else: no code travels.
 
@@ -76,12 +65,10 @@ class MethodService(Service):
         self._core = ServiceCore(
             factory or local_executor_factory(), limits or ServiceLimits(), CarrierPolicy(), calls_with=calls_with
         )
-        self._give_back: Callable[[], None] | None = None
         self._table = MethodTable()
-        self._here = SyncDriver(allow_loop=False)
         self._threads = LeafThreads(_MOST_AT_ONCE, for_others=_MOST_AT_ONCE // 2)
-        self._functions: dict[Method, Callable[[object], object]] = {}
         self._no_clients = ProgressCounts()
+        self._give_back = _keep
         self._draining = False
 
     def register(
@@ -130,7 +117,7 @@ class MethodService(Service):
         return response
 
     async def invoke(self, incoming: Incoming) -> Answers:
-        """Calls a method."""
+        """Calls a method: reads the argument, runs the method on it, and writes the answer."""
         received = await receive(incoming, methods_pb2.InvokeRequest)
         request = received.message
         method = self._table.find(request.method)
@@ -141,64 +128,24 @@ class MethodService(Service):
             return
         with method.calls.counted():
             payload = await self._argument(method, received)
-            self._core.work_for(current_scope().origin, is_method=True)
-            chunking, seconds = self._core.limits.chunking, request.timeout_seconds
-            packer = Packer(chunking.large_bytes)
-            at_hand = self._at_hand if method.is_leaf else None
+            self._core.work_for(current_scope().origin, WorkKind.METHOD)
+            packer = self._core.packer()
             progress = ProgressCounts() if method.has_clients else self._no_clients
-            given = deque([payload])  # whoever takes it out is the only one to have it
-            del payload
-            answer = functools.partial(self._answer, method, given, packer, progress)
-            if method.inline:
-                header = answer()
-            else:
-                if at_hand is None:
-                    work = self._run(method, given.pop(), packer, progress)
-                else:
-                    # One function cannot be stopped in any case: on one thread from argument to answer it is soonest.
-                    job = self._threads.submit(answer)
-                    soon = min(_SOON_SECONDS, self._core.limits.heartbeat_seconds)
-                    if seconds > 0.0:  # what is not, NaN too, is any time
-                        soon = min(soon, seconds)
-                        seconds = max(_LEAST_SECONDS, seconds - soon)
-                    if await self._is_done(job, soon):
-                        yield Parcel(job.result(), packer.segments, chunking.chunk_bytes)
-                        return
-                    work = self._outcome(job)
-                allowed = request.timeout_seconds
-                running = asyncio.ensure_future(within(seconds, work, lambda: _late(allowed)))
-                async for beat in beats(running, progress, self._core.limits):
-                    yield beat
-                header = running.result()
-            yield Parcel(header, packer.segments, chunking.chunk_bytes)
-
-    def _answer(self, method: Method, given: "deque[object]", packer: Packer, progress: ProgressCounts) -> bytes:
-        """Runs a method on this thread. Its coroutine is made here: one of a job that never begins would be left."""
-        executor = self._at_hand if method.is_leaf else None
-        if executor is None:
-            return self._here.run(self._run(method, given.pop(), packer, progress), inline=True)
-        try:
-            run = self._function_of(method, executor)
-            if run is not None:
-                return _response(packer, run(given.pop()), method.signature.function.result)
-        except FedstackError as error:
-            tell_path(error, executor)
-            raise
-        return self._here.run(_computed(executor, method, given.pop(), packer), inline=True)
-
-    def _function_of(self, method: Method, executor: VerbExecutor) -> Callable[[object], object] | None:
-        """Returns what runs a method that is one function; `None` where the executor has to."""
-        found = self._functions.get(method)
-        if found is None and executor.engine is not None:
-            if contains_sequence(method.signature.function.result):
-                return None  # streams run code of users, as the executor has it
+            executor, give_back = self._executor_for(method, payload, progress)
+            answer = answered(executor, method.source, payload, functools.partial(_response, packer))
+            del payload  # it is that coroutine's, which drops it before it writes the answer
             try:
-                found = executor.engine.on_this_thread(plans.plan(method.computation))
-            except LoadNeeded:
-                return None  # the way that the first call goes loads it on a thread
-            if found is not None:
-                self._functions[method] = found
-        return found
+                if method.inline and executor is self._at_hand:
+                    header = run_at_once(answer)
+                else:
+                    work = Work(answer, self._threads if method.is_leaf and executor is self._at_hand else None)
+                    heartbeats = work.beats(progress, self._core.limits.heartbeat_seconds, request.timeout_seconds)
+                    async for beat in heartbeats:
+                        yield beat
+                    header = work.result()
+            finally:
+                give_back()
+            yield Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)
 
     async def _argument(self, method: Method, received: Received[methods_pb2.InvokeRequest]) -> object:
         parameter = method.signature.function.parameter
@@ -216,53 +163,28 @@ class MethodService(Service):
         await received.end()
         return payload
 
-    async def _run(self, method: Method, payload: object, packer: Packer, progress: ProgressCounts) -> bytes:
-        """Runs a method and returns the message of the answer; its large arrays are in the packer."""
+    def _executor_for(
+        self, method: Method, payload: object, progress: ProgressCounts
+    ) -> tuple[Executor, Callable[[], None]]:
+        """Returns an executor for a call, whose clients are counted from now on, and what gives it back."""
         parameter = method.signature.function.parameter
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
             self._core.admission.check_clients(clients)
-            set_scope(attrs.evolve(current_scope(), progress=progress))
-        executor, give_back = self._core.sessions.lend({} if clients is None else {CLIENTS: clients})
-        try:
-            if isinstance(executor, VerbExecutor):
-                return await _computed(executor, method, payload, packer)
-            with telling_path(executor):
-                return await self._by_verbs(executor, method, payload, packer)
-        finally:
-            give_back()
+            set_scope(current_scope().replace(progress=progress))
+            return self._core.sessions.lend({CLIENTS: clients})
+        at_hand = self._at_hand
+        return self._core.sessions.lend({}) if at_hand is None else (at_hand, _keep)
 
     @functools.cached_property
     def _at_hand(self) -> VerbExecutor | None:
-        """The executor without clients, lent until the end, if it runs functions on the thread that asks for it."""
+        """The executor without clients, lent until the end, if work there needs no event loop."""
         executor, give_back = self._core.sessions.lend({})
         if isinstance(executor, VerbExecutor) and executor.drives_inline:
             self._give_back = give_back
             return executor
         give_back()
         return None
-
-    async def _is_done(self, job: Job[bytes], seconds: float | None = None) -> bool:
-        """Waits for work on a thread, so many seconds at most, and gives it up if nobody waits any more."""
-        try:
-            return await arrival(job, seconds)
-        except asyncio.CancelledError:
-            self._threads.give_up(job)
-            raise
-
-    async def _outcome(self, job: Job[bytes]) -> bytes:
-        await self._is_done(job)
-        return job.result()
-
-    async def _by_verbs(self, executor: Executor, method: Method, payload: object, packer: Packer) -> bytes:
-        """Runs a method on an executor of another origin."""
-        parameter = method.signature.function.parameter
-        function = await held_values.create_computation(executor, method.computation)
-        argument = None
-        if parameter is not None:
-            argument = await held_values.create_known(executor, payload, parameter)
-        value = await held_values.create_call(executor, function, argument)
-        return await held_values.written(value, await pull(value), functools.partial(_response, packer))
 
     async def report(self, status: GetStatusResponse) -> None:
         status.abandoned_threads += self._core.abandoned.count
@@ -275,35 +197,58 @@ class MethodService(Service):
     async def close(self) -> None:
         """Ends all calls and closes the factory. Idempotent."""
         await self._core.close()
-        if self._give_back is not None:
-            self._give_back()
-            self._give_back = None
-        self._here.close()
+        self._give_back()
+        self._give_back = _keep
         self._threads.close()
 
     def __repr__(self) -> str:
         return f"<MethodService of {counted(len(self._table), 'method')}>"
 
 
-async def _computed(executor: VerbExecutor, method: Method, payload: object, packer: Packer) -> bytes:
-    """Runs a method on an executor of ours."""
-    result = method.signature.function.result
-    try:
-        found = await executor.invoke(method.source, payload)
-        del payload
-        write = functools.partial(_response, packer, found, result)
-        if contains_sequence(result):  # streams run code of users: where that runs
-            return await executor.finish(write, result)
-        return write() if is_quick(found, result) else await off_loop(write)
-    except FedstackError as error:
-        tell_path(error, executor)
-        raise
+class RegistersMethods:
+    """The base of a server with methods.
+
+    Args:
+      methods: The service that runs them.
+    """
+
+    def __init__(self, methods: MethodService) -> None:
+        self._methods = methods
+
+    def register(
+        self,
+        name: str,
+        computation: object,
+        inline: bool = False,
+        *,
+        parameter_types: ParameterTypes = None,
+        result_type: object = None,
+    ) -> None:
+        """Registers a method, before or after the start. Clients that are there find it when they next look for it.
+
+        Args:
+          name: What clients call it. One that is no identifier is reached by `Client.call` only.
+          computation: A computation, leaf or federated, or a Python function.
+          inline: Whether it runs on the server's event loop, where everything else waits meanwhile: for functions of a
+            few microseconds that wait for nothing. They answer sooner by a change of threads.
+          parameter_types: For a Python function, its types: see `fedstack.python_computation`.
+          result_type: For a Python function, what it returns; `()` for nothing. Left out, it is taken from the
+            annotation or else from one call on zeros.
+
+        Raises:
+          InvalidValueError: If the name is taken, or one that clients have themselves.
+          InvalidComputationError: If it is no computation, or types do not fit the function.
+        """
+        self._methods.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the methods."""
+        return self._methods.names
 
 
-def _late(seconds: float) -> DeadlineExceededError:
-    return DeadlineExceededError(
-        f"The call had {seconds:.3g} seconds, and took longer; what it did until then is done; allow more time"
-    )
+def _keep() -> None:
+    """Gives back nothing."""
 
 
 def _response(packer: Packer, payload: object, type_spec: Type) -> bytes:

@@ -1,10 +1,11 @@
 """Keeps the methods of a server by their names, and counts their calls."""
 
+import contextlib
 import difflib
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 
 import attrs
 
@@ -39,16 +40,19 @@ class CallTimes:
         self.running = 0
         self._last: deque[float] = deque(maxlen=_LAST_TIMES)
 
-    def counted(self) -> "_Counted":
+    @contextlib.contextmanager
+    def counted(self) -> Generator[None, None, None]:
         """Counts a call, which is the block."""
-        return _Counted(self)
-
-    def end(self, seconds: float, failed: bool) -> None:
-        """Notes that a call has ended, and how long it took."""
-        self.running -= 1
-        self.failed += failed
-        self.ended += 1
-        self._last.append(seconds)
+        begun, failed = time.perf_counter(), 1
+        self.running += 1
+        try:
+            yield
+            failed = 0
+        finally:
+            self.running -= 1
+            self.failed += failed
+            self.ended += 1
+            self._last.append(time.perf_counter() - begun)
 
     def message(self) -> MethodCalls:
         """Returns what to tell of them."""
@@ -56,22 +60,6 @@ class CallTimes:
         median, p99 = (times[int(share * (len(times) - 1))] if times else 0.0 for share in (0.5, 0.99))
         numbers = {"ended": self.ended, "failed": self.failed, "running": self.running}
         return MethodCalls(**numbers, median_seconds=median, p99_seconds=p99)
-
-
-class _Counted:
-    """A call that is counted."""
-
-    __slots__ = ("_begun", "_times")
-
-    def __init__(self, times: CallTimes) -> None:
-        self._times = times
-
-    def __enter__(self) -> None:
-        self._begun = time.perf_counter()
-        self._times.running += 1
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._times.end(time.perf_counter() - self._begun, kind is not None)
 
 
 def _is_leaf(method: "Method") -> bool:
@@ -165,6 +153,16 @@ class MethodTable:
 
     def __repr__(self) -> str:
         return f"<MethodTable {', '.join(self._methods) or 'empty'}>"
+
+
+def check_layer(rpc_layer: object) -> None:
+    """Checks the name of what calls travel by.
+
+    Raises:
+      InvalidValueError: If it is not the one that there is.
+    """
+    if rpc_layer != "grpc":
+        raise InvalidValueError(f'Expected "grpc" as rpc_layer, found {describe(rpc_layer)}; there is no other one')
 
 
 def unknown_method(name: str, names: Collection[str]) -> str:

@@ -6,9 +6,8 @@ from fedstack.computations.types.language import ExecutorFactory
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import counted
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
-from fedstack.service.rpc.arguments import check_layer
-from fedstack.service.rpc.method_service import MethodService
-from fedstack.service.rpc.registering import RegistersMethods
+from fedstack.service.rpc.method_service import MethodService, RegistersMethods
+from fedstack.service.rpc.method_table import check_layer
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.listening import place_of
 from fedstack.service.server.server_thread import ServerThread

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import attrs
-
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.service.data.datasets.blocks import reading
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 
 _T = TypeVar("_T")
@@ -29,7 +28,7 @@ class SimulatedThreads(LeafThreads):
 
     def submit(self, work: Callable[[], _T]) -> Job[_T]:
         # It takes as long as is drawn, however fast this machine is.
-        with attrs.evolve(current_scope(), clock=self._network.io.time).entered():
+        with reading(current_scope(), clock=self._network.io.time).entered():
             job = Job(work)
         self._free = max(self._free, self._network.io.time()) + self._draw()
         self._network.io.loop.call_at(self._free, job.run)

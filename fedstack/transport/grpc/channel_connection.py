@@ -18,7 +18,7 @@ from fedstack.transport.grpc.grpc_calls import (
     until_not_serving,
 )
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.whole_connection import WholeConnection
+from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.heartbeat import answered
@@ -28,7 +28,7 @@ _MAX_CALLS = 256
 _MAX_UNREAD = 2
 
 
-class ChannelConnection(WholeConnection):
+class ChannelConnection(Connection):
     """A connection over a channel of the user's own. Closing it leaves the channel open.
 
     Such a channel has threads of its own, so its answers are brought to the transport's loop.
@@ -41,6 +41,8 @@ class ChannelConnection(WholeConnection):
     Raises:
       InvalidValueError: If it is a channel of `grpc.aio`.
     """
+
+    sends_wholes = True
 
     def __init__(self, channel: Channel, address: str = "the peer of a channel") -> None:
         if isinstance(channel, grpc.aio.Channel):

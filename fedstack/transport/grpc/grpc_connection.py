@@ -33,7 +33,7 @@ from fedstack.transport.grpc.grpc_calls import (
 )
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.tokens import TOKEN_REFUSED
-from fedstack.transport.grpc.whole_connection import WholeConnection
+from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words, never_arrived
 from fedstack.transport.wire.heartbeat import answered
@@ -52,7 +52,7 @@ _OLD_CALLS_SECONDS = 600.0
 _TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
 
 
-class GrpcConnection(WholeConnection):
+class GrpcConnection(Connection):
     """A connection to one peer. Its coroutines run on the transport's loop.
 
     Args:
@@ -64,6 +64,8 @@ class GrpcConnection(WholeConnection):
       loss: Returns the error to raise for a peer that is known to have ended.
       compression: Whether to take compressed messages. A peer is told, but some compress whatever they are told.
     """
+
+    sends_wholes = True
 
     def __init__(
         self,

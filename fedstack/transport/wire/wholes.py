@@ -1,6 +1,10 @@
 """Writes a parcel as one message, for what is small: the header, and then the bytes of its segments as they are.
 
+Where all parcels went as streams of frames, a small call of a method would take 1.8 times as long, 1.6 times with 32 in
+flight, and one of a megabyte 1.2 times (`benchmarks --only methods`; `whole_calls.py` is the serving half).
+
 Written and read by hand, as protobuf would, for the reason that frames are: bytes are copied once, into the message.
+With protobuf's own copies a megabyte takes 1.5 times as long; what is small is as fast.
 """
 
 from google.protobuf.message import DecodeError

@@ -12,7 +12,14 @@ import pytest
 import fedstack
 from fedstack.computations.leaves import carrier_policy
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import WorkScope, current_policy, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import (
+    SystemScope,
+    WorkKind,
+    WorkScope,
+    current_policy,
+    current_scope,
+    set_scope,
+)
 from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 
@@ -29,7 +36,7 @@ def test_a_process_works_for_itself_unless_somebody_says_otherwise():
 def test_a_scope_holds_for_a_block_and_the_one_before_it_afterwards():
     before = current_scope()
     with WorkScope(caller="one").entered(), pytest.raises(ValueError, match="ended"):
-        with attrs.evolve(current_scope(), origin="there").entered() as inner:
+        with current_scope().replace(origin="there").entered() as inner:
             assert (current_scope(), inner.caller, inner.origin) == (inner, "one", "there")
             raise ValueError("ended")
     assert current_scope() is before
@@ -38,6 +45,48 @@ def test_a_scope_holds_for_a_block_and_the_one_before_it_afterwards():
 def test_a_scope_cannot_be_changed_behind_the_back_of_those_who_have_it():
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         current_scope().caller = "another"  # type: ignore[misc]
+
+
+def test_a_scope_that_is_made_of_another_one_has_all_that_is_not_said_to_differ():
+    marks = {field.name: object() for field in attrs.fields(WorkScope)}
+    scope = WorkScope(**marks)
+    for made, differs in (
+        (scope.replace(), set()),
+        (scope.replace(cores=None, span=None), {"cores", "span"}),
+        (scope.under(CarrierPolicy()), {"policy", "leaves"}),
+        (
+            scope.replace(systems={}).of_invocation(contextlib.nullcontext, None, None),
+            {"kind", "environment", "progress", "losses", "span", "systems"},
+        ),
+    ):
+        assert {name for name, mark in marks.items() if getattr(made, name) is not mark} == differs
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            made.caller = "another"
+    with pytest.raises(AssertionError, match="found corse"):
+        scope.replace(corse=1)
+
+
+@attrs.frozen
+class _Passing(SystemScope):
+    depth: int = 0
+
+    def of_invocation(self):
+        return _Passing(self.depth + 1)
+
+
+@attrs.frozen
+class _Staying(SystemScope):
+    mark: str
+
+
+def test_each_system_has_its_own_in_a_scope_and_says_what_invocations_inside_have_of_it():
+    scope = WorkScope(kind=WorkKind.CLOSURE).adding(_Staying("one"), _Passing())
+    assert (scope.of(_Staying), scope.of(_Passing), WorkScope().of(_Staying)) == (_Staying("one"), _Passing(), None)
+    assert scope.adding(_Staying("two")).of(_Staying) == _Staying("two")
+    assert scope.of(_Staying) == _Staying("one")
+    inside = scope.of_invocation(contextlib.nullcontext, None, None)
+    assert (inside.of(_Staying), inside.of(_Passing)) == (None, _Passing(1))
+    assert (scope.is_contained, inside.is_contained) == (True, False)
 
 
 def test_work_with_a_policy_is_for_others_and_that_policy_is_in_force():

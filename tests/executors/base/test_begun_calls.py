@@ -1,4 +1,4 @@
-"""A call that was begun on a thread runs once, whoever needs it meanwhile."""
+"""A call that has begun runs once, whoever needs it meanwhile."""
 
 import asyncio
 import gc
@@ -46,28 +46,14 @@ async def call(executor: LeafExecutor, function: object, *members: object) -> La
     return made
 
 
-async def test_what_needs_a_call_that_was_begun_waits_for_that(executor):
+async def test_what_needs_a_call_that_runs_waits_for_that(executor):
     first = await call(executor, seven)
     second = await call(executor, added, first, first)
-    begun = first.begin()
-    assert begun is not None
-    assert first.begin() is None, "it has begun"
-    assert second.begin() is None, "it has to wait for the first"
+    begun = asyncio.ensure_future(first.compute())
     needed = asyncio.ensure_future(second.compute())
     go.set()
     assert await begun == 7
     assert await needed == 14
-    assert runs == ["seven", "added"]
-
-
-async def test_a_call_of_what_is_known_is_begun_once_its_arguments_have_run(executor):
-    go.set()
-    first = await call(executor, seven)
-    second = await call(executor, added, first, first)
-    assert await first.compute() == 7
-    begun = second.begin()
-    assert begun is not None
-    assert await begun == 14
     assert runs == ["seven", "added"]
 
 
@@ -79,17 +65,14 @@ async def test_that_a_value_is_known_is_told_at_once_however_often_structs_share
     assert value.is_known
 
 
-@pytest.mark.parametrize("begins", [True, False], ids=["begun", "pulled"])
-async def test_a_call_that_has_run_keeps_nothing_of_what_it_was_made_of(executor, begins):
+async def test_a_call_that_has_run_keeps_nothing_of_what_it_was_made_of(executor):
     go.set()
     first = await call(executor, seven)
     await first.compute()
     second = await call(executor, added, first, first)
-    found = second.begin() if begins else second.pull()
-    assert found is not None
-    assert await found == 14
+    assert await second.pull() == 14
     gone = weakref.ref(first)
-    del first, found
+    del first
     await asyncio.sleep(0)
     gc.collect()
     assert gone() is None

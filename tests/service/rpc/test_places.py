@@ -45,10 +45,11 @@ def test_a_method_runs_on_the_executors_of_its_servers_factory(task):
     factory = fedstack.remote_executor_factory(task.target)
     with rpc.Server.create("grpc", "localhost:0", factory=factory) as server:
         server.register("add", add)
+        server.register("add_inline", add, inline=True)  # which may not wait on the loop, and so does not run there
         server.register("mean", mean)
         with rpc.Client.create("grpc", server.target, timeout_in_ms=MS) as client:
             assert client.mean_blocking([1.0, 2.0, 6.0]) == 3.0
-            assert client.add_blocking(1, 2) == 3
+            assert client.add_blocking(1, 2) == client.add_inline_blocking(1, 2) == 3
 
 
 def test_a_method_is_what_an_executor_of_the_factory_makes_of_it():

@@ -1,4 +1,4 @@
-"""Calls that block: over a channel that is dialled anew when it has lost its connection, until they are closed."""
+"""Calls that block: over a channel of their own, until they are closed."""
 
 import threading
 from collections.abc import Callable
@@ -64,30 +64,15 @@ class Dialled:
             self.call(request)
 
 
-def test_a_channel_that_has_lost_its_connection_is_left_for_another() -> None:
+def test_one_channel_is_dialled_and_goes_on_after_failures() -> None:
     dialled = Dialled()
-    for number in (1, 2, 3):
+    for request in (b"lost", b"busy"):
         assert dialled.call(b"answer") == b"answer"
-        assert len(dialled.channels) == number
-        dialled.fail(b"lost")
-
-
-def test_a_channel_that_has_had_no_connection_dials_in_its_own_time() -> None:
-    dialled = Dialled()
-    for _ in range(3):
-        dialled.fail(b"lost")
+        dialled.fail(request)
     assert len(dialled.channels) == 1
 
 
-def test_a_peer_that_is_there_and_busy_is_not_dialled_anew() -> None:
-    dialled = Dialled()
-    assert dialled.call(b"answer") == b"answer"
-    for _ in range(3):
-        dialled.fail(b"busy")
-    assert len(dialled.channels) == 1
-
-
-def test_closing_ends_calls_over_channels_that_were_left() -> None:
+def test_closing_ends_calls() -> None:
     dialled = Dialled()
     assert dialled.call(b"answer") == b"answer"
     failed: list[grpc.RpcError] = []
@@ -101,9 +86,6 @@ def test_closing_ends_calls_over_channels_that_were_left() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     assert dialled.channels[0].come.acquire(timeout=WALL)
-    dialled.fail(b"lost")
-    assert dialled.call(b"answer") == b"answer"
-    assert len(dialled.channels) == 2
     dialled.calls.close()
     thread.join(WALL)
     assert [error.code() for error in failed] == [grpc.StatusCode.CANCELLED]

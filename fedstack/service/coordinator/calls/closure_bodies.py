@@ -13,6 +13,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type
 from fedstack.errors import ContextError
 from fedstack.service.coordinator.calls.boxes import Box, box, unboxed, unboxed_as
+from fedstack.service.executor.sessions.session import ClosureScope
 
 VALUE, BOXED, KEPT = "value", "boxed", "kept"
 """What stands in arguments for something else: a value, one in a box, what the worker keeps."""
@@ -87,10 +88,10 @@ def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
 
 
 def _keeping() -> MutableMapping[str, Any]:
-    kept = current_scope().kept
-    if kept is None:
+    closures = current_scope().of(ClosureScope)
+    if closures is None:
         raise ContextError("Expected a worker that keeps what its clients make, found a process that works for itself")
-    return kept
+    return closures.kept
 
 
 def current_worker_index() -> int:
@@ -99,7 +100,7 @@ def current_worker_index() -> int:
     Raises:
       ContextError: If it is not run by a coordinator.
     """
-    index = current_scope().worker_index
-    if index is None:
+    closures = current_scope().of(ClosureScope)
+    if closures is None or closures.worker_index is None:
         raise ContextError("Expected a function that a coordinator runs at a worker, found none; schedule it")
-    return index
+    return closures.worker_index

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Coroutine
 from typing import Any
 
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import WorkKind, current_scope
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.containers import to_result
@@ -85,7 +85,7 @@ class AsyncVariable(_Held):
     """A variable whose methods are awaited. In a function that is scheduled it is used as a `Variable`."""
 
     def _run(self, work: Coroutine[Any, Any, object]) -> object:
-        if current_scope().worker_index is None:
+        if current_scope().kind is not WorkKind.CLOSURE:
             return self._server.io.run(work)
         return self._server.io.run_sync(work)  # a function that executors of this process run: nothing in it awaits
 

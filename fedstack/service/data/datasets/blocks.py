@@ -3,14 +3,16 @@
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.codec.payload_sizes import known_bytes
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import SystemScope, WorkScope, current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string
@@ -43,6 +45,43 @@ BLOCK_BYTES = 1 << 20
 _SECONDS_AHEAD = 0.005
 # About what an array or a string takes beside its content, where each is an object.
 _OBJECT_BYTES = 64
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DatasetScope(SystemScope):
+    """Under which rules datasets are read, and for whom.
+
+    Attributes:
+      data_roots: The folders below which they may read files; `None` for all of them.
+      is_wanted: Returns whether somebody still wants the elements that are read; `None` for always.
+      take_room: Takes room for so many bytes that a step of that name gathers, gives it back for a negative number, and
+        raises a `ResourceLimitError` if there is not so much; `None` where there is no bound.
+      first_stamp: Returns the stamp that a file had when the pass that is read first opened it, given its path and its
+        stamp now; `None` where each reading of a source is a pass.
+      clock: Tells how long elements take to make, in seconds; a simulation has its own.
+    """
+
+    data_roots: tuple[str, ...] | None = None
+    is_wanted: Callable[[], bool] | None = None
+    take_room: Callable[[int, str], None] | None = None
+    first_stamp: Callable[[str, tuple[int, ...]], tuple[int, ...]] | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    def of_invocation(self) -> "DatasetScope":
+        return attrs.evolve(self, first_stamp=None)  # what a function reads is none of the pass
+
+
+_ANY_DATASETS = DatasetScope()
+
+
+def dataset_scope() -> DatasetScope:
+    """Returns the rules for the datasets that are read now."""
+    return current_scope().of(DatasetScope) or _ANY_DATASETS
+
+
+def reading(scope: WorkScope, **rules: Any) -> WorkScope:
+    """Returns a scope with other rules for datasets, each an attribute of `DatasetScope`."""
+    return scope.adding(attrs.evolve(scope.of(DatasetScope) or _ANY_DATASETS, **rules))
 
 
 class Pace:
@@ -211,7 +250,7 @@ def check_wanted() -> None:
     Raises:
       ClosedError: If not.
     """
-    is_wanted = current_scope().is_wanted
+    is_wanted = dataset_scope().is_wanted
     if is_wanted is not None and not is_wanted():
         raise ClosedError("Expected somebody who reads a dataset, found that nobody does any more")
 
@@ -255,7 +294,7 @@ def packed(elements: Iterable[Payload], element: Type) -> Blocks:
     failure: Exception | None = None
     while failure is None:
         some: list[Payload] = []
-        clock = current_scope().clock
+        clock = dataset_scope().clock
         begun = clock()
         try:
             some.extend(itertools.islice(rest, pace.rows))
@@ -280,7 +319,7 @@ class Gathering:
     """
 
     def __init__(self, element: Type, what: str, object_bytes: int = _OBJECT_BYTES) -> None:
-        self._room = current_scope().gathered
+        self._take_room = dataset_scope().take_room
         self._bytes_of = size_in(element)
         self._each = exact_bytes(element) or 0
         self._beside = 0 if self._each else object_bytes * count_leaves(element)
@@ -295,10 +334,10 @@ class Gathering:
         Raises:
           ResourceLimitError: If not.
         """
-        if self._room is not None and rows is not None and rows != math.inf:
+        if self._take_room is not None and rows is not None and rows != math.inf:
             size = int(rows) * self._each
-            self._room.take(size, self._what)
-            self._room.take(-size, self._what)
+            self._take_room(size, self._what)
+            self._take_room(-size, self._what)
 
     def add(self, block: Column) -> None:
         """Gathers elements.
@@ -306,7 +345,7 @@ class Gathering:
         Raises:
           ResourceLimitError: If there is no room for them.
         """
-        if self._room is not None:
+        if self._take_room is not None:
             self.take(self._size_of(block))
 
     def take(self, size: int) -> None:
@@ -316,13 +355,13 @@ class Gathering:
           ResourceLimitError: If there is no room for them.
         """
         with self._lock:
-            if self._room is not None and not self._is_over:
-                self._room.take(size, self._what)
+            if self._take_room is not None and not self._is_over:
+                self._take_room(size, self._what)
                 self._taken += size
 
     def remove(self, block: Column) -> None:
         """Passes elements on."""
-        if self._room is not None:
+        if self._take_room is not None:
             with self._lock:
                 self._give_back(self._size_of(block))
 
@@ -335,8 +374,8 @@ class Gathering:
         return self._bytes_of(block) + self._beside * len(block)
 
     def _give_back(self, size: int) -> None:
-        if self._room is not None and size:
-            self._room.take(-size, self._what)
+        if self._take_room is not None and size:
+            self._take_room(-size, self._what)
             self._taken -= size
 
     def __enter__(self) -> "Gathering":

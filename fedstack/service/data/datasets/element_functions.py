@@ -24,7 +24,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
 from fedstack.executors.leaf_executor import LeafEngine
 from fedstack.executors.sequence_executor import SequenceEngine
 from fedstack.foundations.value_text import describe
-from fedstack.service.data.datasets.blocks import Blocks, Pace
+from fedstack.service.data.datasets.blocks import Blocks, Pace, dataset_scope
 
 
 class ElementFunction:
@@ -98,7 +98,7 @@ class ElementFunction:
             while first < len(block):
                 piece = block.slice(first, min(first + pace.rows, len(block)))
                 first += len(piece)
-                clock = current_scope().clock
+                clock = dataset_scope().clock
                 begun = clock()
                 try:
                     (made,) = run_columns(program, [piece], 0, len(piece))

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, ListColumn, Payload, StructColumn
@@ -22,6 +21,7 @@ from fedstack.foundations.value_text import describe, shorten
 from fedstack.service.data.datasets.blocks import (
     Blocks,
     column_over,
+    dataset_scope,
     pieces,
     rows_at_once,
     tensor_of_rows,
@@ -117,7 +117,7 @@ class FilesSource(Source):
         path = self.paths[place]
         try:
             blocks = self.read_part(_allowed(path), part, start, rows)
-            for block in _unchanged(path, blocks, current_scope().first_stamp or first_stamp):
+            for block in _unchanged(path, blocks, dataset_scope().first_stamp or first_stamp):
                 yield self._with_client(block, place) if self.client else block
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
@@ -239,7 +239,7 @@ def _allowed(path: str) -> str:
     Raises:
       CarrierError: If it may not, whether or not it is there.
     """
-    roots = current_scope().data_roots
+    roots = dataset_scope().data_roots
     if roots is None:
         return path
     try:

@@ -1,6 +1,5 @@
 """Serves elements of datasets: whoever names a dataset by its digest reads ranges of its splits, block by block."""
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -20,10 +19,11 @@ from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.work import Work
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.proto.extensions_pb2 import GetStatusResponse
-from fedstack.service.data.datasets.blocks import Blocks, size_in, without_first
+from fedstack.service.data.datasets.blocks import Blocks, reading, size_in, without_first
 from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
@@ -31,7 +31,6 @@ from fedstack.service.data.worker.gathered_room import GatheredRoom
 from fedstack.service.data.worker.opened_files import OpenedFiles
 from fedstack.service.data.worker.sized_blocks import sized_blocks
 from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
-from fedstack.service.executor.requests import beats
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.fair_shares import FairShares
 from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
@@ -108,7 +107,7 @@ class DataWorkerService(Service):
         )
         roots = tuple(map(_real_folder, data_roots))
         self._gathered = GatheredRoom(self._limits)
-        self._scope = attrs.evolve(core.scope, data_roots=roots, gathered=self._gathered)
+        self._scope = reading(core.scope, data_roots=roots, take_room=self._gathered.take)
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
         self._streams: dict[Stream, bytes] = {}  # and the id of each, for status
         self._counting = threading.Lock()
@@ -159,14 +158,14 @@ class DataWorkerService(Service):
         received = await receive(incoming, ReadRequest)
         await received.end()
         check_protocol(received.message.protocol, received.message.version, "the client")
-        opening = asyncio.ensure_future(self.find(received.message))
-        async for beat in beats(opening, self._no_clients, self._rules):
+        opening = Work(self.find(received.message))
+        async for beat in opening.beats(self._no_clients, self._rules.heartbeat_seconds):
             yield beat
         with self._open(received.message, opening.result()) as stream:
             is_last = False
             while not is_last:
-                coming = stream.next()
-                async for beat in beats(coming, self._no_clients, self._rules):
+                coming = Work(stream.next())
+                async for beat in coming.beats(self._no_clients, self._rules.heartbeat_seconds):
                     yield beat
                 block = coming.result()
                 parcel = _NO_MORE if block is None else block.parcel
@@ -231,9 +230,8 @@ class DataWorkerService(Service):
         # A dataset as a whole may repeat its files, and each repetition is a pass.
         is_part = not (request.splits.whole or request.splits.shard)
         first_stamp = self._opened.first_stamp(request.pass_id) if is_part else None
-        scope = attrs.evolve(
-            self._scope, caller=scope.caller, origin=scope.origin, span=scope.span, first_stamp=first_stamp
-        )
+        ours = self._scope.replace(caller=scope.caller, origin=scope.origin, span=scope.span)
+        scope = reading(ours, first_stamp=first_stamp)
         place = f"of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
         if request.client:
             of = self._clients.read(request.digest, known.clients, request.client, request.first_element)
@@ -251,9 +249,8 @@ class DataWorkerService(Service):
         known = await self._definitions.find(request.digest)
         clients = known.clients
         caller, gone = current_scope(), threading.Event()
-        scope = attrs.evolve(
-            self._scope, caller=caller.caller, origin=caller.origin, is_wanted=lambda: not gone.is_set()
-        )
+        ours = self._scope.replace(caller=caller.caller, origin=caller.origin)
+        scope = reading(ours, is_wanted=lambda: not gone.is_set())
         try:
             with scope.entered():
                 grouped = await self.threads.run(lambda: self._clients.find(request.digest, clients))
@@ -264,13 +261,10 @@ class DataWorkerService(Service):
     async def _list_clients(self, content: bytes) -> Answers:
         request = await read_message(ListClientsRequest, content)
         check_protocol(request.protocol, request.version, "the client")
-        listing = asyncio.ensure_future(self.list_clients(request))
-        try:
-            async for beat in beats(listing, self._no_clients, self._rules):
-                yield beat
-            yield Parcel(with_protocol(listing.result()).SerializeToString())
-        finally:
-            listing.cancel()
+        listing = Work(self.list_clients(request))
+        async for beat in listing.beats(self._no_clients, self._rules.heartbeat_seconds):
+            yield beat
+        yield Parcel(with_protocol(listing.result()).SerializeToString())
 
     @property
     def address(self) -> str:

@@ -20,7 +20,7 @@ class OpenedFiles:
         self._lock = threading.Lock()
 
     def first_stamp(self, pass_id: bytes) -> Callable[[str, _Stamp], _Stamp]:
-        """Returns what says how files were for a pass at first; see `WorkScope.first_stamp`.
+        """Returns what says how files were for a pass at first; see `DatasetScope.first_stamp`.
 
         Args:
           pass_id: Stands for the pass; empty for one that has this range alone.

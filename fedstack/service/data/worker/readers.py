@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import attrs
 import numpy as np
 
 from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES, Unpacker, announced_bytes
@@ -19,7 +18,7 @@ from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
-from fedstack.service.data.datasets.blocks import Blocks
+from fedstack.service.data.datasets.blocks import Blocks, reading
 from fedstack.service.data.serving.local_servers import connect, is_local, local_server
 from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range, services_here
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -339,7 +338,7 @@ class _LocalReading(Reading):
         found = self._range = self._range or await service.find(self._what)
         if self._failure is not None:
             raise self._failure
-        with attrs.evolve(found.scope, is_wanted=lambda: not gone.is_set()).entered():
+        with reading(found.scope, is_wanted=lambda: not gone.is_set()).entered():
             made = await service.threads.run(lambda: self._made(found.blocks))
         self.client_rows = found.client_rows
         return made

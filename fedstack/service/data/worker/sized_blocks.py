@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias, cast
 
 from fedstack.computations.codec.sequence_rows import Pieces
-from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, RowsColumn, StructColumn, concatenate
-from fedstack.service.data.datasets.blocks import Blocks, pieces, size_in
+from fedstack.service.data.datasets.blocks import Blocks, dataset_scope, pieces, size_in
 
 # The first block fits into one message; those after it grow, as the work of each call is the same.
 _FIRST_BYTES = 1 << 20
@@ -31,7 +30,7 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
       most_bytes: How many bytes of elements a block has at most, unless one element has more.
     """
     held: list[Column] = []
-    held_bytes, begun = 0, current_scope().clock()
+    held_bytes, begun = 0, dataset_scope().clock()
     bound, most_bytes = most_bytes, min(most_bytes, _FIRST_BYTES)
     failure: Exception | None = None
     bytes_of = size_in(element)
@@ -46,13 +45,13 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
         for piece, size in _cut(block, bytes_of(block), most_bytes):
             if held and (held_bytes + size > most_bytes or not _fits(held[0], piece)):
                 yield _together(held, element), False
-                held, held_bytes, begun = [], 0, current_scope().clock()
+                held, held_bytes, begun = [], 0, dataset_scope().clock()
                 most_bytes = min(bound, most_bytes * _GROWTH)
             held.append(piece)
             held_bytes += size
-            if held_bytes >= most_bytes or current_scope().clock() - begun > _SECONDS_TOGETHER:
+            if held_bytes >= most_bytes or dataset_scope().clock() - begun > _SECONDS_TOGETHER:
                 yield _together(held, element), False
-                held, held_bytes, begun = [], 0, current_scope().clock()
+                held, held_bytes, begun = [], 0, dataset_scope().clock()
                 most_bytes = min(bound, most_bytes * _GROWTH)
     if held:
         yield _together(held, element), failure is None

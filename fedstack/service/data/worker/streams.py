@@ -13,6 +13,7 @@ from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.traceback_filter import without_frames
+from fedstack.service.data.datasets.blocks import reading
 from fedstack.transport.peers.loop_calls import calls_on
 from fedstack.transport.wire.parcels import Parcel
 
@@ -77,7 +78,7 @@ class Stream:
         self._threads = threads
         # Steps that leave out all that they get would go on for ever.
         self._gone = gone = threading.Event()
-        self._scope = attrs.evolve(scope, is_wanted=lambda: not gone.is_set())
+        self._scope = reading(scope, is_wanted=lambda: not gone.is_set())
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()

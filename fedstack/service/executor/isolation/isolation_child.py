@@ -158,7 +158,7 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
     admission = LimitedAdmission(CarrierPolicy(options.modules, options.python_code, options.runtimes), limits)
     factory = local_executor_factory(max_concurrent_clients=options.threads)
     inside = SyncExecutionContext(factory)  # for computations called in leaf functions
-    scope = attrs.evolve(admission.scope, environment=lambda: get_context_stack().install(inside))
+    scope = admission.scope.replace(environment=lambda: get_context_stack().install(inside))
     host = _ChildHost(admission, factory)
     with scope.entered():
         admitted = await admit(received, host)
@@ -167,7 +167,7 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
         admitted.unpacker.finish()
         threading.Thread(target=_end_with_parent, args=(standard_input,), daemon=True).start()
         await admission.load(admitted.leaves)
-    with attrs.evolve(scope, leaves=_TellingLeaves(admission.leaves, tell)).entered():
+    with scope.replace(leaves=_TellingLeaves(admission.leaves, tell)).entered():
         await _run_clients(admitted.phase, host, options, tell)
 
 

@@ -6,12 +6,11 @@ import contextvars
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
-import attrs
-
 from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import (
+    ConcreteComputation,
     Executor,
     ExecutorValue,
     FunctionType,
@@ -24,11 +23,11 @@ from fedstack.computations.types.type_sizes import count_leaves, struct_depth
 from fedstack.computations.types.type_structure import contains_sequence, fields_of
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients
+from fedstack.contexts.invocation import tell_path
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
-from fedstack.executors.base.lazy_values import FunctionValue, KnownValue, LazyValue
+from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
-from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.concurrency.sync_driver import run_at_once
@@ -125,26 +124,43 @@ async def _create(
     return await off_loop(lambda: run_at_once(create()))
 
 
-async def written(value: ExecutorValue, payload: object, write: Callable[[object, Type], _T]) -> _T:
-    """Returns what `write` makes of the payload of a value and its type: on a thread if that may take long."""
-    type_spec = value.type_signature
+async def written(executor: object, payload: object, type_spec: Type, write: Callable[[object, Type], _T]) -> _T:
+    """Returns what `write` makes of a payload of an executor's and its type: on a thread if that may take long."""
     if is_quick(payload, type_spec):
         return write(payload, type_spec)
-    if isinstance(value, VerbValue) and contains_sequence(type_spec):
+    if isinstance(executor, VerbExecutor) and contains_sequence(type_spec):
         # Streams run code of users: where that runs.
-        return await value.executor.finish(lambda: write(payload, type_spec), type_spec)
+        return await executor.finish(lambda: write(payload, type_spec), type_spec)
     return await off_loop(lambda: write(payload, type_spec))
 
 
-def begin(value: ExecutorValue, progress: ProgressCounts) -> "asyncio.Future[object]":
-    """Begins to run what a value needs, and returns what comes of it."""
-    if current_scope().progress is not progress:
-        set_scope(attrs.evolve(current_scope(), progress=progress))
-    begun = None
-    if isinstance(value, LazyValue):
-        with contextlib.suppress(Exception):  # what is wrong with it is found again, and told, by what pulls it
-            begun = value.begin()
-    return asyncio.ensure_future(pull(value)) if begun is None else begun
+async def answered(
+    executor: Executor,
+    computation: ConcreteComputation,
+    payload: object,
+    write: Callable[[object, Type], _T],
+) -> _T:
+    """Runs a whole computation in an executor, of ours or of another origin, and returns what is written of its result.
+
+    Args:
+      executor: The executor. Errors tell its stack.
+      computation: The computation.
+      payload: The payload of its argument, if it takes one.
+      write: See `written`.
+    """
+    try:
+        if isinstance(executor, VerbExecutor):
+            found = await executor.invoke(computation, payload)
+        else:
+            parameter = computation.type_signature.parameter
+            function = await create_computation(executor, computation.to_proto())
+            argument = None if parameter is None else await create_known(executor, payload, parameter)
+            found = await pull(await create_call(executor, function, argument))
+        del payload
+        return await written(executor, found, computation.type_signature.result, write)
+    except FedstackError as error:
+        tell_path(error, executor)
+        raise
 
 
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
@@ -183,12 +199,17 @@ class SharedComputation:
 
     def __init__(self, value: ExecutorValue, grace_seconds: float, progress: ProgressCounts | None = None) -> None:
         self.progress = progress or ToldCounts()
-        self._task = contextvars.copy_context().run(begin, value, self.progress)
+        self._task = contextvars.copy_context().run(self._begin, value)
         self._task.add_done_callback(consume_exception)
         self._grace = grace_seconds
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
         self._was_cancelled = False
+
+    def _begin(self, value: ExecutorValue) -> "asyncio.Future[object]":
+        if current_scope().progress is not self.progress:
+            set_scope(current_scope().replace(progress=self.progress))
+        return asyncio.ensure_future(pull(value))
 
     @property
     def was_cancelled(self) -> bool:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import attrs
-
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.name_sizes import count_name_bytes
@@ -24,7 +22,7 @@ class LimitedAdmission(Admission):
 
     def __init__(self, policy: CarrierPolicy, limits: ServiceLimits) -> None:
         super().__init__(policy)
-        self.scope = attrs.evolve(self.scope, max_steps=limits.max_steps)
+        self.scope = self.scope.replace(max_steps=limits.max_steps)
         self._limits = limits
 
     def check(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:

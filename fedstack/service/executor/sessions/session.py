@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.types.language import Executor, ExecutorValue
 from fedstack.errors import InvalidValueError, StaleSessionError
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -68,6 +68,19 @@ class _Kept(dict[str, Any]):
         return super().setdefault(key, default)
 
 
+@attrs.frozen(eq=False)
+class ClosureScope(SystemScope):
+    """What functions that a client schedules find at the worker that runs them.
+
+    Attributes:
+      worker_index: Which of the client's workers this is; `None` where these have no numbers.
+      kept: What functions keep for later calls of the same client.
+    """
+
+    worker_index: int | None
+    kept: MutableMapping[str, Any]
+
+
 class Session:
     """What one client has.
 
@@ -77,8 +90,7 @@ class Session:
       clients: Its number of clients; of one that takes phases of any number, that of the last phase.
       takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
       bytes: How much its client has put into it.
-      worker_index: Which of its client's workers this is; `None` where these have no numbers.
-      kept: What functions of its client keep between calls.
+      closures: What functions of its client find here.
       started: What its client has started.
       updating: Is held where one value is put in place of another.
       caller: Who has opened it, where that can be told.
@@ -98,8 +110,7 @@ class Session:
         self.clients = clients
         self.takes_any_number = takes_any_number
         self.bytes = 0
-        self.worker_index: int | None = None
-        self.kept: MutableMapping[str, Any] = _Kept(lambda: self.check_room(0))
+        self.closures = ClosureScope(None, _Kept(lambda: self.check_room(0)))
         self.caller = current_scope().caller
         self.ended = ""
         self.started = Started()
@@ -161,7 +172,7 @@ class Session:
         Raises:
           ResourceLimitError: If there is not.
         """
-        if len(self._values) + len(self.kept) >= self._limits.max_values:
+        if len(self._values) + len(self.closures.kept) >= self._limits.max_values:
             raise exceeded(self._limits, "max_values", advice="let go of some")
         if self.bytes + size > self._limits.max_session_bytes:
             raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "let go of some")
@@ -237,7 +248,7 @@ class Session:
             pull.cancel()
         self._pulls.clear()
         self._values.clear()
-        self.kept.clear()
+        self.closures.kept.clear()
         self.bytes = 0
         self._close()
 
