@@ -92,10 +92,9 @@ MACHINES = (
     ),
     Machine(
         (
-            "fedstack/service/coordinator/scheduling/scheduler.py",
-            "fedstack/service/coordinator/scheduling/queues.py",
-            "fedstack/service/coordinator/scheduling/losses.py",
-            "fedstack/service/coordinator/scheduling/pace.py",
+            "fedstack/service/coordinator/scheduler.py",
+            "fedstack/service/coordinator/queues.py",
+            "fedstack/service/coordinator/losses.py",
         ),
         (
             Tests(

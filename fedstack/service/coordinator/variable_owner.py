@@ -14,11 +14,11 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.computations.values.values import normalize
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import to_declared_type
-from fedstack.executors.remote.remote_values import RemoteValue
+from fedstack.executors.remote.remote_values import SessionValue
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import local_executor_factory
-from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
+from fedstack.service.coordinator.variables import VariableHandle, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import resolve_targets
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -44,7 +44,7 @@ class _Holder:
     server: VariableServer
     executor: RemoteExecutor
 
-    async def keep(self, payload: object, type_spec: Type) -> RemoteValue:
+    async def keep(self, payload: object, type_spec: Type) -> SessionValue:
         """Returns a value that the server holds.
 
         Raises:
@@ -70,9 +70,9 @@ class _Holder:
         return await _kept(self.executor, payload, type_spec)
 
 
-async def _kept(executor: RemoteExecutor, payload: object, type_spec: Type) -> RemoteValue:
+async def _kept(executor: RemoteExecutor, payload: object, type_spec: Type) -> SessionValue:
     value = await executor.create_known(payload, type_spec)
-    assert isinstance(value, RemoteValue)
+    assert isinstance(value, SessionValue)
     for error in (await executor.start([value])).values():
         if error is not None:
             raise error
@@ -112,7 +112,7 @@ class VariableOwner:
 
     def make(
         self, initial_value: object, type_spec: object
-    ) -> Coroutine[Any, Any, tuple[HeldVariable, VariableServer, object]]:
+    ) -> Coroutine[Any, Any, tuple[VariableHandle, VariableServer, object]]:
         """Makes a variable; returns which it is, its server, and what it lives as long as.
 
         Args:
@@ -135,7 +135,7 @@ class VariableOwner:
         keep = snapshot_of(declared)
         return self._make(payload if keep is None else keep(payload, None), declared)
 
-    async def _make(self, payload: object, type_spec: Type) -> tuple[HeldVariable, VariableServer, object]:
+    async def _make(self, payload: object, type_spec: Type) -> tuple[VariableHandle, VariableServer, object]:
         self._is_used = True
         async with self._opening:
             if self._closed:
@@ -144,7 +144,7 @@ class VariableOwner:
                 await self._open()
         holder = self._holders[next(self._next) % len(self._holders)]
         value = await holder.keep(payload, type_spec)
-        held = HeldVariable(holder.target, value.session.executor.id, value.id, type_spec, self._own is not None)
+        held = VariableHandle(holder.target, value.session.executor.id, value.id, type_spec, self._own is not None)
         return held, holder.server, value
 
     async def _open(self) -> None:
