@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, FedstackError, StaleSessionError, WorkerUnavailableError
@@ -33,6 +33,8 @@ from fedstack.transport.wire.connection_errors import never_arrived
 
 if TYPE_CHECKING:
     from fedstack.service.coordinator.workers import CoordinatedWorker
+
+_P = ParamSpec("_P")
 
 
 class Driver(abc.ABC):
@@ -106,9 +108,7 @@ class Driver(abc.ABC):
             worker.close()
             return
         self._workers[worker.state] = worker
-        with self.lock:
-            self.scheduler.add_worker(worker.state)
-        self.turn()
+        self.tell(self.scheduler.add_worker, worker.state)
 
     def lose(self, worker: "CoordinatedWorker", error: Exception) -> None:
         """A worker is gone."""
@@ -122,16 +122,10 @@ class Driver(abc.ABC):
             self._replace(worker, error)
         self.turn()
 
-    def silent(self, worker: WorkerState, is_silent: bool) -> None:
-        """A worker does not answer, or does so again."""
+    def tell(self, event: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Lets an event happen at the scheduler, and does what follows from it."""
         with self.lock:
-            self.scheduler.silent(worker, is_silent)
-        self.turn()
-
-    def drain(self, worker: WorkerState) -> None:
-        """A worker is about to stop."""
-        with self.lock:
-            self.scheduler.drain(worker)
+            event(*args, **kwargs)
         self.turn()
 
     # What follows from it.
@@ -247,9 +241,7 @@ class Driver(abc.ABC):
                 except Exception:
                     if not state.lost:  # else what it says does not count, and there may be another
                         raise
-            with self.lock:
-                self.scheduler.need(closure)
-            self.turn()
+            self.tell(self.scheduler.need, closure)
             await asyncio.sleep(0)  # whatever comes of it, others get their turn
 
     async def _look(self) -> None:
@@ -259,20 +251,17 @@ class Driver(abc.ABC):
                 await self._worker_there()
                 await asyncio.sleep(0.01)  # it is added in a moment
         except FedstackError as error:
-            with self.lock:
-                self.scheduler.gave_up(without_own_frames(error))
+            self.tell(self.scheduler.gave_up, without_own_frames(error))
         finally:
             self._search = None
-        self.turn()
+            self.wake()  # there may be no worker again
 
     async def end(self) -> None:
         """Cancels what is left to do, and ends all workers. Idempotent; never raises."""
         if self.closed:
             return
         self.closed = True
-        with self.lock:
-            self.scheduler.end()
-        self.turn()
+        self.tell(self.scheduler.end)
         workers = list(self._workers.values())
         self._workers.clear()
         tasks = [*self._tasks, *([] if self._search is None else [self._search])]

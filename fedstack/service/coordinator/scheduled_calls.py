@@ -1,5 +1,6 @@
 """What callers on any thread ask of a coordinator: to schedule closures, wait for them, and bring their values here."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
@@ -117,26 +118,27 @@ class ScheduledCalls:
             self._check()
 
     def begin(self, closures: Sequence[Closure]) -> bool:
-        """Begins to bring values here, each once. That goes on if nobody waits for it any more.
+        """Begins to bring values here, each once, those of one worker in a few calls. That goes on without a waiter.
 
         Returns:
           Whether nothing is to be waited for.
         """
-        with self._lock:
-            for closure in closures:
-                if not (closure.is_here or closure.refusal or self.driver.closed):
+        awaited = [closure for closure in closures if not closure.is_here and closure.refusal is None]
+        there = [closure for closure in awaited if closure.has_ended and not self.driver.closed]
+        if there:
+            with self._lock:
+                for closure in there:
                     self._scheduler.want(closure)
-        self.driver.turn()
-        return all(closure.is_here or closure.refusal is not None for closure in closures)
+            self.driver.turn()
+        return not awaited
 
     async def fetch(self, closures: Sequence[Closure]) -> list[object]:
-        """Returns the payloads of values, and keeps them; those of one worker come in a few calls.
+        """Returns the payloads of values that have begun to come here, and keeps them.
 
         Raises:
           Exception: What the first closure to fail has raised.
           ClosedError: If the driver ends before all are here.
         """
-        self.begin(closures)
         await gather([self._fetched(closure) for closure in closures if closure.copy is None])
         return [cast("tuple[object]", closure.copy)[0] for closure in closures]
 
@@ -148,12 +150,18 @@ class ScheduledCalls:
             if closure.refusal is not None:
                 refusal, closure.refusal = closure.refusal, None
                 raise raised_again(refusal)
-            if closure.has_ended:
+            if not closure.wanted or self.driver.closed:
                 self.driver.check_open()
                 with self._lock:
                     self._scheduler.want(closure)
-                self.driver.wake()
-            await self.driver.changed(closure)
+                if closure.has_ended:
+                    self.driver.wake()
+            try:
+                await self.driver.changed(closure)
+            except asyncio.CancelledError:
+                with self._lock:
+                    self._scheduler.unwant(closure)
+                raise
 
     def __repr__(self) -> str:
         scheduler = self._scheduler

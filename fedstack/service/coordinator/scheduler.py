@@ -109,11 +109,14 @@ class Scheduler:
             self._begin(closure)
 
     def want(self, closure: Closure) -> None:
-        """A caller wants the value of a closure here; of one that has not ended, only once it has."""
-        if closure.has_ended:
-            self.need(closure)
-            closure.wanted = True
-            losses.fetch_if_wanted(closure)
+        """A caller wants the value of a closure here, as soon as it is there."""
+        closure.wanted = True
+        self.need(closure)
+        losses.fetch_if_wanted(closure)
+
+    def unwant(self, closure: Closure) -> None:
+        """A caller waits no longer for a value; it goes on coming if its closure has ended."""
+        closure.wanted = closure.wanted and closure.has_ended
 
     def drop(self, closure: Closure) -> list[WorkerState]:
         """A caller has no handle to a closure any more; returns from where its value is on its way here in vain.
@@ -121,7 +124,7 @@ class Scheduler:
         A closure that has not ended runs all the same.
         """
         closure.wanted = False
-        senders = [worker for worker in closure.held if closure in worker.fetching] if closure.is_there else []
+        senders = [worker for worker in closure.held if closure.is_there and closure in worker.fetching]
         for worker in senders:
             del worker.fetching[closure]
         self._unuse(closure)
@@ -151,10 +154,7 @@ class Scheduler:
     def lose_worker(self, worker: WorkerState, error: Exception, *, at_work: bool = True) -> None:
         """A worker is gone, and with it the values that only it held.
 
-        Args:
-          worker: The worker.
-          error: Why.
-          at_work: Whether what ran there may have ended it: it was still there when that began.
+        `at_work` says whether what ran there may have ended it: it was still there when that began.
         """
         if worker.lost:
             return
@@ -259,8 +259,9 @@ class Scheduler:
 
     def actions(self) -> list[Action]:
         """Returns what is to be done after the events since the last call of this method, in this order."""
+        workers = self.workers
         runs = [Run(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
-        leaves = [Leave(worker) for worker in self.workers if worker.draining and losses.has_left(worker)]
+        leaves = [Leave(worker) for worker in workers if worker.draining and losses.has_left(worker)]
         actions: list[Action] = []
         if self._changed:
             changed, self._changed = [one for one in self._changed if one.has_ended], {}  # others end once more
@@ -269,14 +270,14 @@ class Scheduler:
                 closure.callbacks = {}
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, []
-            stops = {worker: [one for one in cancelled if one in worker.running] for worker in self.workers}
+            stops = {worker: [one for one in cancelled if one in worker.running] for worker in workers}
             actions += [Stop(worker, closures) for worker, closures in stops.items() if closures]
-        for worker in self.workers:
+        for worker in workers:
             if worker.to_fetch:
                 actions.append(Fetch(worker, worker.to_fetch))
                 worker.to_fetch = []
         actions += runs
-        if self._unfinished and not self.workers:
+        if self._unfinished and not workers:
             actions.append(Search())
         if (seconds := self._queues.seconds_to_assignments()) is not None:
             actions.append(AskAgain(seconds))

@@ -95,8 +95,8 @@ class CoordinatedWorker(abc.ABC):
         self._scheduler = driver.scheduler
         self._entries: dict[int, _ExecutorEntry] = {}
         self._running: dict[Closure, ValueHandle] = {}
-        # What brings a value home, and for which closures it does so.
-        self._fetches: dict[Closure, tuple[asyncio.Task[None], dict[Closure, ValueHandle]]] = {}
+        # What brings a value home, with which others.
+        self._fetches: dict[Closure, tuple[asyncio.Task[None], Mapping[Closure, ValueHandle]]] = {}
 
     @abc.abstractmethod
     def _make_executor(self, clients: int) -> Executor:
@@ -144,8 +144,7 @@ class CoordinatedWorker(abc.ABC):
         for closure in closures:
             handle = closure.held.get(self.state)
             if handle is None:  # it was cancelled or dropped meanwhile
-                with self._driver.lock:
-                    self._scheduler.gone(closure, self.state)
+                self._driver.tell(self._scheduler.gone, closure, self.state)
             else:
                 groups.setdefault(handle.executor, []).append((closure, handle))
         for group in groups.values():
@@ -155,9 +154,8 @@ class CoordinatedWorker(abc.ABC):
     def stop_fetching(self, closure: Closure) -> None:
         """Brings a value no further, nor those that come with it if these are not wanted either."""
         if (found := self._fetches.pop(closure, None)) is not None:
-            task, wanted = found
-            del wanted[closure]
-            if not wanted:
+            task, handles = found
+            if not any(other in self.state.fetching for other in handles):
                 task.cancel()
 
     # Running.
@@ -180,10 +178,8 @@ class CoordinatedWorker(abc.ABC):
         except RetryableError as error:
             self._driver.lose(self, error)
         except Exception as error:
-            with self._driver.lock:
-                for closure in (*closures, *running.values()):
-                    self._scheduler.failed(closure, self.state, without_own_frames(error))
-            self._driver.turn()
+            for closure in (*closures, *running.values()):
+                self._driver.tell(self._scheduler.failed, closure, self.state, without_own_frames(error))
         finally:
             for closure in running.values():
                 self._running.pop(closure, None)
@@ -260,35 +256,32 @@ class CoordinatedWorker(abc.ABC):
 
     # Bringing values home.
 
-    def _start_fetch(self, handles: dict[Closure, ValueHandle]) -> None:
-        task = self._driver.start(self._bring(list(handles.items()), handles))
+    def _start_fetch(self, handles: Mapping[Closure, ValueHandle]) -> None:
+        task = self._driver.start(self._bring(handles))
         self._fetches.update(dict.fromkeys(handles, (task, handles)))
 
-    async def _bring(
-        self, members: Sequence[tuple[Closure, ValueHandle]], wanted: Mapping[Closure, ValueHandle]
-    ) -> None:
+    async def _bring(self, handles: Mapping[Closure, ValueHandle]) -> None:
         payloads: Sequence[object] = ()
         failure: Exception | None = None
         try:
-            payloads = await payloads_of([handle for _, handle in members])
+            payloads = await payloads_of(list(handles.values()))
         except RetryableError as error:
             self._driver.lose(self, error)
             return
         except Exception as error:
             failure = without_own_frames(error)
-        for closure in wanted:
-            self._fetches.pop(closure, None)
-        if failure is None:
-            with self._driver.lock:
-                for (closure, _), payload in zip(members, payloads):
-                    if closure in wanted:
-                        self._scheduler.copied(closure, payload, self.state)
-        elif len(members) == 1:
-            with self._driver.lock:
-                self._scheduler.not_fetched(members[0][0], self.state, failure)
-        else:  # one of them is to blame
-            for closure, handle in wanted.items():
-                self._start_fetch({closure: handle})
+        wanted = [closure for closure in handles if self._fetches.pop(closure, None) is not None]
+        if failure is not None and len(handles) > 1:  # one of them is to blame
+            for closure in wanted:
+                self._start_fetch({closure: handles[closure]})
+            return
+        found = dict(zip(handles, payloads))
+        with self._driver.lock:
+            for closure in wanted:
+                if failure is None:
+                    self._scheduler.copied(closure, found[closure], self.state)
+                else:
+                    self._scheduler.not_fetched(closure, self.state, failure)
         self._driver.turn()
 
     # Making values.

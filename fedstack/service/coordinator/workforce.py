@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import TypeAlias, cast
 
 import attrs
@@ -49,7 +50,7 @@ class RemoteWorker(CoordinatedWorker):
     def __init__(self, state: WorkerState, driver: Driver, stub: ExecutorStub) -> None:
         super().__init__(state, driver)
         self._stub = stub
-        self._watch = SilenceWatch(stub, self._ask, lambda is_silent: driver.silent(state, is_silent))
+        self._watch = SilenceWatch(stub, self._ask, partial(driver.tell, driver.scheduler.silent, state))
         self._leaving: asyncio.Task[None] | None = start_apart(self._leave())
 
     def _make_executor(self, clients: int) -> Executor:
@@ -90,7 +91,7 @@ class RemoteWorker(CoordinatedWorker):
                 break
             except FedstackError:  # whether it is lost is found out elsewhere
                 await asyncio.sleep(_AGAIN_SECONDS)
-        self._driver.drain(self.state)
+        self._driver.tell(self._scheduler.drain, self.state)
 
     def close(self) -> None:
         if self._leaving is not None:

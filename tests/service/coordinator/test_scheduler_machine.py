@@ -65,9 +65,12 @@ class Scheduling(RuleBasedStateMachine):
         self.scheduler.lose_worker(worker, AWAY)
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.01]))
-    def act(self, seconds: float) -> float | None:
-        """Does what the scheduler wants; returns when it is to be asked again."""
+    def act(self, seconds: float) -> None:
         self.now += seconds
+        self._act()
+
+    def _act(self) -> float | None:
+        """Does what the scheduler wants; returns when it is to be asked again."""
         again = None
         for action in self.scheduler.actions():
             match action:
@@ -107,8 +110,8 @@ class Scheduling(RuleBasedStateMachine):
     @rule()
     def wait(self) -> None:
         """Where there is no time to ask again, time alone changes nothing."""
-        self.act(0.0)
-        if self.act(0.0) is None:
+        self._act()
+        if self._act() is None:
             self.now += 100.0
             assert not any(isinstance(action, Run | Fetch | Leave) for action in self.scheduler.actions())
 
@@ -147,7 +150,7 @@ class Scheduling(RuleBasedStateMachine):
                 self.scheduler.copied(closure, "the value", worker)
 
     @precondition(lambda self: self.handles)
-    @rule(data=st.data(), what=st.sampled_from(["drop", "cancel", "need", "want"]))
+    @rule(data=st.data(), what=st.sampled_from(["drop", "cancel", "need", "want", "unwant"]))
     def use(self, data: st.DataObject, what: str) -> None:
         closure = data.draw(st.sampled_from(list(self.handles)))
         if what == "drop":
@@ -161,8 +164,10 @@ class Scheduling(RuleBasedStateMachine):
             assert self.scheduler.cancel(closure) is not had_ended
         elif what == "need":
             self.scheduler.need(closure)
-        else:
+        elif what == "want":
             self.scheduler.want(closure)
+        else:
+            self.scheduler.unwant(closure)
 
     @invariant()
     def values_are_where_they_are_said_to_be(self) -> None:
@@ -201,7 +206,7 @@ class Scheduling(RuleBasedStateMachine):
         self.join()
         for _ in range(300):
             self.now += 1.0
-            self.act(0.0)
+            self._act()
             for worker, closures in self.calls:
                 for closure in closures:
                     self.scheduler.succeeded(closure, worker, "held")
@@ -213,7 +218,7 @@ class Scheduling(RuleBasedStateMachine):
             if self.scheduler.is_idle and not any(worker.draining or worker.fetching for worker in self.workers):
                 break
         assert self.scheduler.is_idle
-        self.act(0.0)
+        self._act()
         assert set(self.notified) == set(self.closures)
         for closure in list(self.handles):
             assert closure.is_here or not closure.wanted

@@ -2,7 +2,6 @@
 
 import enum
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -174,9 +173,6 @@ class WorkerState:
         return f"<WorkerState {self.name}, {len(self.running)} running, {len(self.values)} values>"
 
 
-_serials = itertools.count(1)
-
-
 @attrs.define(eq=False, repr=False)
 class Closure:
     """A call that is to run once at some worker, and what came of it. Only its scheduler changes what is here.
@@ -187,7 +183,6 @@ class Closure:
       prefetch: Whether its value is brought home before it counts as there.
       repeatable: Whether it may run again where a worker was lost.
       name: What errors call it.
-      serial: Its number in the order of scheduling, in this process.
       state: What has become of it.
       held: What stands for its value at each worker that has it.
       copy: Its value here, in a tuple of one; `None` if there is none.
@@ -207,7 +202,6 @@ class Closure:
     repeatable: bool = True
     prefetch: bool = False
     name: str = ""
-    serial: int = attrs.field(factory=lambda: next(_serials))
     state: ClosureState = ClosureState.WAITING
     held: dict[WorkerState, Any] = attrs.field(factory=lambda: dict[WorkerState, Any]())
     copy: tuple[object] | None = None
@@ -238,7 +232,7 @@ class Closure:
 
     def __repr__(self) -> str:
         where = "".join(f" at {worker.name}" for worker in self.held)
-        return f"<Closure {self.serial} {self.name!r} {self.state.value}{where}>"
+        return f"<Closure {self.name!r} {self.state.value}{where}>"
 
 
 # What a scheduler wants done.

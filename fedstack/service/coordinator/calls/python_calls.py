@@ -111,14 +111,12 @@ def per_worker_dataset(source: Iterable[object] | Callable[[], Iterable[object]]
     Raises:
       InvalidValueError: If it can be iterated over once only, or not at all.
     """
-    if callable(source):
-        return PerWorkerDataset(source, describe(source))
-    if isinstance(source, Iterator) or not isinstance(cast(object, source), Iterable):
+    if not callable(source) and (isinstance(source, Iterator) or not isinstance(cast(object, source), Iterable)):
         raise InvalidValueError(
             f"Expected a dataset that can be iterated over again and again, or a function that returns one, found "
-            f"{describe(cast(object, source))}"
+            f"{describe(source)}"
         )
-    return PerWorkerDataset(functools.partial(_itself, source), describe(source))
+    return PerWorkerDataset(source if callable(source) else functools.partial(_itself, source), describe(source))
 
 
 def function_of(function: Callable[..., object], name: str, types: Sequence[Type]) -> CalledFunction:
@@ -276,7 +274,7 @@ def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
 def _keeping() -> MutableMapping[str, Any]:
     kept = current_scope().kept
     if kept is None:
-        raise ContextError("Expected a worker that keeps what its clients make, found a process that works for itself")
+        raise ContextError("Per-worker values are available only in functions that a ClusterCoordinator runs")
     return kept
 
 
