@@ -275,7 +275,7 @@ class Driver(abc.ABC):
         await self._end_workers()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.scheduler!r}>"
+        return f"<{type(self).__name__} of {len(self._workers)} workers, {self.scheduler.unfinished} closures>"
 
 
 def _ended_at_work(error: Exception) -> bool:

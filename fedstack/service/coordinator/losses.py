@@ -57,8 +57,7 @@ def release(closure: Closure) -> None:
 
 def fetch(closure: Closure, worker: WorkerState) -> None:
     """Has the value of a closure brought here from a worker."""
-    worker.fetching[closure] = None
-    worker.to_fetch.append(closure)
+    worker.fetching[closure] = worker.to_fetch[closure] = None
 
 
 def fetch_if_wanted(closure: Closure) -> None:

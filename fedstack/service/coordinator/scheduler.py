@@ -127,6 +127,7 @@ class Scheduler:
         senders = [worker for worker in closure.held if closure.is_there and closure in worker.fetching]
         for worker in senders:
             del worker.fetching[closure]
+            worker.to_fetch.pop(closure, None)
         self._unuse(closure)
         return senders
 
@@ -163,7 +164,7 @@ class Scheduler:
         losses.lose_values(worker)
         running = [closure for closure in worker.running if closure.state is ClosureState.RUNNING]
         worker.running.clear()
-        fetching, worker.fetching, worker.to_fetch = worker.fetching, {}, []
+        fetching, worker.fetching, worker.to_fetch = worker.fetching, {}, {}
         for closure in reversed(running):
             closure.losses += at_work
             if closure.state is not ClosureState.RUNNING:
@@ -274,8 +275,8 @@ class Scheduler:
             actions += [Stop(worker, closures) for worker, closures in stops.items() if closures]
         for worker in workers:
             if worker.to_fetch:
-                actions.append(Fetch(worker, worker.to_fetch))
-                worker.to_fetch = []
+                actions.append(Fetch(worker, list(worker.to_fetch)))
+                worker.to_fetch.clear()
         actions += runs
         if self._unfinished and not workers:
             actions.append(Search())
@@ -395,6 +396,3 @@ class Scheduler:
     def _forget_call(self, closure: Closure) -> None:
         """Drops what it would take to run a closure again, which has ended."""
         closure.call, closure.needs, closure.depth = None, (), 0
-
-    def __repr__(self) -> str:
-        return f"<Scheduler of {self.unfinished} closures and {len(self.workers)} workers>"

@@ -161,7 +161,7 @@ class WorkerState:
     running: "dict[Closure, float]" = attrs.field(factory=lambda: dict[Closure, float]())
     values: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     fetching: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
-    to_fetch: "list[Closure]" = attrs.field(factory=lambda: list[Closure]())
+    to_fetch: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     refused: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     calls: int = 0
     due: float = 0.0
