@@ -102,6 +102,7 @@ MACHINES = (
                     f"{_COORDINATOR}/test_scheduler.py",
                     f"{_COORDINATOR}/test_scheduler_losses.py",
                     f"{_COORDINATOR}/test_scheduler_order.py",
+                    f"{_COORDINATOR}/test_scheduler_fetches.py",
                     f"{_COORDINATOR}/test_slow_places.py",
                     f"{_COORDINATOR}/test_pace.py",
                     f"{_COORDINATOR}/test_unequal_workers.py",
