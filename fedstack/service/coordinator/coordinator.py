@@ -13,8 +13,6 @@ from fedstack.service.coordinator.calls.closures import ResultArgument
 from fedstack.service.coordinator.calls.python_calls import (
     PerWorkerDataset,
     PerWorkerValues,
-    per_worker_dataset,
-    per_worker_value,
 )
 from fedstack.service.coordinator.queues import MOST_RUNNING
 from fedstack.service.coordinator.remote_value import RemoteValue, fetched
@@ -70,7 +68,7 @@ class _Coordinator(ClosesOnExit):
         Give it as an argument of Python functions. One closure at a time uses that of a worker; it is made anew where a
         worker was lost.
         """
-        return per_worker_value(source)
+        return PerWorkerValues(source)
 
     def create_per_worker_dataset(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
         """Returns a dataset of which each worker has its own; `iter` of it gives an iterator for each worker.
@@ -81,7 +79,7 @@ class _Coordinator(ClosesOnExit):
         Raises:
           InvalidValueError: If it can be iterated over once only, or not at all.
         """
-        return per_worker_dataset(source)
+        return PerWorkerDataset(source)
 
     def close(self) -> None:
         """Cancels what is left to do, and closes the connections. Idempotent; never raises."""

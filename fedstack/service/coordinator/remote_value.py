@@ -1,12 +1,12 @@
 """Defines what stands for the value of a scheduled call, how values are fetched in structures and waited for."""
 
+import contextlib
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence, Set, ValuesView
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 from fedstack.computations.types.language import Type
@@ -96,8 +96,9 @@ class RemoteValue(ArgumentOnly):
     def __await__(self) -> Generator[Any, None, object]:
         return self.calls.loop.run(fetched(self)).__await__()
 
-    def result_of(self, payload: object) -> object:
-        """Returns the value of a payload, in the containers of its type."""
+    def _value_here(self) -> object:
+        """Returns the value, which is here, in the containers of its type."""
+        (payload,) = cast("tuple[object]", self.closure.copy)
         return unboxed(cast(Box, payload)) if self._result.boxed else to_result(payload, self.type_signature)
 
     def __repr__(self) -> str:
@@ -120,24 +121,18 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
       InvalidValueError: If it has values in sets, or anything that can be iterated over once only.
       DeadlineExceededError: If they take longer.
     """
-    groups: dict[ScheduledCalls, list[RemoteValue]] = {}  # by the coordinator that each is of
-    parts: dict[RemoteValue, None] = {}
+    groups: dict[ScheduledCalls, dict[Closure, None]] = {}  # by the coordinator that each is of
     for path, part in leaves_of(structure, "structure"):
         if isinstance(part, RemoteValue):
-            parts[part] = None
+            groups.setdefault(part.calls, {})[part.closure] = None
         elif isinstance(part, _NO_STRUCTURES) and _may_have_values(part):
             raise InvalidValueError(f"Expected lists, tuples and dictionaries, found {type(part).__name__}; at {path}")
-    for value in parts:
-        groups.setdefault(value.calls, []).append(value)
-    values = list(chain.from_iterable(groups.values()))
-    closures = {calls: [value.closure for value in some] for calls, some in groups.items()}
-    waits = [calls for calls, some in closures.items() if not calls.begin(some)]
-    homes = gather([calls.fetch(some) for calls, some in closures.items()])
-    found = await (within(homes, timeout, what) if waits else homes)
-    payloads = dict(zip(values, chain.from_iterable(found)))
+    waits = [calls for calls, closures in groups.items() if not calls.begin(closures)]
+    homes = gather([calls.fetch(closures) for calls, closures in groups.items()])
+    await (within(homes, timeout, what) if waits else homes)
 
     def result(part: object) -> object:
-        return part.result_of(payloads[part]) if isinstance(part, RemoteValue) else part
+        return part._value_here() if isinstance(part, RemoteValue) else part
 
     return await off_loop(lambda: replaced(structure, result))
 
@@ -171,19 +166,11 @@ def wait(
     if not listed:
         return [], []
     check_whole_number("num_returns", num_returns, 1, len(listed))
-    ended = [value for value in listed if value.done()]
-    if len(ended) < num_returns:
-        ends = _Completions(listed)
-        try:
-            until = _until(timeout)
-            for _ in range(min(num_returns, len(ends))):
-                ends.next(until)
-        except queue.Empty:
-            pass
-        finally:
-            ends.forget()
-        ended = [value for value in listed if value.done()]
-    ended = ended[:num_returns]
+    ends, until = _Completions(listed), _until(timeout)
+    with contextlib.suppress(queue.Empty), contextlib.closing(ends):
+        for _ in range(min(num_returns, len(ends))):
+            ends.next(until)
+    ended = [value for value in listed if value.done()][:num_returns]
     shown = set(ended)
     return ended, [value for value in listed if value not in shown]
 
@@ -202,15 +189,14 @@ def _as_completed(values: Sequence[RemoteValue], until: float | None, timeout: f
     ends = _Completions(values)
     del values  # those that have been yielded are not held here
     most = len(ends)
-    try:
-        while ends:
-            yield ends.next(until)
-    except queue.Empty:
-        raise DeadlineExceededError(
-            f"Expected all of {most} calls to end within {timeout:g} s, found {most - len(ends)} that did"
-        ) from None
-    finally:
-        ends.forget()
+    with contextlib.closing(ends):
+        try:
+            while ends:
+                yield ends.next(until)
+        except queue.Empty:
+            raise DeadlineExceededError(
+                f"Expected all of {most} calls to end within {timeout:g} s, found {most - len(ends)} that did"
+            ) from None
 
 
 def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
@@ -266,7 +252,7 @@ class _Completions:
         del self._callbacks[value]
         return value
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Unsubscribes from the remaining calls, so that repeated waits do not accumulate callbacks.
 
         Safe in finalizers.

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
 from fedstack.executors.concurrency.lazy_task import raised_again
@@ -117,7 +117,7 @@ class ScheduledCalls:
         with self._lock:
             self._check()
 
-    def begin(self, closures: Sequence[Closure]) -> bool:
+    def begin(self, closures: Iterable[Closure]) -> bool:
         """Begins to bring values here, each once, those of one worker in a few calls. That goes on without a waiter.
 
         Returns:
@@ -132,15 +132,14 @@ class ScheduledCalls:
             self.driver.turn()
         return not awaited
 
-    async def fetch(self, closures: Sequence[Closure]) -> list[object]:
-        """Returns the payloads of values that have begun to come here, and keeps them.
+    async def fetch(self, closures: Iterable[Closure]) -> None:
+        """Returns when values are here which have begun to come, as far as they were there.
 
         Raises:
           Exception: What the first closure to fail has raised.
           ClosedError: If the driver ends before all are here.
         """
         await gather([self._fetched(closure) for closure in closures if closure.copy is None])
-        return [cast("tuple[object]", closure.copy)[0] for closure in closures]
 
     async def _fetched(self, closure: Closure) -> None:
         """Returns when the value of a closure is here. Who waits no longer leaves it coming."""

@@ -350,12 +350,10 @@ class CoordinatedWorker(abc.ABC):
                 if self._has(entry, part):
                     return part.closure.held[self.state].value
                 return await _once(entry.brought, part.closure, lambda: self._brought(entry, part))
-            case CalledFunction():
-                return await _once(entry.kept, part, lambda: _embedded(executor, part))
-            case ConstantArgument(is_shared=True):
-                return await _once(entry.kept, part, lambda: _known(executor, part))
+            case CalledFunction() | ConstantArgument(is_shared=True):
+                return await _once(entry.kept, part, lambda: _created(executor, part))
             case _:
-                return await _known(executor, part)
+                return await _created(executor, part)
 
     async def _brought(self, entry: _ExecutorEntry, result: ResultArgument) -> ExecutorValue:
         closure = result.closure
@@ -370,12 +368,10 @@ class CoordinatedWorker(abc.ABC):
             entry.brought.pop(closure, None)
 
 
-async def _embedded(executor: Executor, function: CalledFunction) -> ExecutorValue:
-    return await executor.create_value(function.computation, function.type_signature)
-
-
-async def _known(executor: Executor, constant: ConstantArgument) -> ExecutorValue:
-    return await create_known(executor, constant.payload, constant.type_signature)
+async def _created(executor: Executor, part: CalledFunction | ConstantArgument) -> ExecutorValue:
+    if isinstance(part, CalledFunction):
+        return await executor.create_value(part.computation, part.type_signature)
+    return await create_known(executor, part.payload, part.type_signature)
 
 
 async def _once(made: MutableMapping[_K, _Made], key: _K, make: Callable[[], Any]) -> ExecutorValue:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import TypeAlias, cast
 
 import attrs
@@ -50,7 +49,7 @@ class RemoteWorker(CoordinatedWorker):
     def __init__(self, state: WorkerState, driver: Driver, stub: ExecutorStub) -> None:
         super().__init__(state, driver)
         self._stub = stub
-        self._watch = SilenceWatch(stub, self._ask, partial(driver.tell, driver.scheduler.silent, state))
+        self._watch = SilenceWatch(stub, self._ask, self._hear)
         self._leaving: asyncio.Task[None] | None = start_apart(self._leave())
 
     def _make_executor(self, clients: int) -> Executor:
@@ -82,6 +81,9 @@ class RemoteWorker(CoordinatedWorker):
         """Says in each session that is in use how many closures wait, and returns when that was heard."""
         used = [cast(RemoteExecutor, entry.executor) for entry in self._entries.values() if entry.users]
         await gather([executor.start((), self._scheduler.waiting) for executor in used])
+
+    def _hear(self, is_silent: bool) -> None:
+        self._driver.tell(self._scheduler.silent, self.state, is_silent)
 
     async def _leave(self) -> None:
         """Has the worker drained once it says that it is about to stop."""

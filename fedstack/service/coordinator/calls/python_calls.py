@@ -10,7 +10,7 @@ import inspect
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import attrs
@@ -61,13 +61,17 @@ class PerWorkerValues(ArgumentOnly):
     It ends there some time after nothing refers to this any more.
 
     Give it as an argument of Python functions; one closure at a time uses it.
+
+    Args:
+      source: A function that makes it, called at each worker, or a value to be copied.
+      what: What messages call it; by default they describe the source.
     """
 
-    def __init__(self, make: Callable[[], object], what: str) -> None:
+    def __init__(self, source: object, what: str = "") -> None:
         self.key = uuid.uuid4().hex
-        self._what = what
+        self._what = what = what or describe(source)
         try:
-            content = dumps(make)
+            content = dumps(source if callable(source) else functools.partial(_itself, source))
         except Exception as error:  # what it refers to may refuse in any way
             raise CarrierError(f"Pickling {what} raised {type(error).__name__}: {error}") from error
         self.maker = ConstantArgument(np.frombuffer(content, np.uint8), BOX, is_shared=True)
@@ -82,11 +86,23 @@ class PerWorkerValues(ArgumentOnly):
 
 
 class PerWorkerDataset(ArgumentOnly):
-    """A dataset of which each worker has its own; `iter` gives an iterator for each of them."""
+    """A dataset of which each worker has its own; `iter` gives an iterator for each of them.
 
-    def __init__(self, make: Callable[[], Iterable[object]], what: str) -> None:
-        self._make = make
-        self._what = what
+    Args:
+      source: A function that makes it, called at each worker, or a dataset to be copied.
+
+    Raises:
+      InvalidValueError: If it can be iterated over once only, or not at all.
+    """
+
+    def __init__(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> None:
+        if not callable(source) and (isinstance(source, Iterator) or not isinstance(cast(object, source), Iterable)):
+            raise InvalidValueError(
+                f"Expected a dataset that can be iterated over again and again, or a function that returns one, found "
+                f"{describe(source)}"
+            )
+        self._make = source if callable(source) else functools.partial(_itself, source)
+        self._what = describe(source)
 
     @functools.cached_property
     def datasets(self) -> PerWorkerValues:
@@ -98,25 +114,6 @@ class PerWorkerDataset(ArgumentOnly):
 
     def __repr__(self) -> str:
         return f"<PerWorkerDataset of {self._what}>"
-
-
-def per_worker_value(source: object) -> PerWorkerValues:
-    """Returns a value that each worker makes by calling a function, or a copy of a value."""
-    return PerWorkerValues(source if callable(source) else functools.partial(_itself, source), describe(source))
-
-
-def per_worker_dataset(source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
-    """Returns a dataset that each worker makes by calling a function, or a copy of one.
-
-    Raises:
-      InvalidValueError: If it can be iterated over once only, or not at all.
-    """
-    if not callable(source) and (isinstance(source, Iterator) or not isinstance(cast(object, source), Iterable)):
-        raise InvalidValueError(
-            f"Expected a dataset that can be iterated over again and again, or a function that returns one, found "
-            f"{describe(source)}"
-        )
-    return PerWorkerDataset(source if callable(source) else functools.partial(_itself, source), describe(source))
 
 
 def function_of(function: Callable[..., object], name: str, types: Sequence[Type]) -> CalledFunction:
@@ -259,7 +256,9 @@ def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> 
 @contextlib.contextmanager
 def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
     """Gives what a worker keeps under a key to one closure at a time; it is made where it is not there."""
-    kept = _keeping()
+    kept = current_scope().kept
+    if kept is None:
+        raise ContextError("Per-worker values are available only in functions that a ClusterCoordinator runs")
     entry: _PerWorkerEntry = kept.setdefault(key, _PerWorkerEntry())
     with entry.lock:
         if not entry.made:
@@ -269,13 +268,6 @@ def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
             weakref.finalize(maker, kept.pop, key, None).atexit = False
             entry.ends_with_maker = True
         yield entry.value
-
-
-def _keeping() -> MutableMapping[str, Any]:
-    kept = current_scope().kept
-    if kept is None:
-        raise ContextError("Per-worker values are available only in functions that a ClusterCoordinator runs")
-    return kept
 
 
 def current_worker_index() -> int:
