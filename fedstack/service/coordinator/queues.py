@@ -119,8 +119,10 @@ class Queues:
         Args:
           can_begin: Returns whether one that was added can still run.
         """
-        now, given = self._clock(), dict[WorkerState, list[Closure]]()
         self._again = None
+        if self._is_empty:
+            return []
+        now, given = self._clock(), dict[WorkerState, list[Closure]]()
         free = [worker for worker in self._workers if self._takes_more(worker, now)]
         while free:
             worker = min(free, key=lambda one: len(one.running))
@@ -139,7 +141,7 @@ class Queues:
 
     def seconds_to_assignments(self) -> float | None:
         """Returns when to ask for `assignments` although nothing has happened until then; `None` for never."""
-        if not (self._anywhere or self._suspects or any(self._workers.values())):
+        if self._is_empty:
             return None
         now = self._clock()
         due = [worker.due for worker in self._workers if self._gathers(worker, now) and not self._is_full(worker)]
@@ -159,6 +161,10 @@ class Queues:
         if ran and begun is not None:
             now = self._clock()
             self._pace[worker].note(closure.name, now - begun, now)
+
+    @property
+    def _is_empty(self) -> bool:
+        return not (self._anywhere or self._suspects or any(self._workers.values()))
 
     def _takes_more(self, worker: WorkerState, now: float) -> bool:
         if self._is_full(worker) or self._gathers(worker, now):
