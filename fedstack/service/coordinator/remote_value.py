@@ -96,9 +96,8 @@ class RemoteValue(ArgumentOnly):
     def __await__(self) -> Generator[Any, None, object]:
         return self.calls.loop.run(fetched(self)).__await__()
 
-    def _value_here(self) -> object:
-        """Returns the value, which is here, in the containers of its type."""
-        (payload,) = cast("tuple[object]", self.closure.copy)
+    def result_of(self, payload: object) -> object:
+        """Returns the value of a payload, in the containers of its type."""
         return unboxed(cast(Box, payload)) if self._result.boxed else to_result(payload, self.type_signature)
 
     def __repr__(self) -> str:
@@ -132,7 +131,7 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
     await (within(homes, timeout, what) if waits else homes)
 
     def result(part: object) -> object:
-        return part._value_here() if isinstance(part, RemoteValue) else part
+        return part.result_of(cast(Any, part.closure.copy)[0]) if isinstance(part, RemoteValue) else part
 
     return await off_loop(lambda: replaced(structure, result))
 
