@@ -13,7 +13,7 @@ from fedstack.executors.base.verb_executor import VerbExecutor, to_declared_type
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.remote_recorder import RemoteRecorder
-from fedstack.executors.remote.remote_values import RemoteValue
+from fedstack.executors.remote.remote_values import SessionValue
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number
@@ -170,12 +170,12 @@ class RemoteExecutor(VerbExecutor):
           WorkerUnavailableError: If the peer has gone away.
           StaleSessionError: If it has lost the values.
         """
-        owned = [cast(RemoteValue, self._own(value, "a value to start")) for value in values]
+        owned = [cast(SessionValue, self._own(value, "a value to start")) for value in values]
         return {**await self._remote.start(owned, waiting)}
 
     async def stop(self, values: Sequence[VerbValue]) -> None:
         """Stops to run values at the peer, which lets go of them. Whoever waits for one gets no outcome."""
-        await self._remote.stop([cast(RemoteValue, self._own(value, "a value to stop")) for value in values])
+        await self._remote.stop([cast(SessionValue, self._own(value, "a value to stop")) for value in values])
 
     async def create_value_stream_structs(self, value: object, type_spec: object) -> VerbValue:
         """Sends a value; of a struct, or a federated value of structs, each leaf in calls of its own."""

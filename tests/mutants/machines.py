@@ -92,10 +92,9 @@ MACHINES = (
     ),
     Machine(
         (
-            "fedstack/service/coordinator/scheduling/scheduler.py",
-            "fedstack/service/coordinator/scheduling/queues.py",
-            "fedstack/service/coordinator/scheduling/losses.py",
-            "fedstack/service/coordinator/scheduling/pace.py",
+            "fedstack/service/coordinator/scheduler.py",
+            "fedstack/service/coordinator/queues.py",
+            "fedstack/service/coordinator/losses.py",
         ),
         (
             Tests(
@@ -103,6 +102,7 @@ MACHINES = (
                     f"{_COORDINATOR}/test_scheduler.py",
                     f"{_COORDINATOR}/test_scheduler_losses.py",
                     f"{_COORDINATOR}/test_scheduler_order.py",
+                    f"{_COORDINATOR}/test_scheduler_fetches.py",
                     f"{_COORDINATOR}/test_slow_places.py",
                     f"{_COORDINATOR}/test_pace.py",
                     f"{_COORDINATOR}/test_unequal_workers.py",

@@ -9,7 +9,7 @@ from mutations import ROOT, drawn, mutants_of
 from planting import Budget, look
 
 RETRY = "fedstack/transport/peers/retry.py"
-LOSSES = "fedstack/service/coordinator/scheduling/losses.py"
+LOSSES = "fedstack/service/coordinator/losses.py"
 
 
 def test_a_mutant_is_its_module_with_one_change() -> None:
@@ -24,7 +24,7 @@ def test_a_mutant_is_its_module_with_one_change() -> None:
     changes = {(one.before, one.after) for one in mutants}
     assert ("return closure.losses >= _LOSSES_UNTIL_ALONE", "return closure.losses > _LOSSES_UNTIL_ALONE") in changes
     assert ("if not closure.repeatable:", "if (not (not closure.repeatable)):") in changes
-    assert ("place.values.clear()", "pass") in changes
+    assert ("worker.values.clear()", "pass") in changes
 
 
 def test_what_is_drawn_follows_from_the_seed_and_not_from_what_else_there_is() -> None:

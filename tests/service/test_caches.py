@@ -140,7 +140,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "service.data.serving.local_servers._servers._servers": (None, "servers of this process that have started"),
     "service.data.worker.data_worker_service.services_here": (None, "data workers of this process that have started"),
     "service.rpc._MODULES": (CONSTANT, "names of modules"),
-    "service.coordinator.variables.held_variable._servers._items": (100, "servers of variables; of allowed code alone"),
+    "service.coordinator.variables._servers._items": (100, "servers of variables; of allowed code alone"),
     "service.executor.updates._OPERATIONS": (CONSTANT, "operations"),
     "service.limits.fair_shares.caller_at": (4096, "addresses"),
     "service.server.calls.call_router._scope_of": (1024, "connections"),

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from fedstack.computations.types.language import CLIENTS, Type, computation_pb2
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner
-from fedstack.executors.remote.remote_values import RemoteValue, naming_intrinsics
+from fedstack.executors.remote.remote_values import SessionValue, naming_intrinsics
 from fedstack.executors.remote.sessions.remote_sessions import Made, MovesValues, RemoteSession, naming_the_worker
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.sessions.streaming_session import StreamingSession
 
 
-class RemoteRecorder(Recorder[RemoteValue]):
+class RemoteRecorder(Recorder[SessionValue]):
     """Makes values at a peer. It checks no types: whoever asks says which type a value has.
 
     A function is sent at once. What is small and what is made of other values has its id at once too, and the peer gets
@@ -34,7 +34,7 @@ class RemoteRecorder(Recorder[RemoteValue]):
 
     async def computation(
         self, owner: ValueOwner, message: computation_pb2.Computation, type_spec: Type, source: Source
-    ) -> RemoteValue:
+    ) -> SessionValue:
         """Sends a computation.
 
         Raises:
@@ -47,18 +47,18 @@ class RemoteRecorder(Recorder[RemoteValue]):
             raise naming_the_worker(error, self._sessions.stub) from error.__cause__
         return await self._made(owner, keeper, keeper.session.put_computation(portable), type_spec, source)
 
-    async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> RemoteValue:
+    async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> SessionValue:
         keeper = await self._sessions.get()
         return await self._made(owner, keeper, self._moving(keeper.session).put(payload, type_spec), type_spec)
 
-    async def streamed(self, owner: ValueOwner, payload: object, type_spec: Type) -> RemoteValue:
+    async def streamed(self, owner: ValueOwner, payload: object, type_spec: Type) -> SessionValue:
         """Sends a payload, of a struct each leaf in calls of its own."""
         keeper = await self._sessions.get()
         return await self._made(owner, keeper, StreamingSession(keeper.session).put(payload, type_spec), type_spec)
 
     async def call(
-        self, owner: ValueOwner, function: RemoteValue, argument: RemoteValue | None, type_spec: Type
-    ) -> RemoteValue:
+        self, owner: ValueOwner, function: SessionValue, argument: SessionValue | None, type_spec: Type
+    ) -> SessionValue:
         made = function.session.call(function.id, None if argument is None else argument.id)
         try:
             return await self._made(owner, function.keeper, made, type_spec, (function, argument))
@@ -66,16 +66,16 @@ class RemoteRecorder(Recorder[RemoteValue]):
             raise naming_intrinsics(error, function, argument) from error.__cause__
 
     async def struct(
-        self, owner: ValueOwner, names: Sequence[str | None], members: Sequence[RemoteValue], type_spec: Type
-    ) -> RemoteValue:
+        self, owner: ValueOwner, names: Sequence[str | None], members: Sequence[SessionValue], type_spec: Type
+    ) -> SessionValue:
         keeper = await self._sessions.get()
         made = keeper.session.struct([(name, member.id) for name, member in zip(names, members)])
         return await self._made(owner, keeper, made, type_spec, members)
 
-    async def selection(self, owner: ValueOwner, source: RemoteValue, index: int, type_spec: Type) -> RemoteValue:
+    async def selection(self, owner: ValueOwner, source: SessionValue, index: int, type_spec: Type) -> SessionValue:
         return await self._made(owner, source.keeper, source.session.selection(source.id, index), type_spec, source)
 
-    async def fetch(self, value: RemoteValue) -> object:
+    async def fetch(self, value: SessionValue) -> object:
         """Computes a value and returns its payload."""
         work = self._moving(value.session).compute(value.id, value.type_signature)
         try:
@@ -85,7 +85,7 @@ class RemoteRecorder(Recorder[RemoteValue]):
         value.has_run()
         return payload
 
-    async def start(self, values: Sequence[RemoteValue], waiting: int = 0) -> dict[RemoteValue, Exception | None]:
+    async def start(self, values: Sequence[SessionValue], waiting: int = 0) -> dict[SessionValue, Exception | None]:
         """Runs values of one session; returns of those that end first why they failed, and else `None`."""
         keeper = values[0].keeper if values else await self._sessions.get()
         by_id = {value.id: value for value in values}
@@ -96,12 +96,12 @@ class RemoteRecorder(Recorder[RemoteValue]):
                 by_id[value_id].has_run()
         return {by_id[value_id]: error for value_id, error in outcomes.items()}
 
-    async def stop(self, values: Sequence[RemoteValue]) -> None:
+    async def stop(self, values: Sequence[SessionValue]) -> None:
         """Stops to run values of one session."""
         keeper = values[0].keeper
         await self._sessions.call(keeper, keeper.session.stop([value.id for value in values]))
 
-    def check(self, value: RemoteValue, role: str) -> None:
+    def check(self, value: SessionValue, role: str) -> None:
         """Checks that the session of a value is still there.
 
         Raises:
@@ -118,6 +118,6 @@ class RemoteRecorder(Recorder[RemoteValue]):
 
     async def _made(
         self, owner: ValueOwner, keeper: SessionKeeper, made: Made, type_spec: Type, source: object = None
-    ) -> RemoteValue:
+    ) -> SessionValue:
         value_id = made if isinstance(made, str) else await self._sessions.call(keeper, made)
-        return RemoteValue(owner, self, keeper, value_id, type_spec, source)
+        return SessionValue(owner, self, keeper, value_id, type_spec, source)

@@ -18,16 +18,16 @@ from fedstack.transport.wire.status import RemoteTraceback
 class FetchesValues(Protocol):
     """Brings values here."""
 
-    def check(self, value: "RemoteValue", role: str, /) -> None:
+    def check(self, value: "SessionValue", role: str, /) -> None:
         """Raises if the session of a value has ended."""
         ...
 
-    async def fetch(self, value: "RemoteValue", /) -> object:
+    async def fetch(self, value: "SessionValue", /) -> object:
         """Runs what a value needs, and returns its payload."""
         ...
 
 
-class RemoteValue(VerbValue):
+class SessionValue(VerbValue):
     """A value that another process holds. When nobody refers to it any more, that process may let go of it.
 
     Attributes:
@@ -81,10 +81,10 @@ class RemoteValue(VerbValue):
         return await self._fetcher.fetch(self)
 
     def __repr__(self) -> str:
-        return f"<RemoteValue of type {self._type} at {self.session.stub.address}>"
+        return f"<SessionValue of type {self._type} at {self.session.stub.address}>"
 
 
-def naming_intrinsics(error: FedstackError, *values: RemoteValue | None) -> FedstackError:
+def naming_intrinsics(error: FedstackError, *values: SessionValue | None) -> FedstackError:
     """Returns an error that names what a plain peer may not know: that refuses what values are made of in its words."""
     if not isinstance(error, (InvalidValueError, RemoteError)) or isinstance(error.__cause__, RemoteTraceback):
         return error  # one of ours, and it says what it means
@@ -101,7 +101,7 @@ def _intrinsics_in(source: object) -> Iterator[str]:
         source = source.to_proto()
     if isinstance(source, computation_pb2.Computation):
         yield from intrinsics_of(source)
-    elif isinstance(source, RemoteValue) and source.session.peer is None:
+    elif isinstance(source, SessionValue) and source.session.peer is None:
         yield from _intrinsics_in(source.source)
     elif isinstance(source, (tuple, list)):
         for part in cast("Sequence[object]", source):

@@ -1,16 +1,110 @@
-"""Defines the coordinator for programs without an event loop."""
+"""Defines the coordinators, for programs with and without an event loop."""
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from fedstack.service.coordinator.front import Front
+from fedstack.errors import InvalidValueError
+from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.number_checks import check_number, check_whole_number
+from fedstack.service.coordinator.calls.closure_maker import ClosureMaker
+from fedstack.service.coordinator.calls.closures import ResultArgument
+from fedstack.service.coordinator.calls.python_calls import (
+    PerWorkerDataset,
+    PerWorkerValues,
+)
+from fedstack.service.coordinator.queues import MOST_RUNNING
 from fedstack.service.coordinator.remote_value import RemoteValue, fetched
+from fedstack.service.coordinator.scheduled_calls import ScheduledCalls
+from fedstack.service.coordinator.scheduler import MOST_QUEUED, Scheduler
 from fedstack.service.coordinator.time_bounds import check_timeout
-from fedstack.service.coordinator.variables.variable import Variable
-from fedstack.transport.peers.io_loop import io_loop
+from fedstack.service.coordinator.variable_owner import VariableOwner
+from fedstack.service.coordinator.variables import AsyncVariable, Variable
+from fedstack.service.coordinator.workforce import Workers, driver_of
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 
-class ClusterCoordinator(Front):
+class _Coordinator(ClosesOnExit):
+    """What both coordinators have in common.
+
+    Args:
+      workers: Where closures run: addresses, a pool, a cluster; or factories of executors in this process, one for each
+        worker.
+      credentials: Certificates and the token, where these are addresses.
+      on_error: What an error of a closure means for the others: `"cancel"` or `"continue"`.
+      max_queued: How many closures may wait and run; to schedule more waits.
+      max_running: How many run at one worker at the same time.
+      connect_seconds: How long to wait when there is no worker, before all closures fail, and for a task that is to
+        hold variables.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        credentials: ClientCredentials | None = None,
+        *,
+        on_error: str = "cancel",
+        max_queued: int = MOST_QUEUED,
+        max_running: int = MOST_RUNNING,
+        connect_seconds: float = 30.0,
+    ) -> None:
+        if on_error not in ("cancel", "continue"):
+            raise InvalidValueError(f"Expected on_error to be 'cancel' or 'continue', found {on_error!r}")
+        check_whole_number("max_queued", max_queued, 1)
+        check_whole_number("max_running", max_running, 1)
+        check_number("connect_seconds", connect_seconds, endless=True)
+        make_scheduler = partial(Scheduler, max_queued, max_running, on_error == "continue")
+        driver = driver_of(workers, credentials, connect_seconds, make_scheduler)
+        self._calls = ScheduledCalls(driver)
+        self._variables = VariableOwner(workers, credentials, driver.loop, connect_seconds)
+        self._closures = ClosureMaker(partial(_result_of, self._calls))
+        weakref.finalize(self, _end, self._calls, self._variables).atexit = False
+
+    def create_per_worker_value(self, source: object) -> PerWorkerValues:
+        """Returns a value that each worker makes by calling a function, or its own copy of a value.
+
+        Give it as an argument of Python functions. One closure at a time uses that of a worker; it is made anew where a
+        worker was lost.
+        """
+        return PerWorkerValues(source)
+
+    def create_per_worker_dataset(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
+        """Returns a dataset of which each worker has its own; `iter` of it gives an iterator for each worker.
+
+        Args:
+          source: What can be iterated over again and again, or a function that returns it, called at each worker.
+
+        Raises:
+          InvalidValueError: If it can be iterated over once only, or not at all.
+        """
+        return PerWorkerDataset(source)
+
+    def close(self) -> None:
+        """Cancels what is left to do, and closes the connections. Idempotent; never raises."""
+        if not self._closed:
+            self._closed = True
+            self._calls.loop.finish(self._calls.driver.end(), timeout=5.0)
+            if self._variables.is_used:
+                io_loop.finish(self._variables.end())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'closed' if self._closed else f'of {self._calls!r}'}>"
+
+
+def _result_of(calls: ScheduledCalls, value: object) -> ResultArgument | None:
+    return value.as_argument(calls) if isinstance(value, RemoteValue) else None
+
+
+def _end(calls: ScheduledCalls, variables: VariableOwner) -> None:
+    """Ends what a coordinator that nobody refers to any more has had; a finalizer."""
+    calls.loop.call_soon(lambda: start_apart(calls.driver.end()))
+    if variables.is_used:
+        io_loop.call_soon(lambda: start_apart(variables.end()))
+
+
+class ClusterCoordinator(_Coordinator):
     """Runs calls at whichever worker is free, any number at a time; their values stay there until they are fetched."""
 
     def schedule(
@@ -41,9 +135,9 @@ class ClusterCoordinator(Front):
           ClosedError: After `close`.
         """
         closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
-        while not self._driver.schedule(closure):
-            self._driver.wait(self._driver.room())
-        return RemoteValue(self, self._driver, closure, call)
+        while not self._calls.schedule(closure):
+            self._calls.wait(self._calls.room())
+        return RemoteValue(self, self._calls, closure, call)
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until all calls have ended.
@@ -54,7 +148,7 @@ class ClusterCoordinator(Front):
           DeadlineExceededError: If it takes longer than `timeout` seconds; the calls go on.
         """
         check_timeout(timeout)
-        self._driver.wait(self._driver.join(timeout, self))
+        self._calls.wait(self._calls.join(timeout, self))
 
     def done(self) -> bool:
         """Returns whether all calls have ended.
@@ -62,7 +156,7 @@ class ClusterCoordinator(Front):
         Raises:
           LeafError: If a function has raised; see `schedule`.
         """
-        return self._driver.is_done()
+        return self._calls.is_done()
 
     def fetch(self, structure: object, timeout: float | None = None) -> Any:
         """Returns a structure with the values of calls in place of what stands for them.
@@ -72,7 +166,7 @@ class ClusterCoordinator(Front):
           DeadlineExceededError: If it takes longer than `timeout` seconds.
         """
         check_timeout(timeout)
-        return self._driver.wait(fetched(structure, timeout, self))
+        return self._calls.wait(fetched(structure, timeout, self))
 
     def variable(self, initial_value: object, type_spec: object = None) -> Variable:
         """Returns a variable: state that functions read and change wherever they run, and this program too.
@@ -88,3 +182,40 @@ class ClusterCoordinator(Front):
           WorkerUnavailableError: If no server can be reached that is to hold it.
         """
         return Variable(*io_loop.run_sync(self._variables.make(initial_value, type_spec)))
+
+
+class AsyncClusterCoordinator(_Coordinator):
+    """Does what `ClusterCoordinator` does, in coroutines, from any event loop."""
+
+    async def schedule(
+        self,
+        fn: object,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        repeatable: bool = True,
+        prefetch: bool = False,
+    ) -> RemoteValue:
+        """Schedules a call; see `ClusterCoordinator.schedule`. It waits only if there is no room for one more."""
+        closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
+        while not self._calls.schedule(closure):
+            await self._calls.loop.run(self._calls.room())
+        return RemoteValue(self, self._calls, closure, call)
+
+    async def join(self, timeout: float | None = None) -> None:
+        """Waits until all calls have ended; see `ClusterCoordinator.join`."""
+        check_timeout(timeout)
+        await self._calls.loop.run(self._calls.join(timeout, self))
+
+    async def done(self) -> bool:
+        """Returns whether all calls have ended; see `ClusterCoordinator.done`."""
+        return self._calls.is_done()
+
+    async def fetch(self, structure: object, timeout: float | None = None) -> Any:
+        """Returns a structure with values in place of what stands for them; see `ClusterCoordinator.fetch`."""
+        check_timeout(timeout)
+        return await self._calls.loop.run(fetched(structure, timeout, self))
+
+    async def variable(self, initial_value: object, type_spec: object = None) -> AsyncVariable:
+        """Returns a variable; see `ClusterCoordinator.variable`."""
+        return AsyncVariable(*await io_loop.run(self._variables.make(initial_value, type_spec)))

@@ -1,394 +1,281 @@
-"""Does what a scheduler decides: has closures run at sites, and wakes whoever waits for them.
+"""Does what a scheduler decides, and tells it what happens.
 
-What is sent to a worker together is in `runs.py`, how values are brought home and rebuilt in `fetching.py`, and what is
-lost with a worker in `scheduling/losses.py`.
+The scheduler is asked under a lock, by callers on any thread (`scheduled_calls.py`), by workers, and by whatever adds
+and loses these. What follows comes out of it as actions, which are done in turns on the loop, most of them by a worker.
 """
 
+import abc
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, FedstackError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
-from fedstack.service.coordinator.fetching import Fetching
-from fedstack.service.coordinator.runs import Runs
-from fedstack.service.coordinator.scheduling.closures import Closure, Place
-from fedstack.service.coordinator.scheduling.scheduler import Scheduler
-from fedstack.service.coordinator.sites import Held, Site
-from fedstack.service.coordinator.time_bounds import within
+from fedstack.service.coordinator.calls.closures import (
+    Action,
+    AskAgain,
+    Closure,
+    Fetch,
+    Leave,
+    Notify,
+    Run,
+    Search,
+    Stop,
+    WorkerState,
+)
+from fedstack.service.coordinator.scheduler import Scheduler
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
-_T = TypeVar("_T")
+if TYPE_CHECKING:
+    from fedstack.service.coordinator.workers import CoordinatedWorker
+
+_P = ParamSpec("_P")
 
 
-class Workforce(Protocol):
-    """Where sites come from.
-
-    Attributes:
-      io: The loop on which they run.
-    """
-
-    @property
-    def io(self) -> IoLoop: ...
-
-    def begin(self, driver: "Driver", /) -> None:
-        """Begins to add sites to a driver, and to tell it of losses."""
-        ...
-
-    async def wait(self) -> None:
-        """Returns when there may be a site soon; raises when it is no use to wait any longer."""
-        ...
-
-    def replace(self, site: Site, error: Exception, /) -> None:
-        """Adds another site for one that is gone, when its worker is there again."""
-        ...
-
-    async def end(self) -> None:
-        """Ends what sites need."""
-        ...
-
-
-class Driver:
-    """Runs the closures of one coordinator.
-
-    The scheduler is asked under a lock, by callers on any thread. All else happens on the loop.
+class Driver(abc.ABC):
+    """Does what the scheduler of one coordinator decides, on a loop.
 
     Args:
       scheduler: Decides.
-      workforce: Where sites come from, and on which loop everything runs.
+      loop: Where everything runs.
 
     Attributes:
-      fetching: Brings values home.
+      scheduler: As above; to be asked while `lock` is held.
+      lock: Is held while the scheduler is asked.
+      loop: As above.
+      closed: Whether nothing runs any more.
     """
 
-    def __init__(self, scheduler: Scheduler, workforce: Workforce) -> None:
-        self._scheduler = scheduler
-        self._workforce = workforce
-        self._loop = workforce.io
-        self._lock = threading.Lock()
+    def __init__(self, scheduler: Scheduler, loop: IoLoop) -> None:
+        self.scheduler = scheduler
+        self.lock = threading.Lock()
+        self.loop = loop
+        self.closed = False
         self._woken = False
         self._dropped: deque[Closure] = deque()
-        self._sites: dict[Place, Site] = {}
-        self._runs = Runs(scheduler, self._lock, self)
-        self.fetching = Fetching(scheduler, self._lock, self._sites, self)
+        self._workers: dict[WorkerState, CoordinatedWorker] = {}
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, unlike a set
-        self._looking: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
-        workforce.begin(self)
 
-    @property
-    def loop(self) -> IoLoop:
-        """The loop."""
-        return self._loop
+    @abc.abstractmethod
+    async def _worker_there(self) -> None:
+        """Returns when there may be a worker soon; raises when it is no use to wait any longer."""
 
-    @property
-    def waiting(self) -> int:
-        """How many closures wait for a place, or for others."""
-        return self._scheduler.waiting
+    @abc.abstractmethod
+    def _replace(self, worker: "CoordinatedWorker", error: Exception) -> None:
+        """Adds another worker for one that is lost, when it is there again."""
+
+    @abc.abstractmethod
+    async def _end_workers(self) -> None:
+        """Ends what workers need."""
 
     # For callers on any thread.
-
-    def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs work on the loop, for a caller on another thread, whose errors have the user's own frames alone."""
-        try:
-            return self._loop.run_sync(work)
-        except Exception as error:
-            raise without_own_frames(error).with_traceback(None) from error.__cause__
-
-    def schedule(self, closure: Closure) -> bool:
-        """Schedules a closure, if there is room for it; returns whether there is.
-
-        Raises:
-          Exception: What another closure has raised before; where the others go on after errors, only `join` does.
-          ClosedError: After `close`.
-        """
-        with self._lock:
-            self._check(self._scheduler.stops_at_errors)
-            if not self._scheduler.has_room:
-                return False
-            self._scheduler.schedule(closure)
-        self._wake()
-        return True
-
-    def check(self) -> None:
-        """Raises what closures have raised since this was last asked, the first of it.
-
-        Raises:
-          ClosedError: After `close`.
-        """
-        with self._lock:
-            self._check()
-
-    def is_done(self) -> bool:
-        """Returns whether nothing is left to do.
-
-        Raises:
-          Exception: What a closure has raised.
-        """
-        with self._lock:
-            self._check(self._scheduler.stops_at_errors)
-            return self._scheduler.is_idle
-
-    def cancel(self, closure: Closure) -> bool:
-        """Cancels a closure; returns whether it had not ended."""
-        with self._lock:
-            had_not_ended = self._scheduler.cancel(closure)
-        self._wake()
-        return had_not_ended
-
-    def when_ended(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Calls something once a closure has ended: on the loop, or at once if it has."""
-        with self._lock:
-            if not closure.has_ended:
-                closure.on_end[callback] = None
-                return
-        callback()
-
-    def forget(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Undoes `when_ended`, if the callback has not been called. Safe in finalizers: it takes no lock."""
-        closure.on_end.pop(callback, None)
-
-    def drop(self, closure: Closure) -> None:
-        """Notes that no caller has a handle to a closure any more. Safe in finalizers: it takes no lock."""
-        self._dropped.append(closure)
-        self._wake()
 
     def check_open(self) -> None:
         """Checks that closures can still run.
 
         Raises:
-          ClosedError: After `close`.
+          ClosedError: After the end.
         """
-        if self._closed:
+        if self.closed:
             raise ClosedError(
                 "The coordinator is closed; make a new one, and fetch values before the end of the old one"
             )
 
-    def _check(self, errors: bool = True) -> None:
-        self.check_open()
-        if errors and self._scheduler.has_errors:
-            first, *others = self._scheduler.take_errors()
-            error = raised_again(first)
-            with contextlib.suppress(AttributeError):  # a class of the user's own may have no room for it
-                cast(Any, error).errors = (first, *others)
-            try:
-                raise error
-            finally:
-                del error, first, others
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Has `turn` called soon."""
         if not self._woken:
             self._woken = True
-            self._loop.call_soon(self.turn)
+            self.loop.call_soon(self.turn)
 
-    # For callers, on the loop.
+    def drop(self, closure: Closure) -> None:
+        """Notes that no caller has a handle to a closure any more. Safe in finalizers: it takes no lock."""
+        self._dropped.append(closure)
+        self.wake()
 
-    async def room(self) -> None:
-        """Returns when there is room for another closure, or something went wrong."""
-        await self._until(lambda: self._scheduler.has_room or self._scheduler.has_errors or self._closed)
+    # What happens at workers.
 
-    async def join(self, timeout: float | None = None, what: object = None) -> None:
-        """Returns when nothing is left to do.
-
-        Args:
-          timeout: How long that may take, in seconds.
-          what: What is waited for, for messages.
-
-        Raises:
-          Exception: What a closure has raised, once nothing runs any more.
-          DeadlineExceededError: If that takes longer.
-        """
-        await self._until(lambda: self._scheduler.is_idle or self._closed, timeout, what)
-        self.check()
-
-    async def ended(self, closure: Closure) -> None:
-        """Returns when a closure has ended."""
-        if not closure.has_ended:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.when_ended(closure, lambda: None if future.done() else future.set_result(None))
-            await future
-
-    async def payload_of(self, closure: Closure) -> object:
-        """Returns the payload of a closure's value; see `Fetching.payload_of`."""
-        return await self.fetching.payload_of(closure)
-
-    async def _until(self, condition: Callable[[], bool], timeout: float | None = None, what: object = None) -> None:
-        with self._lock:
-            if condition():
-                return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[future] = condition
-        try:
-            await within(future, timeout, what)
-        finally:
-            self._waiting.pop(future, None)
-
-    # For the workforce, on the loop.
-
-    def add(self, site: Site) -> None:
-        """There is another site."""
-        if self._closed:
-            site.close()
+    def add(self, worker: "CoordinatedWorker") -> None:
+        """There is another worker."""
+        if self.closed:
+            worker.close()
             return
-        self._sites[site.place] = site
-        with self._lock:
-            self._scheduler.add_place(site.place)
-        self.turn()
+        self._workers[worker.state] = worker
+        self.tell(self.scheduler.add_worker, worker.state)
 
-    def lose(self, site: Site, error: Exception) -> None:
-        """A site is gone."""
-        if self._sites.pop(site.place, None) is None:
+    def lose(self, worker: "CoordinatedWorker", error: Exception) -> None:
+        """A worker is gone."""
+        if self._workers.pop(worker.state, None) is None:
             return
         error = without_own_frames(error)
-        with self._lock:
-            self._scheduler.lose_place(site.place, error, at_work=_ended_at_work(error))
-        site.close()
-        if not self._closed:
-            self._workforce.replace(site, error)
+        with self.lock:
+            self.scheduler.lose_worker(worker.state, error, at_work=_ended_at_work(error))
+        worker.close()
+        if not self.closed:
+            self._replace(worker, error)
         self.turn()
 
-    def silent(self, place: Place, is_silent: bool) -> None:
-        """Notes that a place does not answer, or does so again."""
-        with self._lock:
-            self._scheduler.silent(place, is_silent)
+    def tell(self, event: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Lets an event happen at the scheduler, and does what follows from it."""
+        with self.lock:
+            event(*args, **kwargs)
         self.turn()
 
-    async def hand_over(self, site: Site) -> None:
-        """Brings home what a site has finished, which is about to stop, and then does without it."""
-        place = site.place
-        with self._lock:
-            self._scheduler.drain(place)
-        self.turn()
-        left: set[Closure] = set()  # what cannot be brought
-        try:
-            while True:
-                with self._lock:
-                    closures = [one for one in self._scheduler.held_only_by(place) if one not in left]
-                if not closures and not place.running:
-                    break
-                left.update(closures)
-                await self.fetching.bring_from(place, closures)
-                count = len(place.values)
-                await self._until(lambda count=count: not place.running or len(place.values) != count)
-        except RetryableError as error:
-            self.lose(site, error)
-            return
-        self.lose(site, WorkerUnavailableError(f"The worker at {place.name} is stopping; what it had made is here"))
+    # What follows from it.
 
-    def holds(self, closure: Closure, place: Place, held: Held) -> None:
-        """Notes that a place has got the value of a closure from elsewhere."""
-        with self._lock:
-            if place not in closure.held:
-                self._scheduler.holds(closure, place, held)
-
-    # On the loop, from here on.
-
-    def turn(self, site: Site | None = None) -> Sequence[Closure]:
+    def turn(self, own: WorkerState | None = None) -> Sequence[Closure]:
         """Does what the scheduler has decided after events.
 
         Args:
-          site: Where the caller itself runs what is to run there.
+          own: Where the caller itself runs what is to run there.
 
         Returns:
           That.
         """
-        own: Sequence[Closure] = ()
-        for place, closures in self._decided():
-            if site is not None and place is site.place:
-                own = closures
+        self._woken = False
+        with self.lock:
+            while self._dropped:
+                closure = self._dropped.popleft()
+                for state in self.scheduler.drop(closure):
+                    if (worker := self._workers.get(state)) is not None:
+                        worker.stop_fetching(closure)
+            actions = self.scheduler.actions()
+            woken = [future for future, condition in self._waiting.items() if condition()]
+        for future in woken:
+            if not future.done():
+                future.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        follow: Sequence[Closure] = ()
+        for action in actions:
+            if isinstance(action, Run) and action.worker is own:
+                follow = action.closures
             else:
-                self._runs.spawn(self._sites[place], closures)
-        return own
+                self._perform(action)
+        return follow
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Notify(callbacks):
+                for callback in callbacks:
+                    callback()
+            case Run(worker, closures):
+                self._workers[worker].run(closures)
+            case Stop(worker, closures):
+                self._workers[worker].stop(closures)
+            case Fetch(worker, closures):
+                self._workers[worker].fetch(closures)
+            case Leave(worker):
+                reason = f"The worker at {worker.name} is stopping; what it had made is here"
+                self.lose(self._workers[worker], WorkerUnavailableError(reason))
+            case Search():
+                if self._search is None and not self.closed:
+                    self._search = start_apart(self._look())
+            case AskAgain(seconds):
+                self._timer = asyncio.get_running_loop().call_later(seconds, self.turn)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Starts something that ends with this, at the latest."""
         task = start_apart(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         task.add_done_callback(consume_exception)
+        return task
 
-    def _decided(self) -> list[tuple[Place, list[Closure]]]:
-        self._woken = False
-        with self._lock:
-            while self._dropped:
-                closure = self._dropped.popleft()
-                self._scheduler.drop(closure)
-                self.fetching.drop(closure)
-            assignments = self._scheduler.assignments()
-            ended = [closure for closure in self._scheduler.take_ended() if closure.has_ended]
-            cancelled = self._scheduler.take_cancelled()
-            seconds = self._scheduler.seconds_to_assignments()
-            woken = [future for future, condition in self._waiting.items() if condition()]
-            stranded = bool(self._scheduler.unfinished) and not self._sites
-            callbacks = [callback for closure in ended for callback in tuple(closure.on_end)]
-            for closure in ended:
-                closure.on_end = {}
-        for callback in callbacks:
-            callback()
-        for future in woken:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when something is true of the scheduler, or nothing runs any more."""
+        with self.lock:
+            if self.closed or condition():
+                return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = lambda: self.closed or condition()
+        try:
+            await future
+        finally:
+            self._waiting.pop(future, None)
+
+    async def changed(self, closure: Closure) -> None:
+        """Returns when a closure has ended, or its value was brought here or could not be."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def callback() -> None:
             if not future.done():
                 future.set_result(None)
-        if cancelled:
-            self._runs.stop(self._sites.values(), cancelled)
-        if stranded and self._looking is None and not self._closed:
-            self._looking = start_apart(self._look())
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.turn)
-        return assignments
+
+        closure.callbacks[callback] = None
+        try:
+            await future
+        finally:
+            closure.callbacks.pop(callback, None)
+
+    async def payload_of(self, closure: Closure) -> object:
+        """Returns the payload of a closure's value, which is rebuilt if it was lost. It does not stay here.
+
+        Raises:
+          Exception: What the closure has raised.
+          ClosureCancelledError: If it was cancelled.
+        """
+        while True:
+            while not closure.has_ended:
+                await self.changed(closure)
+            if closure.copy is not None:
+                return closure.copy[0]
+            if closure.error is not None:
+                raise raised_again(closure.error)
+            self.check_open()
+            for state, handle in list(closure.held.items()):
+                if (worker := self._workers.get(state)) is None:
+                    continue
+                try:
+                    return await handle.payload()
+                except RetryableError as error:
+                    self.lose(worker, error)
+                except Exception:
+                    if not state.lost:  # else what it says does not count, and there may be another
+                        raise
+            self.tell(self.scheduler.need, closure)
+            await asyncio.sleep(0)  # whatever comes of it, others get their turn
 
     async def _look(self) -> None:
-        """Waits for a site, for closures that have none."""
+        """Waits for a worker, for closures that have none."""
         try:
-            while not self._sites and not self._closed:
-                await self._workforce.wait()
+            while not self._workers and not self.closed:
+                await self._worker_there()
                 await asyncio.sleep(0.01)  # it is added in a moment
         except FedstackError as error:
-            with self._lock:
-                self._scheduler.gave_up(without_own_frames(error))
+            self.tell(self.scheduler.gave_up, without_own_frames(error))
         finally:
-            self._looking = None
-        self.turn()
+            self._search = None
+            self.wake()  # there may be no worker again
 
     async def end(self) -> None:
-        """Cancels what is left to do, and ends all sites. Idempotent; never raises."""
-        if self._closed:
+        """Cancels what is left to do, and ends all workers. Idempotent; never raises."""
+        if self.closed:
             return
-        self._closed = True
-        with self._lock:
-            self._scheduler.cancel_all()
-        self.turn()
-        sites = list(self._sites.values())
-        self._sites.clear()
-        tasks = [*self._tasks, *([] if self._looking is None else [self._looking])]
+        self.closed = True
+        self.tell(self.scheduler.end)
+        workers = list(self._workers.values())
+        self._workers.clear()
+        tasks = [*self._tasks, *([] if self._search is None else [self._search])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.fetching.end()
         if self._timer is not None:
             self._timer.cancel()
-        for site in sites:
-            site.close()
-        self._runs.close()
-        await self._workforce.end()
-
-    @property
-    def outlook(self) -> str:
-        """How many calls wait and run, in words."""
-        scheduler = self._scheduler
-        workers = f"{len(scheduler.places)} worker{'s' * (len(scheduler.places) != 1)}"
-        return f"{workers}: {scheduler.waiting} waiting, {scheduler.running} running, {scheduler.values} values held"
+        for worker in workers:
+            worker.close()
+        await self._end_workers()
 
     def __repr__(self) -> str:
-        return f"<Driver of {self._scheduler!r}>"
+        return f"<{type(self).__name__} of {len(self._workers)} workers, {self.scheduler.unfinished} closures>"
 
 
 def _ended_at_work(error: Exception) -> bool:

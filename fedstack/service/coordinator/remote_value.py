@@ -1,25 +1,32 @@
-"""Defines what stands for the value of a scheduled call, and how values come home in structures."""
+"""Defines what stands for the value of a scheduled call, how values are fetched in structures and waited for."""
 
+import contextlib
+import queue
+import threading
+import time
 import weakref
-from collections.abc import Collection, Generator, Iterator, Set, ValuesView
-from itertools import chain
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence, Set, ValuesView
+from functools import partial
 from typing import Any, cast
 
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
-from fedstack.errors import ForeignValueError, InvalidValueError
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import DeadlineExceededError, ForeignValueError, InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.foundations.number_checks import check_whole_number
 from fedstack.service.coordinator.calls.boxes import Box, unboxed
-from fedstack.service.coordinator.calls.calls import Call, Result
-from fedstack.service.coordinator.calls.per_worker import ArgumentOnly
+from fedstack.service.coordinator.calls.closures import Closure, ClosureCall, ResultArgument
+from fedstack.service.coordinator.calls.python_calls import ArgumentOnly
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
-from fedstack.service.coordinator.driver import Driver
-from fedstack.service.coordinator.scheduling.closures import Closure
+from fedstack.service.coordinator.scheduled_calls import ScheduledCalls
 from fedstack.service.coordinator.time_bounds import check_timeout, within
 
 # What looks like a structure, and has no places in which to put values, or loses them.
 _NO_STRUCTURES: tuple[type, ...] = (Set, ValuesView, Iterator)
+# As good as any time; for longer no thread can wait.
+_LONGEST_SECONDS = threading.TIMEOUT_MAX / 2
 
 
 class RemoteValue(ArgumentOnly):
@@ -28,29 +35,29 @@ class RemoteValue(ArgumentOnly):
     Give it as an argument of later calls, on its own or anywhere inside of a structure. `await` it to fetch it.
 
     Attributes:
-      driver: What runs the call.
+      calls: The calls of its coordinator.
       closure: The call.
     """
 
-    def __init__(self, owner: object, driver: Driver, closure: Closure, call: Call) -> None:
+    def __init__(self, owner: object, calls: ScheduledCalls, closure: Closure, call: ClosureCall) -> None:
         self._owner = owner  # a coordinator that nobody refers to is closed
-        self.driver = driver
+        self.calls = calls
         self.closure = closure
         self._result = call.result_of(closure)
-        weakref.finalize(self, driver.drop, closure).atexit = False
+        weakref.finalize(self, calls.driver.drop, closure).atexit = False
 
     @property
     def type_signature(self) -> Type:
         """The type of the value, as a worker has it: of a Python function's that of a box with any value."""
         return self._result.type_signature
 
-    def as_argument(self, driver: Driver) -> Result:
-        """Returns it as an argument of calls that a driver runs.
+    def as_argument(self, calls: ScheduledCalls) -> ResultArgument:
+        """Returns it as an argument of the calls of a coordinator.
 
         Raises:
           ForeignValueError: If it is of another coordinator.
         """
-        if self.driver is not driver:
+        if self.calls is not calls:
             raise ForeignValueError(f"Expected a value of this coordinator, found {self!r} of another one")
         return self._result
 
@@ -61,11 +68,11 @@ class RemoteValue(ArgumentOnly):
     @property
     def is_here(self) -> bool:
         """Whether nothing is to be waited for: this process has the value, or the error."""
-        return self.closure.copy is not None or self.closure.error is not None
+        return self.closure.is_here
 
     def cancel(self) -> bool:
         """Cancels the call, and those that need its value; returns whether it had not ended."""
-        return self.driver.cancel(self.closure)
+        return self.calls.cancel(self.closure)
 
     def get(self, timeout: float | None = None) -> Any:
         """Fetches the value, when it is there, in the containers of its type.
@@ -80,14 +87,14 @@ class RemoteValue(ArgumentOnly):
           DeadlineExceededError: If it takes longer than `timeout` seconds; the call goes on.
         """
         check_timeout(timeout)
-        return self.driver.wait(fetched(self, timeout, self))
+        return self.calls.wait(fetched(self, timeout, self))
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Does what `get` does."""
         return self.get(timeout)
 
     def __await__(self) -> Generator[Any, None, object]:
-        return self.driver.loop.run(fetched(self)).__await__()
+        return self.calls.loop.run(fetched(self)).__await__()
 
     def result_of(self, payload: object) -> object:
         """Returns the value of a payload, in the containers of its type."""
@@ -95,7 +102,7 @@ class RemoteValue(ArgumentOnly):
 
     def __repr__(self) -> str:
         closure = self.closure
-        where = ", ".join(place.name for place in closure.held) or ("here" if closure.copy is not None else "")
+        where = ", ".join(worker.name for worker in closure.held) or ("here" if closure.copy is not None else "")
         error = "" if closure.error is None else f": {str(closure.error).partition(chr(10))[0]}"
         return f"<RemoteValue of {closure.name!r}: {closure.state.value}{where and f' at {where}'}{error}>"
 
@@ -113,24 +120,18 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
       InvalidValueError: If it has values in sets, or anything that can be iterated over once only.
       DeadlineExceededError: If they take longer.
     """
-    groups: dict[Driver, list[RemoteValue]] = {}  # by the coordinator that each is of
-    parts: dict[RemoteValue, None] = {}
+    groups: dict[ScheduledCalls, dict[Closure, None]] = {}  # by the coordinator that each is of
     for path, part in leaves_of(structure, "structure"):
         if isinstance(part, RemoteValue):
-            parts[part] = None
+            groups.setdefault(part.calls, {})[part.closure] = None
         elif isinstance(part, _NO_STRUCTURES) and _may_have_values(part):
             raise InvalidValueError(f"Expected lists, tuples and dictionaries, found {type(part).__name__}; at {path}")
-    for value in parts:
-        groups.setdefault(value.driver, []).append(value)
-    values = list(chain.from_iterable(groups.values()))
-    closures = {driver: [value.closure for value in some] for driver, some in groups.items()}
-    waits = [driver for driver, some in closures.items() if not driver.fetching.begin(some)]
-    homes = gather([driver.fetching.bring_home(some) for driver, some in closures.items()])
-    found = await (within(homes, timeout, what) if waits else homes)
-    payloads = dict(zip(values, chain.from_iterable(found)))
+    waits = [calls for calls, closures in groups.items() if not calls.begin(closures)]
+    homes = gather([calls.fetch(closures) for calls, closures in groups.items()])
+    await (within(homes, timeout, what) if waits else homes)
 
     def result(part: object) -> object:
-        return part.result_of(payloads[part]) if isinstance(part, RemoteValue) else part
+        return part.result_of(cast(Any, part.closure.copy)[0]) if isinstance(part, RemoteValue) else part
 
     return await off_loop(lambda: replaced(structure, result))
 
@@ -140,3 +141,123 @@ def _may_have_values(collection: object) -> bool:
         return True  # a look would take what is in it
     members = list(cast("Collection[object]", collection))
     return any(isinstance(part, RemoteValue) for _, part in leaves_of(members, ""))
+
+
+def wait(
+    values: Iterable[RemoteValue], num_returns: int = 1, timeout: float | None = None
+) -> tuple[list[RemoteValue], list[RemoteValue]]:
+    """Waits until so many calls have ended, whatever came of them.
+
+    Args:
+      values: Their values.
+      num_returns: How many of them.
+      timeout: How long to wait, in seconds; `None` for any time, 0 not at all.
+
+    Returns:
+      The first `num_returns` of those that have ended, or all of those if the time has passed, and the others; both in
+      the order of `values`.
+
+    Raises:
+      InvalidValueError: If `num_returns` is not among 1 to the number of values, or the timeout is negative.
+    """
+    listed = _listed(values)
+    check_timeout(timeout)
+    if not listed:
+        return [], []
+    check_whole_number("num_returns", num_returns, 1, len(listed))
+    ends, until = _Completions(listed), _until(timeout)
+    with contextlib.suppress(queue.Empty), contextlib.closing(ends):
+        for _ in range(min(num_returns, len(ends))):
+            ends.next(until)
+    ended = [value for value in listed if value.done()][:num_returns]
+    shown = set(ended)
+    return ended, [value for value in listed if value not in shown]
+
+
+def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
+    """Yields values as their calls end, whatever comes of them.
+
+    Raises:
+      DeadlineExceededError: If that takes longer than `timeout` seconds, counted from the call of this function.
+    """
+    check_timeout(timeout)
+    return _as_completed(_listed(values), _until(timeout), timeout)
+
+
+def _as_completed(values: Sequence[RemoteValue], until: float | None, timeout: float | None) -> Iterator[RemoteValue]:
+    ends = _Completions(values)
+    del values  # those that have been yielded are not held here
+    most = len(ends)
+    with contextlib.closing(ends):
+        try:
+            while ends:
+                yield ends.next(until)
+        except queue.Empty:
+            raise DeadlineExceededError(
+                f"Expected all of {most} calls to end within {timeout:g} s, found {most - len(ends)} that did"
+            ) from None
+
+
+def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
+    """Returns values to wait for.
+
+    Raises:
+      TypeMismatchError: If they are none.
+    """
+    if isinstance(cast(object, values), RemoteValue) or not isinstance(cast(object, values), Iterable):
+        raise TypeMismatchError(
+            f"Expected values of calls in a list, found {describe(cast(object, values))}; write [value] for one"
+        )
+    listed = list(values)
+    for index, value in enumerate(cast("list[object]", listed)):
+        if not isinstance(value, RemoteValue):
+            raise TypeMismatchError(f"Expected values that schedule has returned, found {describe(value)}; at {index}")
+    return listed
+
+
+def _until(timeout: float | None) -> float | None:
+    return None if timeout is None or timeout > _LONGEST_SECONDS else time.monotonic() + timeout
+
+
+class _Completions:
+    """Values whose calls have ended, one after the other, for one thread that waits.
+
+    Its length is how many are still to come.
+
+    Args:
+      values: The values; each counts once.
+    """
+
+    def __init__(self, values: Iterable[RemoteValue]) -> None:
+        self._ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
+        self._callbacks = {value: partial(self._ended.put, value) for value in dict.fromkeys(values)}
+        self._loops = {value.calls.loop for value in self._callbacks}
+        for value, callback in self._callbacks.items():
+            value.calls.when_ended(value.closure, callback)
+
+    def next(self, until: float | None) -> RemoteValue:
+        """Returns the value of the next call to end.
+
+        Raises:
+          queue.Empty: If there is none by then.
+          RuntimeError: If called on the loop on which the calls run, which would wait for itself.
+        """
+        if self._ended.empty() and any(loop.is_current() for loop in self._loops):
+            raise RuntimeError(
+                "Expected to wait outside of the loop on which the calls run, found that loop; await the values there, "
+                "or use asyncio.as_completed"
+            )
+        value = self._ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        del self._callbacks[value]
+        return value
+
+    def close(self) -> None:
+        """Unsubscribes from the remaining calls, so that repeated waits do not accumulate callbacks.
+
+        Safe in finalizers.
+        """
+        for value, callback in self._callbacks.items():
+            value.calls.forget(value.closure, callback)
+
+    def __len__(self) -> int:
+        return len(self._callbacks)

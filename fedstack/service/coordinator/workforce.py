@@ -1,120 +1,249 @@
-"""Gives a driver its sites: a fleet of workers in other processes, or executors of this one."""
+"""The workers of a coordinator: those of a fleet, in other processes, or executors of this one."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, cast
 
-from fedstack.computations.types.language import ExecutorFactory
-from fedstack.errors import InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.computations.leaves.work_scope import WorkKind, current_scope
+from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, ExecutorValue, RetryableError
+from fedstack.errors import FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.executors.base.verb_executor import pull
+from fedstack.executors.base.verb_values import VerbValue
+from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote.workers import Worker
 from fedstack.executors.remote.workers import Workers as Fleet
+from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.stacks.resource_factory import borrow
+from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.foundations.value_text import describe
 from fedstack.membership.membership_observer import MembershipObserver
-from fedstack.service.coordinator.driver import Driver, Workforce
-from fedstack.service.coordinator.local_site import LocalSite
-from fedstack.service.coordinator.scheduling.closures import Place
-from fedstack.service.coordinator.sites import RemoteSite, Site
+from fedstack.service.coordinator.calls.closures import WorkerState
+from fedstack.service.coordinator.driver import Driver
+from fedstack.service.coordinator.scheduler import Scheduler
+from fedstack.service.coordinator.silence import SilenceWatch
+from fedstack.service.coordinator.workers import CoordinatedWorker, Outcomes, ValueHandle
+from fedstack.service.executor.sessions.session import ClosureScope
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import IoLoop, io_loop
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
+# Values of one worker are disposed of in batches of so many.
+_DISPOSE_BATCH = 500
+# When to ask again a worker that could not be asked whether it is about to stop.
+_AGAIN_SECONDS = 1.0
 
 
-class FleetWorkforce(MembershipObserver[Worker], Workforce):
-    """The workers of a fleet.
+class RemoteWorker(CoordinatedWorker):
+    """A worker in another process.
 
     Args:
+      state: See `CoordinatedWorker`.
+      driver: See `CoordinatedWorker`.
+      stub: Calls it. It stays open.
+    """
+
+    def __init__(self, state: WorkerState, driver: Driver, stub: ExecutorStub) -> None:
+        super().__init__(state, driver)
+        self._stub = stub
+        self._watch = SilenceWatch(stub, self._ask, self._hear)
+        self._leaving: asyncio.Task[None] | None = start_apart(self._leave())
+
+    def _make_executor(self, clients: int) -> Executor:
+        executor = RemoteExecutor(self._stub, _DISPOSE_BATCH)
+        executor.worker_index = self.state.index
+        executor.set_cardinalities({CLIENTS: clients} if clients else {})
+        return executor
+
+    def _close_executor(self, executor: Executor) -> None:
+        cast(RemoteExecutor, executor).close()
+
+    @contextlib.contextmanager
+    def _in_use(self, clients: int) -> Generator[Executor, None, None]:
+        with self._watch.while_in_use(), super()._in_use(clients) as executor:
+            yield executor
+
+    async def _started(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
+        remote, started = cast(RemoteExecutor, executor), cast("Sequence[VerbValue]", values)
+        outcomes = await remote.start(started, self._scheduler.waiting)
+        self._watch.heard()
+        return {**outcomes}
+
+    async def _stopped(self, handles: Sequence[ValueHandle]) -> None:
+        for executor in {handle.executor: None for handle in handles}:
+            values = [cast(VerbValue, handle.value) for handle in handles if handle.executor is executor]
+            await cast(RemoteExecutor, executor).stop(values)
+
+    async def _ask(self) -> None:
+        """Says in each session that is in use how many closures wait, and returns when that was heard."""
+        used = [cast(RemoteExecutor, entry.executor) for entry in self._entries.values() if entry.users]
+        await gather([executor.start((), self._scheduler.waiting) for executor in used])
+
+    def _hear(self, is_silent: bool) -> None:
+        self._driver.tell(self._scheduler.silent, self.state, is_silent)
+
+    async def _leave(self) -> None:
+        """Has the worker drained once it says that it is about to stop."""
+        while True:
+            try:
+                await self._stub.connection.until_draining()
+                break
+            except FedstackError:  # whether it is lost is found out elsewhere
+                await asyncio.sleep(_AGAIN_SECONDS)
+        self._driver.tell(self._scheduler.drain, self.state)
+
+    def close(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None  # a cancelled task keeps its frames, and those the connection
+        self._watch.close()
+        super().close()
+
+
+class LocalWorker(CoordinatedWorker):
+    """Executors of this process.
+
+    Args:
+      state: See `CoordinatedWorker`.
+      driver: See `CoordinatedWorker`.
+      factory: Makes them.
+    """
+
+    def __init__(self, state: WorkerState, driver: Driver, factory: ExecutorFactory) -> None:
+        super().__init__(state, driver)
+        self._factory = factory
+        self._scope = current_scope().replace(kind=WorkKind.CLOSURE).adding(ClosureScope(state.index, {}))
+        self._tasks: dict[ExecutorValue, asyncio.Task[object]] = {}
+        self._give_back: dict[Executor, Callable[[], None]] = {}
+
+    def _make_executor(self, clients: int) -> Executor:
+        executor, self._give_back[executor] = borrow(self._factory, {CLIENTS: clients} if clients else {})
+        return executor
+
+    def _close_executor(self, executor: Executor) -> None:
+        """Gives it back to the factory, which others may use as well."""
+        self._give_back.pop(executor)()
+
+    async def _started(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
+        with self._scope.entered():
+            tasks = {value: self._tasks.get(value) or asyncio.ensure_future(pull(value)) for value in values}
+        self._tasks.update(tasks)
+        await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        outcomes: dict[ExecutorValue, Exception | None] = {}
+        for value, task in tasks.items():
+            if task.done():
+                self._tasks.pop(value, None)
+                error = asyncio.CancelledError() if task.cancelled() else task.exception()
+                if isinstance(error, RetryableError):
+                    raise error
+                outcomes[value] = error if isinstance(error, Exception) else None
+        return outcomes
+
+    async def _stopped(self, handles: Sequence[ValueHandle]) -> None:
+        for handle in handles:
+            if (task := self._tasks.get(handle.value)) is not None:
+                task.cancel()
+
+    def close(self) -> None:
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.add_done_callback(drop_outcome)
+            task.cancel()
+        super().close()
+
+
+class RemoteDriver(Driver, MembershipObserver[Worker]):
+    """Drives the workers of a fleet.
+
+    Args:
+      scheduler: See `Driver`.
       fleet: The workers. It is closed with this.
       source: What the workers live as long as.
     """
 
-    def __init__(self, fleet: Fleet, source: object = None) -> None:
+    def __init__(self, scheduler: Scheduler, fleet: Fleet, source: object = None) -> None:
+        super().__init__(scheduler, fleet.io)
         self._fleet = fleet
         self._source = source  # a pool ends its processes when nobody refers to it
-        self._sites: dict[Worker, Site] = {}
-        self._indices: dict[Worker, int] = {}
-        self._driver: Driver | None = None
+        self._workers: dict[Worker, CoordinatedWorker] = {}
+        self._indices = {worker: index for index, worker in enumerate(fleet.members)}
+        self._unsubscribe = fleet.subscribe(self)
 
-    def begin(self, driver: Driver) -> None:
-        self._driver = driver
-        self._indices = {worker: index for index, worker in enumerate(self._fleet.members)}
-        self._fleet.subscribe(self)
-
-    @property
-    def io(self) -> IoLoop:
-        return self._fleet.io
-
-    async def wait(self) -> None:
+    async def _worker_there(self) -> None:
         await self._fleet.ready()
 
-    def replace(self, site: Site, error: Exception) -> None:
-        worker = next((worker for worker, found in self._sites.items() if found is site), None)
-        if worker is None:
+    def _replace(self, worker: CoordinatedWorker, error: Exception) -> None:
+        member = next((member for member, found in self._workers.items() if found is worker), None)
+        if member is None:
             return
-        del self._sites[worker]
-        if isinstance(error, StaleSessionError) and worker.is_ready:
-            self.ready(worker)  # it is there, and has lost what it held
+        del self._workers[member]
+        if isinstance(error, StaleSessionError) and member.is_ready:
+            self.ready(member)  # it is there, and has lost what it held
         else:
-            self._fleet.lost(worker, error)
+            self._fleet.lost(member, error)
 
-    async def end(self) -> None:
-        self._driver = None
+    async def _end_workers(self) -> None:
+        self._unsubscribe()
         self._fleet.close()
 
-    # Told by the fleet.
-
     def ready(self, member: Worker) -> None:
-        if member not in self._sites and self._driver is not None:
+        if member not in self._workers and not self.closed:
             index = self._indices.setdefault(member, len(self._indices))
-            place = Place(index, member.address, member.features.threads)
-            site = self._sites[member] = RemoteSite(member.stub, place, self._driver)
-            self._driver.add(site)
+            state = WorkerState(index, member.address, member.features.threads)
+            self._workers[member] = worker = RemoteWorker(state, self, member.stub)
+            self.add(worker)
 
     def lost(self, member: Worker, error: Exception) -> None:
-        site = self._sites.get(member)
-        if site is not None and self._driver is not None:
-            self._driver.lose(site, error)
+        if member in self._workers:
+            self.lose(self._workers[member], error)
 
     def removed(self, member: Worker) -> None:
         self.lost(member, WorkerUnavailableError(f"The worker at {member.address} has been removed"))
 
 
-class LocalWorkforce(Workforce):
-    """Executors of this process.
+class LocalDriver(Driver):
+    """Drives executors of this process.
 
     Args:
+      scheduler: See `Driver`.
       factories: What makes them, one for each worker.
     """
 
-    def __init__(self, factories: Sequence[ExecutorFactory]) -> None:
+    def __init__(self, scheduler: Scheduler, factories: Sequence[ExecutorFactory]) -> None:
+        super().__init__(scheduler, io_loop)
         self._factories = factories
-        self._driver: Driver | None = None
-
-    @property
-    def io(self) -> IoLoop:
-        return io_loop
-
-    def begin(self, driver: Driver) -> None:
-        self._driver = driver
-        for index in range(len(self._factories)):
-            driver.loop.loop.call_soon_threadsafe(self._add, index)
+        for index in range(len(factories)):
+            self.loop.loop.call_soon_threadsafe(self._add, index)
 
     def _add(self, index: int) -> None:
-        if self._driver is not None:
-            self._driver.add(LocalSite(self._factories[index], Place(index, f"worker {index}"), self._driver))
+        if not self.closed:
+            self.add(LocalWorker(WorkerState(index, f"worker {index}"), self, self._factories[index]))
 
-    async def wait(self) -> None:
+    async def _worker_there(self) -> None:
         """Returns at once: there is always one soon."""
 
-    def replace(self, site: Site, error: Exception) -> None:
-        self._add(site.place.index)
+    def _replace(self, worker: CoordinatedWorker, error: Exception) -> None:
+        self._add(worker.state.index)
 
-    async def end(self) -> None:
-        self._driver = None
+    async def _end_workers(self) -> None:
+        """Does nothing: the factories are the caller's."""
 
 
-def workforce_of(workers: Workers, credentials: ClientCredentials | None, connect_seconds: float) -> Workforce:
-    """Returns where sites come from, for what users name as workers.
+def driver_of(
+    workers: Workers,
+    credentials: ClientCredentials | None,
+    connect_seconds: float,
+    make_scheduler: Callable[..., Scheduler],
+) -> Driver:
+    """Returns a driver for what users name as workers.
+
+    Args:
+      workers: Places, or factories of executors.
+      credentials: Certificates and the token, where these are addresses.
+      connect_seconds: How long to wait when there is no worker.
+      make_scheduler: Makes its scheduler, given a `clock`.
 
     Raises:
       InvalidValueError: If there are none, or both places and factories.
@@ -124,8 +253,9 @@ def workforce_of(workers: Workers, credentials: ClientCredentials | None, connec
     if factories:
         if len(factories) < len(listed):
             raise InvalidValueError(f"Expected factories only, or places only, found both in {describe(workers)}")
-        return LocalWorkforce(factories)
+        return LocalDriver(make_scheduler(clock=io_loop.time), factories)
     stubs = make_stubs(cast(WorkerTargets, workers), credentials)
     if not stubs:
         raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
-    return FleetWorkforce(Fleet([Worker(stub) for stub in stubs], connect_seconds), workers)
+    fleet = Fleet([Worker(stub) for stub in stubs], connect_seconds)
+    return RemoteDriver(make_scheduler(clock=fleet.io.time), fleet, workers)

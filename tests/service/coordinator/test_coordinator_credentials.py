@@ -13,9 +13,8 @@ from fedstack.computations.leaves.python.function_pickles import dumps
 from fedstack.computations.types.language import infer_type
 from fedstack.errors import FedstackError, InvalidValueError, LeafError
 from fedstack.service import ClusterSpec, Server, ServerConfig
-from fedstack.service.coordinator import ClusterCoordinator
-from fedstack.service.coordinator.variables import held_variable
-from fedstack.service.coordinator.variables.variable import Variable
+from fedstack.service.coordinator import ClusterCoordinator, variables
+from fedstack.service.coordinator.variables import Variable, VariableHandle
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.wire.addresses import Target
 
@@ -155,18 +154,18 @@ def test_a_missing_certificate_of_the_worker_is_named(files: CertificateFiles) -
 
 
 def test_a_variable_that_only_the_coordinators_machine_reaches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_variable, "_CONNECT_SECONDS", 0.2)
-    held = held_variable.HeldVariable(Target("127.0.0.1:1", False), "session", "value", infer_type(1), True)
+    monkeypatch.setattr(variables, "_CONNECT_SECONDS", 0.2)
+    held = VariableHandle(Target("127.0.0.1:1", False), "session", "value", infer_type(1), True)
     with pytest.raises(FedstackError, match="only workers on the same machine reach; name a task of job 'ps'"):
-        Variable(held, held_variable.server_of(held)).read_value()
+        Variable(held, variables.server_of(held)).read_value()
 
 
 def test_a_server_of_variables_that_is_away_is_no_lost_worker(
     files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_variable, "_CONNECT_SECONDS", 0.2)
-    held = held_variable.HeldVariable(Target("127.0.0.1:1", False), "session", "value", infer_type(1), False)
-    away = Variable(held, held_variable.server_of(held))
+    monkeypatch.setattr(variables, "_CONNECT_SECONDS", 0.2)
+    held = VariableHandle(Target("127.0.0.1:1", False), "session", "value", infer_type(1), False)
+    away = Variable(held, variables.server_of(held))
     with cluster(files, None) as coordinator:
         coordinator.schedule(add_one, (away,))
         with pytest.raises(LeafError, match="'add_one' raised WorkerUnavailableError: Cannot use the server at 127"):

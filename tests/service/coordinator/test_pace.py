@@ -1,8 +1,8 @@
-"""What is known of how long calls take at one place."""
+"""What is known of how long calls take at one worker."""
 
 import pytest
 
-from fedstack.service.coordinator.scheduling.pace import Pace
+from fedstack.service.coordinator.queues import Pace
 
 QUICK = 0.05
 

@@ -12,8 +12,8 @@ from await_until import await_until
 
 import fedstack
 from fedstack.errors import ClosedError, DeadlineExceededError, ResourceLimitError
-from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator, RemoteValue, fetching
-from fedstack.service.coordinator.sites import Held
+from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator, RemoteValue, workers
+from fedstack.service.coordinator.workers import ValueHandle
 from fedstack.testing import SimulatedCluster
 
 WALL = 30.0
@@ -27,7 +27,7 @@ def same(x):
 class Transfers:
     """Holds up what comes home until it may, and counts it."""
 
-    def __init__(self, fetch: Callable[[Held], Any]) -> None:
+    def __init__(self, fetch: Callable[[ValueHandle], Any]) -> None:
         self._fetch = fetch
         self.begun = self.ended = self.cancelled = 0
         self.failure: Exception | None = None
@@ -37,7 +37,7 @@ class Transfers:
         if not self._gate.done():
             self._gate.set_result(None)
 
-    async def payload(self, held: Held) -> object:
+    async def payload(self, held: ValueHandle) -> object:
         self.begun += 1
         try:
             await asyncio.shield(asyncio.wrap_future(self._gate))
@@ -53,8 +53,8 @@ class Transfers:
 
 @pytest.fixture
 def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transfers]:
-    made = Transfers(Held.payload)
-    monkeypatch.setattr(Held, "payload", lambda held: made.payload(held))
+    made = Transfers(ValueHandle.payload)
+    monkeypatch.setattr(ValueHandle, "payload", lambda held: made.payload(held))
     yield made
     made.let_go()
 
@@ -139,7 +139,7 @@ def test_the_end_of_a_coordinator_ends_what_comes_home(coordinator: ClusterCoord
     with pytest.raises(DeadlineExceededError):
         value.get(timeout=0)
     await_until(lambda: transfers.begun)
-    waiting = coordinator._driver.loop.submit(_get(other))
+    waiting = coordinator._calls.loop.submit(_get(other))
     await_until(lambda: transfers.begun == 2)
     coordinator.close()
     assert transfers.cancelled == 2
@@ -171,18 +171,18 @@ def test_of_several_values_those_come_home_that_can(
     values = [coordinator.schedule(same, (number,)) for number in range(3)]
     coordinator.join(WALL)
     large = set(values[1].closure.held.values())
-    fetch = Held.payload
+    fetch = ValueHandle.payload
 
-    async def payload(held: Held) -> object:
+    async def payload(held: ValueHandle) -> object:
         if held in large:
             raise ResourceLimitError("too large")
         return await fetch(held)
 
-    async def payloads_of(held: Sequence[Held]) -> list[object]:
+    async def payloads_of(held: Sequence[ValueHandle]) -> list[object]:
         return [await payload(one) for one in held]
 
-    monkeypatch.setattr(Held, "payload", payload)
-    monkeypatch.setattr(fetching, "payloads_of", payloads_of)
+    monkeypatch.setattr(ValueHandle, "payload", payload)
+    monkeypatch.setattr(workers, "payloads_of", payloads_of)
     with pytest.raises(ResourceLimitError, match="too large"):
         await_until(polled(lambda: coordinator.fetch(values, timeout=0)))
     await_until(lambda: values[0].is_here and values[2].is_here)
@@ -193,10 +193,10 @@ def test_of_several_values_those_come_home_that_can(
 def test_values_that_come_together_do_so_as_long_as_anybody_refers_to_one(
     coordinator: ClusterCoordinator, transfers: Transfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def payloads_of(held: Sequence[Held]) -> list[object]:
+    async def payloads_of(held: Sequence[ValueHandle]) -> list[object]:
         return [await transfers.payload(one) for one in held]
 
-    monkeypatch.setattr(fetching, "payloads_of", payloads_of)
+    monkeypatch.setattr(workers, "payloads_of", payloads_of)
     values = [coordinator.schedule(same, (number,)) for number in range(2)]
     coordinator.join(WALL)
     with pytest.raises(DeadlineExceededError):

@@ -4,9 +4,9 @@ import pytest
 from scheduler_world import AWAY, World
 
 from fedstack.errors import ClosureCancelledError, LostWorkersError, NoWorkersError, WorkerUnavailableError
-from fedstack.service.coordinator.scheduling.closures import State
-from fedstack.service.coordinator.scheduling.losses import MOST_DEPTH
-from fedstack.service.coordinator.scheduling.queues import GATHER_SECONDS
+from fedstack.service.coordinator.calls.closures import ClosureState
+from fedstack.service.coordinator.losses import MOST_DEPTH
+from fedstack.service.coordinator.queues import GATHER_SECONDS
 
 
 def test_closures_are_spread_over_places_in_the_order_of_scheduling() -> None:
@@ -41,13 +41,13 @@ def test_a_place_that_does_not_answer_gets_nothing_more_until_it_does() -> None:
     world = World(2, most_running=2)
     a, b = world.add("a"), world.add("b")
     assert world.given() == {"worker 0": ["a"], "worker 1": ["b"]}
-    world.scheduler.silent(world.places[0], True)
+    world.scheduler.silent(world.workers[0], True)
     world.done(b)
     world.add("c")
     world.add("d")
     world.add("e")
     assert world.given() == {"worker 1": ["c", "d"]}
-    world.scheduler.silent(world.places[0], False)
+    world.scheduler.silent(world.workers[0], False)
     world.done(a)
     assert world.given() == {"worker 0": ["e"]}
 
@@ -58,11 +58,11 @@ def test_what_comes_while_a_call_is_under_way_waits_a_moment_for_others() -> Non
     assert world.given() == {"worker 0": ["a"]}
     world.add("b")
     assert world.given() == {}
-    assert world.scheduler.seconds_to_assignments() == pytest.approx(GATHER_SECONDS)
+    assert world.asks_again() == pytest.approx(GATHER_SECONDS)
     world.add("c")
     world.now += 2 * GATHER_SECONDS
     assert world.given() == {"worker 0": ["b", "c"]}
-    assert world.scheduler.seconds_to_assignments() is None
+    assert world.asks_again() is None
 
 
 def test_what_has_waited_goes_along_when_a_call_ends() -> None:
@@ -87,10 +87,10 @@ def test_a_closure_waits_for_its_arguments() -> None:
     world = World(2)
     a = world.add("a")
     b = world.add("b", a)
-    assert b.state is State.WAITING
+    assert b.state is ClosureState.WAITING
     assert world.given() == {"worker 0": ["a"]}
     world.done(a)
-    assert b.state is State.QUEUED
+    assert b.state is ClosureState.QUEUED
     assert world.given() == {"worker 0": ["b"]}
 
 
@@ -120,15 +120,16 @@ def test_after_an_error_all_others_are_cancelled_and_it_is_told_once() -> None:
     world.given()
     error = ValueError("no")
     world.fail(a, error)
-    assert (a.state, b.state, c.state, d.state) == (State.FAILED, *[State.CANCELLED] * 3)
-    assert world.scheduler.take_cancelled() == [b]
+    assert (a.state, b.state, c.state, d.state) == (ClosureState.FAILED, *[ClosureState.CANCELLED] * 3)
+    world.act()
+    assert world.stopped == [b]
     assert isinstance(c.error, ClosureCancelledError)
     assert world.scheduler.take_errors() == [error]
     assert world.scheduler.take_errors() == []
     assert not world.scheduler.is_idle  # the worker has not answered for what was cancelled
     world.done(b)
     assert world.scheduler.is_idle
-    assert b.state is State.CANCELLED
+    assert b.state is ClosureState.CANCELLED
 
 
 def test_an_error_of_a_closure_that_was_cancelled_for_another_is_told_too() -> None:
@@ -139,7 +140,7 @@ def test_an_error_of_a_closure_that_was_cancelled_for_another_is_told_too() -> N
     world.fail(a, first)
     world.fail(b, second)
     assert world.scheduler.take_errors() == [first, second]
-    assert b.state is State.FAILED
+    assert b.state is ClosureState.FAILED
 
 
 def test_others_can_go_on_after_an_error_which_is_told_at_the_end() -> None:
@@ -165,7 +166,7 @@ def test_what_needs_a_failed_closure_fails_with_its_error_which_is_told_once() -
     assert {one.error for one in (a, b, c)} == {error}
     assert world.scheduler.take_errors() == [error]
     d = world.add("d", c)
-    assert (d.state, d.error) == (State.FAILED, error)
+    assert (d.state, d.error) == (ClosureState.FAILED, error)
 
 
 def test_closures_of_a_lost_place_run_elsewhere_before_others() -> None:
@@ -173,8 +174,8 @@ def test_closures_of_a_lost_place_run_elsewhere_before_others() -> None:
     for name in "abc":
         world.add(name)
     assert world.given() == {"worker 0": ["a"], "worker 1": ["b"]}
-    world.scheduler.lose_place(world.places[0], AWAY)
-    world.done(next(iter(world.places[1].running)))
+    world.scheduler.lose_worker(world.workers[0], AWAY)
+    world.done(next(iter(world.workers[1].running)))
     assert world.given() == {"worker 1": ["a"]}
 
 
@@ -182,9 +183,9 @@ def test_a_lost_value_is_rebuilt_only_when_it_is_needed_and_once() -> None:
     world = World()
     a = world.add("a")
     world.run(a)
-    world.scheduler.lose_place(world.places[0], AWAY)
+    world.scheduler.lose_worker(world.workers[0], AWAY)
     world.join(1)
-    assert a.state is State.LOST
+    assert a.state is ClosureState.LOST
     assert world.given() == {}
     assert world.scheduler.is_idle
     world.scheduler.need(a)
@@ -199,20 +200,20 @@ def test_what_a_lost_value_was_made_of_is_rebuilt_first() -> None:
     c = world.add("c", b)
     for closure in (a, b):
         world.run(closure)
-    world.scheduler.lose_place(world.places[0], AWAY)
+    world.scheduler.lose_worker(world.workers[0], AWAY)
     world.join(1)
     for closure in (a, b, c):
         assert world.given() == {"worker 1": [closure.name]}
         world.done(closure)
-    assert c.state is State.READY
+    assert c.state is ClosureState.READY
 
 
 def test_a_value_that_has_been_copied_is_not_lost() -> None:
     world = World()
     a = world.add("a")
     world.run(a)
-    world.scheduler.copied(a, "the value")
-    world.scheduler.lose_place(world.places[0], AWAY)
+    world.copied(a)
+    world.scheduler.lose_worker(world.workers[0], AWAY)
     world.join(1)
     assert a.is_there
     world.add("b", a)
@@ -224,9 +225,9 @@ def test_what_may_not_be_repeated_is_an_error_when_it_was_lost() -> None:
     a, b = world.add("a", repeatable=False), world.add("b", repeatable=False)
     world.run(a)
     world.given()
-    world.scheduler.lose_place(world.places[0], AWAY)
+    world.scheduler.lose_worker(world.workers[0], AWAY)
     assert isinstance(b.error, WorkerUnavailableError)  # it was running
-    assert a.state is State.LOST  # it was ready, and nothing asks for it
+    assert a.state is ClosureState.LOST  # it was ready, and nothing asks for it
     world.scheduler.need(a)
     for error in (a.error, b.error):
         assert "cannot be rebuilt: it was scheduled with repeatable=False. Fetch" in str(error)
@@ -239,14 +240,14 @@ def test_a_closure_that_ends_workers_is_found_out_and_others_go_on() -> None:
         given = world.given()
         if not given:
             break
-        [place] = world.scheduler.places
-        if bad in place.running:
-            world.scheduler.lose_place(place, AWAY)
+        [worker] = world.scheduler.workers
+        if bad in worker.running:
+            world.scheduler.lose_worker(worker, AWAY)
             world.join(index)
         else:
             world.done(good)
     assert isinstance(bad.error, LostWorkersError)
-    assert good.state in (State.READY, State.LOST)  # it has run, and other workers were lost after that
+    assert good.state in (ClosureState.READY, ClosureState.LOST)  # it has run, and other workers were lost after that
 
 
 def test_a_worker_that_was_gone_before_is_no_fault_of_what_it_was_given() -> None:
@@ -254,23 +255,23 @@ def test_a_worker_that_was_gone_before_is_no_fault_of_what_it_was_given() -> Non
     unlucky = world.add("unlucky")
     for index in range(1, 10):
         world.given()
-        [place] = world.scheduler.places
-        world.scheduler.lose_place(place, AWAY, at_work=False)
+        [worker] = world.scheduler.workers
+        world.scheduler.lose_worker(worker, AWAY, at_work=False)
         world.join(index)
     world.given()
-    assert unlucky.state is State.RUNNING
+    assert unlucky.state is ClosureState.RUNNING
 
 
 def test_what_fails_at_a_place_that_is_lost_runs_elsewhere() -> None:
     world = World(goes_on=True)
     closure = world.add("a")
     world.given()
-    [place] = world.scheduler.places
-    world.scheduler.lose_place(place, AWAY)
-    world.scheduler.failed(closure, place, ValueError("its executor is closed"))
+    [worker] = world.scheduler.workers
+    world.scheduler.lose_worker(worker, AWAY)
+    world.scheduler.failed(closure, worker, ValueError("its executor is closed"))
     world.join(1)
     world.given()
-    assert closure.state is State.RUNNING
+    assert closure.state is ClosureState.RUNNING
 
 
 def test_a_value_is_dropped_when_neither_its_caller_nor_a_closure_needs_it() -> None:
@@ -294,7 +295,7 @@ def test_a_dropped_value_is_rebuilt_for_what_was_made_of_it() -> None:
     world.scheduler.drop(a)
     world.run(a)
     world.run(b)
-    world.scheduler.lose_place(world.places[0], AWAY)
+    world.scheduler.lose_worker(world.workers[0], AWAY)
     world.join(1)
     world.scheduler.need(b)
     assert world.given() == {"worker 1": ["a"]}
@@ -309,7 +310,7 @@ def test_a_value_at_the_end_of_a_long_chain_is_not_rebuilt_and_the_error_says_wh
     for number in range(MOST_DEPTH):
         last = world.add(f"{number + 1}", last)
         world.run(last)
-    world.scheduler.lose_place(world.places[0], AWAY)
+    world.scheduler.lose_worker(world.workers[0], AWAY)
     world.scheduler.need(last)
     assert "cannot be rebuilt: more than 1000 calls would have to be repeated" in str(last.error)
 
@@ -321,7 +322,7 @@ def test_one_closure_can_be_cancelled_and_what_needs_it_is_too() -> None:
     c = world.add("c")
     assert world.scheduler.cancel(a)
     assert not world.scheduler.cancel(a)
-    assert (a.state, b.state, c.state) == (State.CANCELLED, State.CANCELLED, State.QUEUED)
+    assert (a.state, b.state, c.state) == (ClosureState.CANCELLED, ClosureState.CANCELLED, ClosureState.QUEUED)
     assert not world.scheduler.has_errors
     assert world.given() == {"worker 0": ["c"]}
 
@@ -332,18 +333,19 @@ def test_without_any_place_all_fail_once_nobody_waits_any_more() -> None:
     b = world.add("b", a)
     world.scheduler.gave_up(AWAY)
     assert (a.error, b.error) == (AWAY, AWAY)
-    assert (a.state, b.state) == (State.FAILED, State.FAILED)
+    assert (a.state, b.state) == (ClosureState.FAILED, ClosureState.FAILED)
     assert world.scheduler.take_errors() == [AWAY]
-    assert world.scheduler.take_ended() == [a, b]
+    world.act()
+    assert world.notified == [a, b]
     assert world.scheduler.is_idle
 
 
 def test_who_gives_up_waiting_for_places_is_told_what_ran_where_they_were_lost() -> None:
     world = World(2)
     world.add("a")
-    for place, name in zip(world.places, ("beside it", "never ran"), strict=True):
+    for worker, name in zip(world.workers, ("beside it", "never ran"), strict=True):
         world.given()
-        world.scheduler.lose_place(place, AWAY)
+        world.scheduler.lose_worker(worker, AWAY)
         world.add(name)
     error = NoWorkersError("none is ready:\n  worker 0: away")
     world.scheduler.gave_up(error)
@@ -353,7 +355,7 @@ def test_who_gives_up_waiting_for_places_is_told_what_ran_where_they_were_lost()
 
 def test_errors_are_told_once_and_at_once_unless_others_go_on() -> None:
     world = World()
-    assert world.scheduler.stops_at_errors
+    assert not world.scheduler.goes_on
     assert not world.scheduler.has_errors
     error = ValueError("no")
     a = world.add("a")
@@ -367,7 +369,7 @@ def test_errors_are_told_once_and_at_once_unless_others_go_on() -> None:
 
 def test_where_others_go_on_errors_are_told_when_all_have_ended() -> None:
     world = World(goes_on=True)
-    assert not world.scheduler.stops_at_errors
+    assert world.scheduler.goes_on
     error = ValueError("no")
     a = world.add("a")
     world.given()
@@ -385,10 +387,10 @@ def test_what_ended_and_what_was_cancelled_is_told_once() -> None:
     world.done(a)
     world.scheduler.cancel(b)
     world.scheduler.cancel(c)
-    assert world.scheduler.take_ended() == [a, b, c, d]
-    assert world.scheduler.take_ended() == []
-    assert world.scheduler.take_cancelled() == [b]
-    assert world.scheduler.take_cancelled() == []
+    for _ in range(2):
+        world.act()
+        assert world.notified == [a, b, c, d]
+        assert world.stopped == [b]
 
 
 def test_a_closure_that_its_caller_cancelled_has_no_error_to_tell() -> None:
@@ -400,7 +402,7 @@ def test_a_closure_that_its_caller_cancelled_has_no_error_to_tell() -> None:
     world.scheduler.cancel(b)
     world.done(b)
     c = world.add("c", a)
-    assert {one.state for one in (a, b, c)} == {State.CANCELLED}
+    assert {one.state for one in (a, b, c)} == {ClosureState.CANCELLED}
     assert not world.scheduler.has_errors
     assert world.scheduler.values == 0
 
@@ -422,12 +424,11 @@ def test_a_closure_that_will_not_run_again_keeps_nothing_of_its_call(how: str) -
     world = World()
     a = world.add("a")
     world.run(a)
-    b = world.add("b", a, repeatable=how != "not repeatable")
-    ((place, _),) = world.scheduler.assignments()
-    world.scheduler.succeeded(b, place, "held", ("the value",) if how == "prefetched" else None)
-    if how == "copied":
+    b = world.add("b", a, repeatable=how != "not repeatable", prefetch=how == "prefetched")
+    world.run(b)
+    if how != "not repeatable":
         assert (b.call, b.needs) == ("a call", (a,))
-        world.scheduler.copied(b, "the value")
+        world.copied(b)
     assert (b.call, b.needs) == (None, ())
 
 
@@ -447,6 +448,6 @@ def test_a_value_stays_for_its_caller_when_those_that_needed_it_have_ended() -> 
     b, c = world.add("b", a), world.add("c", a, a)
     world.scheduler.cancel(b)
     world.run(c)
-    assert (a.state, world.scheduler.values) == (State.READY, 2)
+    assert (a.state, world.scheduler.values) == (ClosureState.READY, 2)
     world.scheduler.drop(a)
     assert world.scheduler.values == 1

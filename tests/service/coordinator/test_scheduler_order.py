@@ -3,9 +3,9 @@
 import pytest
 from scheduler_world import World
 
-from fedstack.service.coordinator.scheduling.closures import State
-from fedstack.service.coordinator.scheduling.queues import GATHER_SECONDS, MOST_RUNNING
-from fedstack.service.coordinator.scheduling.scheduler import MOST_QUEUED
+from fedstack.service.coordinator.calls.closures import ClosureState
+from fedstack.service.coordinator.queues import GATHER_SECONDS, MOST_RUNNING
+from fedstack.service.coordinator.scheduler import MOST_QUEUED
 
 
 def test_numbers_are_those_that_users_are_promised() -> None:
@@ -34,7 +34,7 @@ def test_a_closure_that_is_scheduled_with_arguments_waits_a_moment_for_others_to
     world.done(a)
     world.add("of a", a)
     assert world.given() == {}
-    assert world.scheduler.seconds_to_assignments() == pytest.approx(GATHER_SECONDS / 2)
+    assert world.asks_again() == pytest.approx(GATHER_SECONDS / 2)
     world.now = begun + GATHER_SECONDS
     assert world.given() == {"worker 0": ["of a"]}
 
@@ -49,16 +49,15 @@ def test_what_waits_at_several_places_goes_out_at_the_first_of_their_times() -> 
         world.given()
         world.add("next", value)
     assert world.given() == {}
-    assert world.scheduler.seconds_to_assignments() == pytest.approx(GATHER_SECONDS / 2)
+    assert world.asks_again() == pytest.approx(GATHER_SECONDS / 2)
 
 
 def test_there_is_no_time_to_wait_for_at_a_full_place() -> None:
     world = World(most_running=1)
     world.add("a")
     world.add("b")
-    assert world.scheduler.seconds_to_assignments() is None  # nobody has asked for any yet
     world.given()
-    assert world.scheduler.seconds_to_assignments() is None
+    assert world.asks_again() is None
 
 
 def test_what_becomes_ready_queues_behind_what_can_run_already() -> None:
@@ -78,7 +77,7 @@ def test_closures_of_a_lost_place_run_again_in_their_order() -> None:
     for name in "abc":
         world.add(name)
     world.given()
-    world.replace(world.places[0])
+    world.replace(world.workers[0])
     world.add("d")
     assert world.given() == {"worker 1": ["a", "b", "c", "d"]}
 
@@ -87,14 +86,14 @@ def test_what_waited_for_a_lost_place_runs_elsewhere_in_its_order_before_others(
     world = World(2, most_running=1)
     a = world.add("a")
     world.run(a)
-    world.scheduler.copied(a, "the value")
+    world.copied(a)
     world.add("long", a)
     busy = world.add("busy")
     assert world.given() == {"worker 0": ["long"], "worker 1": ["busy"]}
     for name in ("b", "c"):
         world.add(name, a)
     world.add("d")
-    world.lose(world.places[0])
+    world.lose(world.workers[0])
     world.done(busy)
     assert world.one_by_one() == ["long", "b", "c", "d"]
 
@@ -104,7 +103,7 @@ def test_a_place_that_is_about_to_stop_gets_nothing_and_others_run_what_waits_fo
     a, b = world.add("a"), world.add("b")
     world.run(a, b)
     world.add("of a", a)
-    world.scheduler.drain(world.places[0])
+    world.scheduler.drain(world.workers[0])
     world.add("other")
     assert world.given() == {"worker 1": ["other", "of a"]}
 
@@ -140,7 +139,7 @@ def test_a_closure_waits_for_all_of_its_arguments_one_of_which_may_be_there() ->
     d = world.add("d", a, b, c, b)
     world.given()
     world.done(b)
-    assert d.state is State.WAITING
+    assert d.state is ClosureState.WAITING
     world.done(c)
-    assert d.state is State.QUEUED
+    assert d.state is ClosureState.QUEUED
     assert world.one_by_one() == ["d"]

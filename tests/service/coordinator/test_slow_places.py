@@ -3,21 +3,21 @@
 import pytest
 from scheduler_world import AWAY, World
 
-from fedstack.service.coordinator.scheduling.closures import Place
+from fedstack.service.coordinator.calls.closures import WorkerState
 
 SLOW, FAST = 1.0, 0.25
 
 
-def learn(world: World, place: Place, seconds: float) -> None:
-    """A place runs some work, which takes so long."""
-    for other in world.scheduler.places:
-        world.scheduler.silent(other, other is not place)
+def learn(world: World, worker: WorkerState, seconds: float) -> None:
+    """A worker runs some work, which takes so long."""
+    for other in world.scheduler.workers:
+        world.scheduler.silent(other, other is not worker)
     work = world.add("work")
     world.given()
     world.now += seconds
     world.done(work)
     world.scheduler.drop(work)
-    for other in world.scheduler.places:
+    for other in world.scheduler.workers:
         world.scheduler.silent(other, False)
 
 
@@ -26,8 +26,8 @@ def unequal(*seconds: float) -> World:
     world = World(0)
     for index in range(len(seconds)):
         world.join(index, threads=1)
-    for place, each in zip(world.scheduler.places, seconds, strict=True):
-        learn(world, place, each)
+    for worker, each in zip(world.scheduler.workers, seconds, strict=True):
+        learn(world, worker, each)
     return world
 
 
@@ -52,22 +52,13 @@ def test_what_a_slow_place_left_is_looked_at_again_when_the_fast_one_is_late() -
     for _ in range(2):
         world.add("work")
     assert world.given() == {"worker 1": ["work"]}
-    assert world.scheduler.seconds_to_assignments() == SLOW
+    assert world.asks_again() == SLOW
     world.now += 0.75
     assert world.given() == {}
-    assert world.scheduler.seconds_to_assignments() == 0.25
+    assert world.asks_again() == 0.25
     world.now += 0.25  # it has run for as long as the slow one would have
     assert world.given() == {"worker 0": ["work"]}
-    assert world.scheduler.seconds_to_assignments() is None
-
-
-def test_who_comes_late_is_told_to_ask_at_once() -> None:
-    world = unequal(SLOW, FAST)
-    for _ in range(2):
-        world.add("work")
-    world.given()
-    world.now += 2 * SLOW
-    assert world.scheduler.seconds_to_assignments() == 0.0
+    assert world.asks_again() is None
 
 
 def test_of_several_slow_places_the_fastest_is_asked_first() -> None:
@@ -76,7 +67,7 @@ def test_of_several_slow_places_the_fastest_is_asked_first() -> None:
         for _ in range(2):
             world.add("work")
         assert world.given() == {"worker 2": ["work"]}
-        assert world.scheduler.seconds_to_assignments() == SLOW
+        assert world.asks_again() == SLOW
 
 
 def test_nobody_asks_again_for_a_slow_place_that_gets_nothing_any_more() -> None:
@@ -84,21 +75,21 @@ def test_nobody_asks_again_for_a_slow_place_that_gets_nothing_any_more() -> None
     for _ in range(2):
         world.add("work")
     world.given()
-    world.scheduler.silent(world.scheduler.places[0], True)
+    world.scheduler.silent(world.scheduler.workers[0], True)
     assert world.given() == {}
-    assert world.scheduler.seconds_to_assignments() is None
+    assert world.asks_again() is None
 
 
 @pytest.mark.parametrize("happens", ["silent", "drain", "lose"])
 def test_nothing_is_left_to_a_fast_place_that_gets_nothing(happens: str) -> None:
     world = unequal(SLOW, FAST)
-    _, fast = world.scheduler.places
+    _, fast = world.scheduler.workers
     if happens == "silent":
         world.scheduler.silent(fast, True)
     elif happens == "drain":
         world.scheduler.drain(fast)
     else:
-        world.scheduler.lose_place(fast, AWAY)
+        world.scheduler.lose_worker(fast, AWAY)
     world.add("work")
     assert world.given() == {"worker 0": ["work"]}
 
@@ -112,7 +103,7 @@ def test_equal_places_leave_each_other_nothing() -> None:
 
 def test_what_has_its_arguments_at_a_slow_place_runs_there() -> None:
     world = unequal(SLOW, FAST)
-    slow, fast = world.scheduler.places
+    slow, fast = world.scheduler.workers
     world.scheduler.silent(fast, True)
     a = world.add("make")
     world.given()
@@ -126,7 +117,7 @@ def test_what_has_its_arguments_at_a_slow_place_runs_there() -> None:
 @pytest.mark.parametrize("how", ["failed", "gone"])
 def test_only_calls_that_have_run_tell_how_long_calls_take(how: str) -> None:
     world = World(2, goes_on=True)
-    slow, fast = world.places
+    slow, fast = world.workers
     learn(world, fast, FAST)
     world.scheduler.silent(fast, True)
     one = world.add("work")
@@ -137,7 +128,7 @@ def test_only_calls_that_have_run_tell_how_long_calls_take(how: str) -> None:
     else:
         world.scheduler.cancel(one)
         world.scheduler.gone(one, slow)
-        world.scheduler.call_ended(slow)
+        world.scheduler.called(slow, -1)
     world.scheduler.silent(fast, False)
     world.add("work")
     assert world.given() == {"worker 0": ["work"]}

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from fedstack.service.coordinator.scheduling.closures import Closure, Place
-from fedstack.service.coordinator.scheduling.scheduler import Scheduler
+from fedstack.service.coordinator.calls.closures import AskAgain, Closure, Run, WorkerState
+from fedstack.service.coordinator.scheduler import Scheduler
 
 
 class Workers:
@@ -24,11 +24,11 @@ class Workers:
         self._seconds = seconds
         self._free = {name: [0.0] * threads for name in seconds}
         self._numbers = itertools.count()
-        self._ends: list[tuple[float, int, Place, Closure]] = []
+        self._ends: list[tuple[float, int, WorkerState, Closure]] = []
         self.ran: list[str] = []
         self.stuck: set[str] = set()
         for index, name in enumerate(seconds):
-            self.scheduler.add_place(Place(index, name, threads if told else None))
+            self.scheduler.add_worker(WorkerState(index, name, threads if told else None))
 
     def run(self, closures: int, name: str = "work") -> float:
         """Runs some closures, and returns how long that took."""
@@ -36,30 +36,35 @@ class Workers:
         for _ in range(closures):
             self.scheduler.schedule(Closure("a call", name=name))
         while not self.scheduler.is_idle:
-            for place, given in self.scheduler.assignments():
-                for closure in given:
-                    self._begin(place, closure)
-            self._go_on()
+            self.go_on()
         return self.now - begun
 
-    def _begin(self, place: Place, closure: Closure) -> None:
-        self.ran.append(place.name)
-        if place.name in self.stuck:
+    def _begin(self, worker: WorkerState, closure: Closure) -> None:
+        self.ran.append(worker.name)
+        if worker.name in self.stuck:
             return
-        begin = max(self.now, heapq.heappop(self._free[place.name]))
-        end = begin + self._seconds[place.name]
-        heapq.heappush(self._free[place.name], end)
-        heapq.heappush(self._ends, (end, next(self._numbers), place, closure))
+        begin = max(self.now, heapq.heappop(self._free[worker.name]))
+        end = begin + self._seconds[worker.name]
+        heapq.heappush(self._free[worker.name], end)
+        heapq.heappush(self._ends, (end, next(self._numbers), worker, closure))
 
-    def _go_on(self) -> None:
-        due = self.scheduler.seconds_to_assignments()
-        moments = [self._ends[0][0]] if self._ends else []
-        moments += [] if due is None else [self.now + max(due, 1e-6)]
+    def go_on(self) -> None:
+        """Begins what is to run, and waits until something happens."""
+        moments: list[float] = []
+        for action in self.scheduler.actions():
+            if isinstance(action, Run):
+                for closure in action.closures:
+                    self._begin(action.worker, closure)
+            elif isinstance(action, AskAgain):
+                moments.append(self.now + max(action.seconds, 1e-6))
+        if self.scheduler.is_idle:
+            return
+        moments += [self._ends[0][0]] if self._ends else []
         assert moments, "nothing runs, and the scheduler waits for nothing"
         self.now = min(moments)
         while self._ends and self._ends[0][0] <= self.now:
-            _, _, place, closure = heapq.heappop(self._ends)
-            self.scheduler.succeeded(closure, place, "held")
+            _, _, worker, closure = heapq.heappop(self._ends)
+            self.scheduler.succeeded(closure, worker, "held")
 
 
 @pytest.mark.parametrize(("closures", "threads"), [(132, 8), (66, 8), (40, 2), (300, 32), (17, 1)])
@@ -86,12 +91,9 @@ def test_a_slow_worker_runs_what_waits_behind_a_fast_one_that_does_not_come_to_i
     for _ in range(16):
         workers.scheduler.schedule(Closure("a call", name="work"))
     for _ in range(100):
-        for place, given in workers.scheduler.assignments():
-            for closure in given:
-                workers._begin(place, closure)
         if workers.scheduler.waiting == 0:
             break
-        workers._go_on()
+        workers.go_on()
     assert workers.scheduler.waiting == 0
 
 

@@ -73,7 +73,7 @@ def test_who_waits_again_and_again_leaves_nothing_behind(coordinator: ClusterCoo
             list(as_completed([slow], timeout=0))
         done = coordinator.schedule(same, (1,))
         assert next(as_completed([slow, done], WALL)) is done
-    assert not slow.closure.on_end
+    assert not slow.closure.callbacks
 
 
 def test_a_value_that_was_taken_is_not_held_by_who_waits_for_others(

@@ -16,10 +16,10 @@ import fedstack
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import StaleSessionError
 from fedstack.executors import RemoteExecutor
-from fedstack.executors.remote.remote_values import RemoteValue
+from fedstack.executors.remote.remote_values import SessionValue
 from fedstack.proto.extensions_pb2 import UpdateRequest
 from fedstack.service.coordinator import AsyncClusterCoordinator
-from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
+from fedstack.service.coordinator.variables import VariableHandle, VariableServer
 from fedstack.service.rpc import Client, MethodService
 from fedstack.testing import SimulatedCluster, SimulatedFaults
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -235,7 +235,7 @@ async def shared_variables(cluster: SimulatedCluster) -> None:
                 cluster.say(f"variable {number}: {type(error).__name__}")
             else:
                 target = Target("localhost:1")  # each caller dials the server by itself
-                held = HeldVariable(target, value.session.executor.id, value.id, value.type_signature, is_own=False)
+                held = VariableHandle(target, value.session.executor.id, value.id, value.type_signature, is_own=False)
                 adders = [Adder(cluster, held, stub) for stub in stubs]
                 await asyncio.gather(*(adder.run(adders) for adder in adders))
             executor.close()
@@ -246,10 +246,10 @@ async def shared_variables(cluster: SimulatedCluster) -> None:
     )
 
 
-async def started(executor: RemoteExecutor, initial: np.int64) -> RemoteValue:
+async def started(executor: RemoteExecutor, initial: np.int64) -> SessionValue:
     """Returns a value that the server has, and keeps as long as this is there."""
     value = await executor.create_value(initial, np.int64)
-    assert isinstance(value, RemoteValue)
+    assert isinstance(value, SessionValue)
     for error in (await executor.start([value])).values():
         if error is not None:
             raise error
@@ -264,7 +264,7 @@ class Adder:
       done: How much of that is known to have been added.
     """
 
-    def __init__(self, cluster: SimulatedCluster, held: HeldVariable, stub: ExecutorStub) -> None:
+    def __init__(self, cluster: SimulatedCluster, held: VariableHandle, stub: ExecutorStub) -> None:
         self.begun = self.done = 0
         self._cluster = cluster
         self._held = held

@@ -4,12 +4,27 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from fedstack.computations.types.language import ConcreteComputation, Type
+from fedstack.computations.leaves.python.python_computation import PythonComputation
+from fedstack.computations.types.language import ConcreteComputation, FederatedType, StructType, Type
+from fedstack.computations.types.type_checks import check_assignable
+from fedstack.computations.types.type_structure import fields_of, join_path
+from fedstack.computations.values.federated_values import count_clients, normalize_argument
+from fedstack.computations.values.records import split_struct
+from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.errors import TypeMismatchError
 from fedstack.foundations.value_text import describe
-from fedstack.service.coordinator.calls.calls import Call, Function, Result, call_of, function_name, needs_of
+from fedstack.service.coordinator.calls.closures import (
+    Argument,
+    CalledFunction,
+    Closure,
+    ClosureCall,
+    ConstantArgument,
+    ResultArgument,
+    StructArgument,
+    needs_of,
+)
 from fedstack.service.coordinator.calls.python_calls import function_of, opener_for, python_call
-from fedstack.service.coordinator.scheduling.closures import Closure
+from fedstack.service.coordinator.calls.structures import members_of
 
 # So many functions are known at workers although nothing refers to them just now.
 _MOST_FUNCTIONS = 256
@@ -22,9 +37,9 @@ class ClosureMaker:
       result_of: Returns the closure of something that stands for its value, and `None` for anything else.
     """
 
-    def __init__(self, result_of: Callable[[object], Result | None]) -> None:
+    def __init__(self, result_of: Callable[[object], ResultArgument | None]) -> None:
         self._result_of = result_of
-        self._functions: OrderedDict[tuple[object, ...], tuple[object, Function]] = OrderedDict()
+        self._functions: OrderedDict[tuple[object, ...], tuple[object, CalledFunction]] = OrderedDict()
 
     def closure(
         self,
@@ -33,36 +48,33 @@ class ClosureMaker:
         kwargs: Mapping[str, object] | None,
         repeatable: bool,
         prefetch: bool,
-    ) -> tuple[Closure, Call]:
+    ) -> tuple[Closure, ClosureCall]:
         """Returns what is to be scheduled, and what it runs.
 
         Raises:
-          TypeMismatchError: If it is nothing to be scheduled, or the arguments do not fit.
+          TypeMismatchError: If it is nothing to be scheduled, or the arguments do not fit; the message has the path to
+            what does not.
         """
         if not isinstance(cast(object, args), (list, tuple, type(None))):
             raise TypeMismatchError(f"Expected args as a tuple or list, found {describe(args)}; write (value,) for one")
         if not isinstance(cast(object, kwargs), (Mapping, type(None))):
             raise TypeMismatchError(f"Expected kwargs as a dictionary of arguments by name, found {describe(kwargs)}")
         call = self._call(fn, args or (), kwargs or {})
-        return Closure(call, needs_of(call.argument), repeatable, prefetch, call.function.name), call
+        return Closure(call, needs_of(call), repeatable, prefetch, call.function.name), call
 
-    def _call(self, fn: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
-        name = function_name(fn)
+    def _call(self, fn: object, args: Sequence[object], kwargs: Mapping[str, object]) -> ClosureCall:
+        name = getattr(fn, "__name__", "") or getattr(fn, "name", "") or "a computation"
         if isinstance(fn, ConcreteComputation):
-            function = self._function((fn,), lambda: Function(fn, name))
-            return call_of(function, args, kwargs, self._result_of, self._opener_for)
+            return self._computation_call(self._function((fn,), lambda: CalledFunction(fn, name)), args, kwargs)
         if not callable(fn):
             raise TypeMismatchError(f"Expected a computation or a Python function to schedule, found {describe(fn)}")
 
-        def function_for(types: Sequence[Type]) -> Function:
+        def function_for(types: Sequence[Type]) -> CalledFunction:
             return self._function((fn, *map(str, types)), lambda: function_of(fn, name, types))
 
         return python_call(name, args, kwargs, self._result_of, function_for)
 
-    def _opener_for(self, expected: Type) -> Function:
-        return self._function((str(expected),), lambda: opener_for(expected))
-
-    def _function(self, key: Sequence[object], make: Callable[[], Function]) -> Function:
+    def _function(self, key: Sequence[object], make: Callable[[], CalledFunction]) -> CalledFunction:
         """Returns what workers run: the same as for an earlier call if there was one of the same key."""
         # By identity: to compare computations by content, as the language does, takes long.
         known = tuple(part if isinstance(part, str) else id(part) for part in key)
@@ -72,3 +84,66 @@ class ClosureMaker:
             if len(self._functions) > _MOST_FUNCTIONS:
                 self._functions.popitem(last=False)
         return found[1]
+
+    def _computation_call(
+        self, function: CalledFunction, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> ClosureCall:
+        """Returns the call of a computation: one argument alone is the whole, as everywhere in the language."""
+        parameter = function.type_signature.parameter
+        computation = function.computation
+        if kwargs and isinstance(computation, PythonComputation) and not _has_names(parameter):
+            args, kwargs = cast("PythonComputation[..., object]", computation).by_position(args, kwargs), {}
+        if parameter is None:
+            if args or kwargs:
+                raise TypeMismatchError(
+                    f"Expected no arguments for {function.name!r}, found {len(args)} by position and {list(kwargs)}"
+                )
+            return ClosureCall(function, None)
+        argument, clients = self._read(_packed(function.name, parameter, args, kwargs), parameter, "arg")
+        return ClosureCall(function, argument, clients)
+
+    def _read(self, value: object, type_spec: Type, path: str) -> tuple[Argument, int]:
+        """Returns what stands for a value of a type, and the number of clients that it has values of."""
+        result = self._result_of(value)
+        if result is not None:
+            if result.boxed:
+                opener = self._function((str(type_spec),), lambda: opener_for(type_spec))
+                return ClosureCall(opener, result), 0
+            check_assignable(type_spec, result.type_signature, path)
+            return result, result.clients
+        if isinstance(type_spec, StructType) and self._has_results(value):
+            fields = fields_of(type_spec)
+            members = [
+                self._read(member, member_type, join_path(path, name, index))
+                for index, (member, (name, member_type)) in enumerate(zip(split_struct(value, type_spec, path), fields))
+            ]
+            clients = next((count for _, count in members if count), 0)
+            return StructArgument([name for name, _ in fields], [member for member, _ in members]), clients
+        payload = normalize_argument(value, type_spec, path)
+        clients = count_clients(payload, type_spec, path) or 0
+        keep = None if isinstance(type_spec, FederatedType) else snapshot_of(type_spec)
+        return ConstantArgument(payload if keep is None else keep(payload, None), type_spec), clients
+
+    def _has_results(self, value: object) -> bool:
+        """Returns whether a container has the value of a closure in it, at any depth."""
+        return self._result_of(value) is not None or any(map(self._has_results, members_of(value)))
+
+
+def _has_names(parameter: Type | None) -> bool:
+    return isinstance(parameter, StructType) and any(name is not None for name, _ in fields_of(parameter))
+
+
+def _packed(name: str, parameter: Type, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """Returns the one argument that a computation takes."""
+    if len(args) == 1 and not kwargs:
+        return args[0]
+    fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
+    names = [field for field, _ in fields]
+    free = names[len(args) :]
+    if len(args) + len(kwargs) != len(fields) or not set(kwargs) <= set(free):
+        wanted = [field or f"#{index}" for index, field in enumerate(names)] if fields else [str(parameter)]
+        raise TypeMismatchError(
+            f"Expected {len(wanted)} arguments for {name!r} ({', '.join(wanted)}), found {len(args)} by position and "
+            f"{list(kwargs)} by name"
+        )
+    return tuple(args) + tuple(kwargs[cast(str, field)] for field in free)

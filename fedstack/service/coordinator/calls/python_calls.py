@@ -1,23 +1,123 @@
-"""Makes calls of Python functions: their arguments are written along, and values of other calls are found there."""
+"""Makes calls of Python functions, runs them at workers, and keeps for them what each worker has of its own.
 
+The arguments of a call are written along. What stands in them for something that is at the worker, the value of another
+call or one that the worker keeps, is found when the call runs there.
+"""
+
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
+import attrs
 import numpy as np
 
 from fedstack.computations.leaves.declared_types import check_returns
 from fedstack.computations.leaves.python.captures import variables_of
-from fedstack.computations.leaves.python.function_pickles import dumps
+from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.python_computation import bound, python_computation
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, Type
-from fedstack.errors import CarrierError, ForeignValueError, InvalidValueError
-from fedstack.service.coordinator.calls.boxes import BOX
-from fedstack.service.coordinator.calls.calls import Call, Function, Known, Lasting, Members, Result
-from fedstack.service.coordinator.calls.closure_bodies import BOXED, KEPT, VALUE, body_of, opener_of
-from fedstack.service.coordinator.calls.per_worker import ArgumentOnly, PerWorkerDataset, PerWorkerValues
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import CarrierError, ContextError, ForeignValueError, InvalidValueError
+from fedstack.service.coordinator.calls.boxes import BOX, Box, box, unboxed, unboxed_as
+from fedstack.service.coordinator.calls.closures import (
+    CalledFunction,
+    ClosureCall,
+    ConstantArgument,
+    ResultArgument,
+    StructArgument,
+)
+from fedstack.service.executor.sessions.session import ClosureScope
+
+_VALUE, _BOXED, _KEPT = "value", "boxed", "kept"
+"""What stands in arguments for something else: a value, one in a box, what the worker keeps."""
 
 
-def function_of(function: Callable[..., object], name: str, types: Sequence[Type]) -> Function:
+def _iterator_over(make: Callable[[], Iterable[object]]) -> Iterator[object]:
+    """Begins an iteration in a worker."""
+    return iter(make())
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+class ArgumentOnly:
+    """What stands for something at workers. Functions get that as an argument; they find nothing in this itself."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise InvalidValueError(
+            f"Expected nothing of this process in what is sent to a worker, found {self!r}; give it as an argument"
+        )
+
+
+class PerWorkerValues(ArgumentOnly):
+    """A value of which each worker has its own: made there when it is first used, and anew when a worker was lost.
+
+    It ends there some time after nothing refers to this any more.
+
+    Give it as an argument of Python functions; one closure at a time uses it.
+
+    Args:
+      source: A function that makes it, called at each worker, or a value to be copied.
+      what: What messages call it; by default they describe the source.
+    """
+
+    def __init__(self, source: object, what: str = "") -> None:
+        self.key = uuid.uuid4().hex
+        self._what = what = what or describe(source)
+        try:
+            content = dumps(source if callable(source) else functools.partial(_itself, source))
+        except Exception as error:  # what it refers to may refuse in any way
+            raise CarrierError(f"Pickling {what} raised {type(error).__name__}: {error}") from error
+        self.maker = ConstantArgument(np.frombuffer(content, np.uint8), BOX, is_shared=True)
+
+    def __next__(self) -> NoReturn:
+        raise NotImplementedError(
+            f"Expected to be used in a scheduled function, found a call of next() on {self!r}; give it as an argument"
+        )
+
+    def __repr__(self) -> str:
+        return f"<PerWorkerValues of {self._what}>"
+
+
+class PerWorkerDataset(ArgumentOnly):
+    """A dataset of which each worker has its own; `iter` gives an iterator for each of them.
+
+    Args:
+      source: A function that makes it, called at each worker, or a dataset to be copied.
+
+    Raises:
+      InvalidValueError: If it can be iterated over once only, or not at all.
+    """
+
+    def __init__(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> None:
+        if not callable(source) and (isinstance(source, Iterator) or not isinstance(cast(object, source), Iterable)):
+            raise InvalidValueError(
+                f"Expected a dataset that can be iterated over again and again, or a function that returns one, found "
+                f"{describe(source)}"
+            )
+        self._make = source if callable(source) else functools.partial(_itself, source)
+        self._what = describe(source)
+
+    @functools.cached_property
+    def datasets(self) -> PerWorkerValues:
+        """The dataset of each worker, for functions that get it without `iter`."""
+        return PerWorkerValues(self._make, self._what)
+
+    def __iter__(self) -> PerWorkerValues:  # type: ignore[override]
+        return PerWorkerValues(functools.partial(_iterator_over, self._make), f"iterators over {self._what}")
+
+    def __repr__(self) -> str:
+        return f"<PerWorkerDataset of {self._what}>"
+
+
+def function_of(function: Callable[..., object], name: str, types: Sequence[Type]) -> CalledFunction:
     """Returns what workers run for a Python function.
 
     Args:
@@ -36,9 +136,12 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
                 f"Expected {name!r} to get what workers have as an argument, found {value!r} captured as {variable!r}; "
                 f"write schedule({name}, args=({variable},))"
             )
-    body = body_of(function, name)
+
+    def body(members: Sequence[Any]) -> Box:
+        return _run(function, name, members)
+
     body.__name__ = body.__qualname__ = name
-    return Function(python_computation([StructType(types)], BOX)(body), name, _signature_of(function))
+    return CalledFunction(python_computation([StructType(types)], BOX)(body), name, _signature_of(function))
 
 
 def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
@@ -49,18 +152,22 @@ def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
         return None
 
 
-def opener_for(expected: Type) -> Function:
+def opener_for(expected: Type) -> CalledFunction:
     """Returns what takes a value of a type out of its box."""
-    return Function(python_computation([BOX], expected)(opener_of(expected)), "unboxes")
+
+    def unboxes(boxed: Box) -> Any:
+        return unboxed_as(boxed, expected)
+
+    return CalledFunction(python_computation([BOX], expected)(unboxes), "unboxes")
 
 
 def python_call(
     name: str,
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    result_of: Callable[[object], Result | None],
-    function_for: Callable[[Sequence[Type]], Function],
-) -> Call:
+    result_of: Callable[[object], ResultArgument | None],
+    function_for: Callable[[Sequence[Type]], CalledFunction],
+) -> ClosureCall:
     """Returns the call of a Python function.
 
     Args:
@@ -75,11 +182,11 @@ def python_call(
       ForeignValueError: If it is a value of another coordinator.
       TypeMismatchError: If the function cannot be called with them.
     """
-    members: list[Known | Lasting | Result] = []
+    members: list[ConstantArgument | ResultArgument] = []
     positions: dict[object, int] = {}
     uses: dict[str, int] = {}
 
-    def place(key: object, member: Lasting | Result) -> int:
+    def place(key: object, member: ConstantArgument | ResultArgument) -> int:
         if key not in positions:
             members.append(member)
             positions[key] = len(members)  # the first member is what is written here
@@ -90,11 +197,11 @@ def python_call(
             part = part.datasets
         if isinstance(part, PerWorkerValues):
             uses[part.key] = place(part.key, part.maker)
-            return KEPT, part.key
+            return _KEPT, part.key
         result = result_of(part)
         if result is None:
             return None
-        return BOXED if result.boxed else VALUE, place(result.closure, result)
+        return _BOXED if result.boxed else _VALUE, place(result.closure, result)
 
     try:
         content = dumps((tuple(args), dict(kwargs)), refer)
@@ -105,8 +212,73 @@ def python_call(
             f"Pickling the arguments of {name!r} raised {type(error).__name__}: {error}; give nothing that belongs to "
             "this process, such as locks and open files"
         ) from error
-    members.insert(0, Known(np.frombuffer(dumps((list(uses.items()), content)), np.uint8), BOX))
+    members.insert(0, ConstantArgument(np.frombuffer(dumps((list(uses.items()), content)), np.uint8), BOX))
     function = function_for([member.type_signature for member in members])
     if function.signature is not None:
         bound(function.signature, name, args, kwargs)
-    return Call(function, Members([None] * len(members), members), boxed=True)
+    return ClosureCall(function, StructArgument([None] * len(members), members), boxed=True)
+
+
+@attrs.define(eq=False)
+class _PerWorkerEntry:
+    """What a worker keeps for one coordinator.
+
+    Attributes:
+      lock: Is held while a closure uses it.
+      made: Whether it is there.
+      value: It.
+      maker: What has made it; a value of the coordinator's session, as long as that refers to it.
+      ends_with_maker: Whether it is dropped with that.
+    """
+
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+    made: bool = False
+    value: object = None
+    maker: "Callable[[], object]" = lambda: None
+    ends_with_maker: bool = False
+
+
+def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> Box:
+    uses, content = loads(members[0].tobytes())
+    with contextlib.ExitStack() as stack:
+        # In the same order everywhere, so that two that use the same do not wait for each other.
+        kept = {key: stack.enter_context(_in_use(key, members[position])) for key, position in sorted(uses)}
+
+        def find(reference: tuple[str, Any]) -> object:
+            kind, which = reference
+            if kind == _KEPT:
+                return kept[which]
+            return unboxed(members[which]) if kind == _BOXED else members[which]
+
+        args, kwargs = loads(content, find)
+        return box(function(*args, **kwargs), name)
+
+
+@contextlib.contextmanager
+def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
+    """Gives what a worker keeps under a key to one closure at a time; it is made where it is not there."""
+    closures = current_scope().of(ClosureScope)
+    if closures is None:
+        raise ContextError("Per-worker values are available only in functions that a ClusterCoordinator runs")
+    kept = closures.kept
+    entry: _PerWorkerEntry = kept.setdefault(key, _PerWorkerEntry())
+    with entry.lock:
+        if not entry.made:
+            entry.value = loads(maker.tobytes())()
+            entry.made, entry.maker = True, weakref.ref(maker)
+        elif not entry.ends_with_maker and entry.maker() is maker:  # else it is another copy for each call
+            weakref.finalize(maker, kept.pop, key, None).atexit = False
+            entry.ends_with_maker = True
+        yield entry.value
+
+
+def current_worker_index() -> int:
+    """Returns which of the coordinator's workers runs the function that asks, counted from 0.
+
+    Raises:
+      ContextError: If it is not run by a coordinator.
+    """
+    closures = current_scope().of(ClosureScope)
+    if closures is None or closures.worker_index is None:
+        raise ContextError("Expected a function that a coordinator runs at a worker, found none; schedule it")
+    return closures.worker_index

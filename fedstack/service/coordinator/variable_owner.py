@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import attrs
@@ -13,12 +13,12 @@ from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.values import normalize
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import to_declared_type
-from fedstack.executors.remote.remote_values import RemoteValue
+from fedstack.executors.remote.remote_values import SessionValue
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.foundations.value_text import describe
-from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
+from fedstack.service.coordinator.variables import VariableHandle, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import resolve_targets
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -44,7 +44,7 @@ class _Holder:
     server: VariableServer
     executor: RemoteExecutor
 
-    async def keep(self, payload: object, type_spec: Type) -> RemoteValue:
+    async def keep(self, payload: object, type_spec: Type) -> SessionValue:
         """Returns a value that the server holds.
 
         Raises:
@@ -70,9 +70,9 @@ class _Holder:
         return await _kept(self.executor, payload, type_spec)
 
 
-async def _kept(executor: RemoteExecutor, payload: object, type_spec: Type) -> RemoteValue:
+async def _kept(executor: RemoteExecutor, payload: object, type_spec: Type) -> SessionValue:
     value = await executor.create_known(payload, type_spec)
-    assert isinstance(value, RemoteValue)
+    assert isinstance(value, SessionValue)
     for error in (await executor.start([value])).values():
         if error is not None:
             raise error
@@ -93,6 +93,9 @@ class VariableOwner:
       credentials: Certificates and the token for that.
       loop: Where closures are run from.
       connect_seconds: How long to wait for a task of that job which is not there yet.
+
+    Attributes:
+      is_used: Whether there is, or was, a variable: without one there is nothing to end.
     """
 
     def __init__(
@@ -106,13 +109,13 @@ class VariableOwner:
         self._holders: list[_Holder] = []
         self._next = itertools.count()
         self._opening = asyncio.Lock()
-        self._own: object = None
-        self._is_used = False
+        self._stop_own: Callable[[float], Awaitable[None]] | None = None
+        self.is_used = False
         self._closed = False
 
     def make(
         self, initial_value: object, type_spec: object
-    ) -> Coroutine[Any, Any, tuple[HeldVariable, VariableServer, object]]:
+    ) -> Coroutine[Any, Any, tuple[VariableHandle, VariableServer, object]]:
         """Makes a variable; returns which it is, its server, and what it lives as long as.
 
         Args:
@@ -135,8 +138,8 @@ class VariableOwner:
         keep = snapshot_of(declared)
         return self._make(payload if keep is None else keep(payload, None), declared)
 
-    async def _make(self, payload: object, type_spec: Type) -> tuple[HeldVariable, VariableServer, object]:
-        self._is_used = True
+    async def _make(self, payload: object, type_spec: Type) -> tuple[VariableHandle, VariableServer, object]:
+        self.is_used = True
         async with self._opening:
             if self._closed:
                 raise ClosedError("The coordinator is closed; make a new one")
@@ -144,7 +147,7 @@ class VariableOwner:
                 await self._open()
         holder = self._holders[next(self._next) % len(self._holders)]
         value = await holder.keep(payload, type_spec)
-        held = HeldVariable(holder.target, value.session.executor.id, value.id, type_spec, self._own is not None)
+        held = VariableHandle(holder.target, value.session.executor.id, value.id, type_spec, self._job is None)
         return held, holder.server, value
 
     async def _open(self) -> None:
@@ -164,18 +167,11 @@ class VariableOwner:
 
         server = GrpcServer([ExecutorService(local_executor_factory())], reflection=False)
         await server.start()
-        self._own = server
+        self._stop_own = server.stop
         return resolve_targets(server.target)
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there is, or was, a variable: without one there is nothing to end."""
-        return self._is_used
 
     async def end(self) -> None:
         """Drops all variables. Never raises."""
-        from fedstack.service.server.grpc_server import GrpcServer
-
         self._closed = True
         async with self._opening:
             holders, self._holders = self._holders, []
@@ -183,8 +179,8 @@ class VariableOwner:
             await holder.executor.end()  # first: a server that drains waits for the clients whose values it holds
             with contextlib.suppress(FedstackError):
                 await holder.server.stub.close()
-        if isinstance(self._own, GrpcServer):
-            await self._own.stop(0.0)
+        if self._stop_own is not None:
+            await self._stop_own(0.0)
 
     def __repr__(self) -> str:
         return f"<VariableOwner at {len(self._holders)} servers>"

@@ -1,10 +1,10 @@
-"""What is lost with a worker: which of the calls that it ran run again, and which values can be made again."""
+"""What is lost with a worker: which calls run again, which values can be made again, and which are brought here."""
 
 from collections.abc import Iterable
 
 from fedstack.errors import LostWorkersError, WorkerUnavailableError
 from fedstack.foundations.error_text import counted
-from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
+from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
 
 # A closure that has lost so many workers runs without others beside it. So many more are its own fault: that two are
 # lost just then for reasons of their own is too rare to see.
@@ -21,7 +21,7 @@ def runs_alone(closure: Closure) -> bool:
 
 
 def why_not_again(closure: Closure, error: Exception) -> Exception | None:
-    """Returns the error of a closure that ran at a place which was lost; `None` if it runs again."""
+    """Returns the error of a closure that ran at a worker which was lost; `None` if it runs again."""
     if not closure.repeatable:
         return _not_repeated(closure, error)
     if closure.losses >= _LOSSES_UNTIL_ALONE + _LOSSES_ALONE:
@@ -29,7 +29,7 @@ def why_not_again(closure: Closure, error: Exception) -> Exception | None:
     return None
 
 
-def told_of(closures: Iterable[Closure]) -> str:
+def suspects_in(closures: Iterable[Closure]) -> str:
     """Returns a line for the end of a message: which closures may have ended workers; empty if none has."""
     suspects = sorted((one for one in closures if one.losses), key=lambda one: -one.losses)
     if not suspects:
@@ -39,20 +39,49 @@ def told_of(closures: Iterable[Closure]) -> str:
     return f"\n  these ran where workers were lost, and may have ended them: {named}{more}"
 
 
-def lose_values(place: Place) -> None:
-    """Notes that a place has none of its values any more."""
-    for closure in place.values:
-        closure.held.pop(place, None)
+def lose_values(worker: WorkerState) -> None:
+    """Notes that a worker has none of its values any more."""
+    for closure in worker.values:
+        closure.held.pop(worker, None)
         _note_if_lost(closure)
-    place.values.clear()
+    worker.values.clear()
 
 
 def release(closure: Closure) -> None:
-    """Lets places drop a value that nobody refers to. What rebuilds something of it later rebuilds it too."""
-    for place in closure.held:
-        place.values.pop(closure, None)
+    """Lets workers drop a value that nobody refers to. What rebuilds something of it later rebuilds it too."""
+    for worker in closure.held:
+        worker.values.pop(closure, None)
     closure.held.clear()
     _note_if_lost(closure)
+
+
+def fetch(closure: Closure, worker: WorkerState) -> None:
+    """Has the value of a closure brought here from a worker."""
+    worker.fetching[closure] = worker.to_fetch[closure] = None
+
+
+def fetch_if_wanted(closure: Closure) -> None:
+    """Has a value brought here that a caller wants, once."""
+    is_wanted = closure.wanted and closure.is_there and closure.copy is None
+    if is_wanted and not any(closure in worker.fetching for worker in closure.held):
+        fetch(closure, next(iter(closure.held)))
+
+
+def has_left(worker: WorkerState) -> bool:
+    """Returns whether a worker that is about to stop has nothing more of use; else has that brought here."""
+    for closure in held_only_by(worker):
+        if closure not in worker.fetching and closure not in worker.refused:
+            fetch(closure, worker)
+    return not worker.running and not worker.fetching
+
+
+def held_only_by(worker: WorkerState) -> list[Closure]:
+    """Returns the closures whose values would be lost with a worker."""
+    return [
+        closure
+        for closure in worker.values
+        if closure.copy is None and all(other.draining for other in closure.held if other is not worker)
+    ]
 
 
 def may_be_rebuilt(closure: Closure) -> bool:
@@ -62,14 +91,14 @@ def may_be_rebuilt(closure: Closure) -> bool:
 
 def is_gone(closure: Closure) -> bool:
     """Returns whether there is no value, and never will be."""
-    if closure.state is State.LOST and closure.call is None:
-        closure.state, closure.error = State.FAILED, _not_repeated(closure, None)
-    return closure.state in (State.FAILED, State.CANCELLED)
+    if closure.state is ClosureState.LOST and closure.call is None:
+        closure.state, closure.error = ClosureState.FAILED, _not_repeated(closure, None)
+    return closure.state in (ClosureState.FAILED, ClosureState.CANCELLED)
 
 
 def _note_if_lost(closure: Closure) -> None:
-    if closure.state is State.READY and not closure.held and closure.copy is None:
-        closure.state = State.LOST
+    if closure.state is ClosureState.READY and not closure.held and closure.copy is None:
+        closure.state = ClosureState.LOST
 
 
 def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailableError:

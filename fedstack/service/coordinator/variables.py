@@ -1,14 +1,18 @@
-"""Reads and updates a value that a server holds in a session, for whoever knows session and id."""
+"""Defines variables: state that closures and the coordinator's program change, held by a server in a session."""
 
+import abc
 import contextlib
-from collections.abc import Generator
-from typing import TypeAlias
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeAlias
 
 import attrs
 
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import WorkKind, current_scope
 from fedstack.computations.types.bounded_cache import SharedCache
-from fedstack.computations.types.language import Type
+from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.values import normalize
 from fedstack.errors import CarrierError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value
 from fedstack.proto import executor_pb2 as plain
@@ -93,7 +97,7 @@ class VariableServer:
 
 
 @attrs.frozen
-class HeldVariable:
+class VariableHandle:
     """Which value it is. It has no credentials: whoever calls brings their own.
 
     Attributes:
@@ -142,7 +146,7 @@ _Dialled: TypeAlias = "tuple[Target, bool, ClientCredentials | None]"
 _servers: SharedCache[_Dialled, VariableServer] = SharedCache(_MOST_SERVERS, _MOST_SERVERS)
 
 
-def server_of(held: HeldVariable) -> VariableServer:
+def server_of(held: VariableHandle) -> VariableServer:
     """Returns the server of a variable, to be dialled with what the service has that the current work runs in.
 
     All functions that run there share its connection.
@@ -157,3 +161,86 @@ def server_of(held: HeldVariable) -> VariableServer:
         found = VariableServer(ExecutorStub(connection), held.is_own)
         _servers.put(key, found, 1)
     return found
+
+
+class _VariableBase(abc.ABC):
+    """A variable, and how to reach it."""
+
+    def __init__(self, held: VariableHandle, server: VariableServer, owner: object = None) -> None:
+        self._held = held
+        self._server = server
+        self._owner = owner  # the variable is there as long as this
+
+    @property
+    def type_signature(self) -> Type:
+        """The type of the value."""
+        return self._held.type_signature
+
+    def read_value(self) -> Any:
+        """Returns the value.
+
+        Raises:
+          StaleSessionError: If the server that held it was started anew.
+          WorkerUnavailableError: If that cannot be reached.
+        """
+        return self._run(self._read())
+
+    def assign(self, value: object) -> Any:
+        """Puts another value in place.
+
+        Raises:
+          TypeMismatchError: If that has another type.
+        """
+        return self._run(self._updated(messages.UpdateRequest.ASSIGN, value))
+
+    def assign_add(self, value: object) -> Any:
+        """Adds to the value, in one step: of several at the same time none is lost."""
+        return self._run(self._updated(messages.UpdateRequest.ADD, value))
+
+    def assign_sub(self, value: object) -> Any:
+        """Subtracts from the value, in one step."""
+        return self._run(self._updated(messages.UpdateRequest.SUBTRACT, value))
+
+    @abc.abstractmethod
+    def _run(self, work: Coroutine[Any, Any, object]) -> object:
+        """Runs work on the loop of the server's stub."""
+
+    async def _read(self) -> object:
+        return to_result(await self._held.read(self._server), self.type_signature)
+
+    def _updated(self, how: "messages.UpdateRequest.How", value: object) -> Coroutine[Any, Any, None]:
+        payload = normalize(value, self.type_signature, "value")
+        return self._held.update(self._server, how, payload)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        held, written = self._held, self.type_signature.to_proto().SerializeToString()
+        return _variable_at, (held.target, held.session, held.value, written, held.is_own)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of type {self.type_signature} at {self._held.target}>"
+
+
+class Variable(_VariableBase):
+    """A value that changes, held by a server. Functions that are scheduled may use it, captured or as an argument.
+
+    A closure that is run again, since a worker was lost, changes it again.
+    """
+
+    def _run(self, work: Coroutine[Any, Any, object]) -> object:
+        return self._server.io.run_sync(work)
+
+
+class AsyncVariable(_VariableBase):
+    """A variable whose methods are awaited. In a function that is scheduled it is used as a `Variable`."""
+
+    def _run(self, work: Coroutine[Any, Any, object]) -> object:
+        if current_scope().kind is not WorkKind.CLOSURE:
+            return self._server.io.run(work)
+        return self._server.io.run_sync(work)  # a function that executors of this process run: nothing in it awaits
+
+
+def _variable_at(target: Target, session: str, value: str, type_spec: bytes, is_own: bool) -> Variable:
+    """Returns a variable in another process than the one that made it."""
+    declared = type_from_proto(computation_pb2.Type.FromString(type_spec))
+    held = VariableHandle(target, session, value, declared, is_own)
+    return Variable(held, server_of(held))

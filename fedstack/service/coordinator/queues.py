@@ -1,0 +1,227 @@
+"""Decides which of the closures that can run goes to which worker, and when.
+
+What a slow worker had better leave to others follows from how long calls take there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
+from fedstack.service.coordinator.losses import runs_alone
+
+MOST_RUNNING = 8
+# Closures that come while a call is under way wait so long for others to go along with.
+GATHER_SECONDS = 0.002
+# A call that takes no longer costs about as much on its way as at the worker, which is to have the next one by then.
+_QUICK_SECONDS = 0.05
+# How much the last call counts, of all before.
+_NEWEST = 0.4
+_MOST_NAMES = 100
+_LEAST_SECONDS = 1e-6
+# How much longer calls take at a slow worker: the same call takes now more time and now less at equal ones.
+_TIMES_SLOWER = 2.5
+# A worker counts as slow for so many times as long as its calls took. The first may have had to load what they run.
+_TIMES_REMEMBERED = 10.0
+
+
+class Pace:
+    """How long the calls of one worker take, from the moment that it is given them: of each name on its own.
+
+    Attributes:
+      is_quick: Whether the last one took next to no time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float]] = {}  # how long they take, and when that was last heard
+        self.is_quick = False
+
+    def note(self, name: str, seconds: float, now: float) -> None:
+        """A call has ended after so many seconds."""
+        self.is_quick = seconds <= _QUICK_SECONDS
+        before, _ = self._known.pop(name, (seconds, now))
+        # Last: it was heard of last.
+        self._known[name] = max(before + _NEWEST * (seconds - before), _LEAST_SECONDS), now
+        if len(self._known) > _MOST_NAMES:
+            del self._known[next(iter(self._known))]
+
+    def slow_seconds(self, name: str, now: float) -> float | None:
+        """Returns how long calls of a name take; `None` where that is too short to matter, or too long ago to count."""
+        seconds, heard = self._known.get(name, (0.0, now))
+        return None if seconds <= _QUICK_SECONDS or now > heard + _TIMES_REMEMBERED * seconds else seconds
+
+    def fast_seconds(self, name: str, others: float) -> float | None:
+        """Returns how long calls of a name take; `None` where that is not much less than they take others."""
+        found = self._known.get(name)
+        return None if found is None or found[0] * _TIMES_SLOWER > others else found[0]
+
+    def __repr__(self) -> str:
+        return f"<Pace of {len(self._known)} names>"
+
+
+class Queues:
+    """The workers, and the closures that wait for one.
+
+    Each worker has a queue of those whose arguments it holds; there is one more for all others.
+
+    Args:
+      most_running: How many closures run at one worker at the same time.
+      clock: Returns the time in seconds.
+    """
+
+    def __init__(self, most_running: int, clock: Callable[[], float]) -> None:
+        self._most_running = most_running
+        self._clock = clock
+        self._workers: dict[WorkerState, deque[Closure]] = {}
+        self._pace: dict[WorkerState, Pace] = {}
+        self._anywhere: deque[Closure] = deque()
+        self._suspects: deque[Closure] = deque()
+        self._again: float | None = None
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers that there are."""
+        return tuple(self._workers)
+
+    def add_worker(self, worker: WorkerState) -> None:
+        """There is one more worker."""
+        self._workers[worker] = deque()
+        self._pace[worker] = Pace()
+
+    def lose_worker(self, worker: WorkerState) -> None:
+        """A worker is gone; what waited for it runs elsewhere."""
+        del self._pace[worker]
+        self._anywhere.extendleft(reversed(self._workers.pop(worker)))
+
+    def add(self, closure: Closure, *, first: bool, at_once: bool) -> None:
+        """A closure can run.
+
+        Args:
+          closure: The closure.
+          first: Whether it is to run before others.
+          at_once: Whether not to wait for others to go along with to where its arguments are: of a chain, each link
+            would wait anew.
+        """
+        if runs_alone(closure):
+            self._suspects.append(closure)
+            return
+        home = next((worker for need in closure.needs for worker in need.held), None)
+        queue = self._anywhere if home is None else self._workers[home]
+        if home is not None and at_once:
+            home.due = 0.0
+        if first:
+            queue.appendleft(closure)
+        else:
+            queue.append(closure)
+
+    def assignments(self, can_begin: Callable[[Closure], bool]) -> list[tuple[WorkerState, list[Closure]]]:
+        """Returns which closures run where from now on.
+
+        Args:
+          can_begin: Returns whether one that was added can still run.
+        """
+        self._again = None
+        if self._is_empty:
+            return []
+        now, given = self._clock(), dict[WorkerState, list[Closure]]()
+        free = [worker for worker in self._workers if self._takes_more(worker, now)]
+        while free:
+            worker = min(free, key=lambda one: len(one.running))
+            closure = self._next_for(worker, can_begin, now)
+            if closure is None:
+                free.remove(worker)
+                continue
+            closure.state = ClosureState.RUNNING
+            worker.running[closure] = now
+            given.setdefault(worker, []).append(closure)
+            if not self._takes_more(worker, now):
+                free.remove(worker)
+        for worker in given:
+            worker.due = now + GATHER_SECONDS
+        return list(given.items())
+
+    def seconds_to_assignments(self) -> float | None:
+        """Returns when to ask for `assignments` although nothing has happened until then; `None` for never."""
+        if self._is_empty:
+            return None
+        now = self._clock()
+        due = [worker.due for worker in self._workers if self._gathers(worker, now) and not self._is_full(worker)]
+        if self._again is not None:
+            due.append(self._again)
+        return min(due) - now if due else None
+
+    def ended(self, closure: Closure, worker: WorkerState, *, ran: bool = True) -> None:
+        """A worker has no more to do with a closure.
+
+        Args:
+          closure: The closure.
+          worker: The worker.
+          ran: Whether it has run to its end.
+        """
+        begun = worker.running.pop(closure, None)
+        if ran and begun is not None:
+            now = self._clock()
+            self._pace[worker].note(closure.name, now - begun, now)
+
+    @property
+    def _is_empty(self) -> bool:
+        return not (self._anywhere or self._suspects or any(self._workers.values()))
+
+    def _takes_more(self, worker: WorkerState, now: float) -> bool:
+        if self._is_full(worker) or self._gathers(worker, now):
+            return False
+        return not any(map(runs_alone, worker.running))
+
+    def _gathers(self, worker: WorkerState, now: float) -> bool:
+        """Returns whether what comes while a call to a worker is under way still waits for others to go along with."""
+        return worker.calls > 0 and worker.due > now
+
+    def _is_full(self, worker: WorkerState) -> bool:
+        return worker.silent or worker.draining or len(worker.running) >= self._most_at(worker)
+
+    def _most_at(self, worker: WorkerState) -> int:
+        """Returns how many closures a worker has at most: more than it runs only where these come and go quickly.
+
+        What waits there while others have nothing to do cannot be had back.
+        """
+        if worker.threads is None or self._pace[worker].is_quick:
+            return self._most_running
+        return min(self._most_running, worker.threads)
+
+    def _leaves_to_others(self, worker: WorkerState, queue: Sequence[Closure], now: float) -> bool:
+        """Returns whether faster workers would be through with a queue before one had run the first of it."""
+        own = self._pace[worker].slow_seconds(queue[0].name, now)
+        if own is None:
+            return False
+        per_second, least, until = 0.0, own, now
+        for other in self._workers:
+            seconds = self._pace[other].fast_seconds(queue[0].name, own)
+            oldest = next(iter(other.running.values()), now)
+            # What runs for longer than it used to may run for ever: there is no counting on such a worker.
+            if seconds is None or other.silent or other.draining or oldest + own <= now:
+                continue
+            per_second += self._most_at(other) / seconds
+            least, until = min(least, seconds), max(until, oldest + own)
+        if not per_second or len(queue) / per_second + least >= own:
+            return False
+        self._again = until if self._again is None else min(until, self._again)
+        return True
+
+    def _next_for(self, worker: WorkerState, can_begin: Callable[[Closure], bool], now: float) -> Closure | None:
+        """Returns the closure that runs at a worker next, if there is one."""
+        own = self._workers[worker]
+        candidates = [] if worker.running else [self._suspects]
+        candidates += [own, self._anywhere]
+        # What others have and cannot run now is brought here last, with its arguments.
+        full = [queue for other, queue in self._workers.items() if self._is_full(other)]
+        candidates += sorted(full, key=len, reverse=True)
+        for queue in candidates:
+            while queue:
+                if queue is not own and self._leaves_to_others(worker, queue, now):
+                    break
+                closure = queue.popleft()
+                if can_begin(closure):
+                    return closure
+        return None
+
+    def __repr__(self) -> str:
+        return f"<Queues of {len(self._workers)} workers>"

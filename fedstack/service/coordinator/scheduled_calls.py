@@ -1,0 +1,168 @@
+"""What callers on any thread ask of a coordinator: to schedule closures, wait for them, and bring their values here."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar, cast
+
+from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.foundations.traceback_filter import without_own_frames
+from fedstack.service.coordinator.calls.closures import Closure
+from fedstack.service.coordinator.driver import Driver
+from fedstack.service.coordinator.time_bounds import within
+
+_T = TypeVar("_T")
+
+
+class ScheduledCalls:
+    """The closures of one coordinator, for callers on any thread; coroutines run on the driver's loop.
+
+    Args:
+      driver: Runs them.
+
+    Attributes:
+      driver: As above.
+      loop: Where it does so.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.loop = driver.loop
+        self._scheduler = driver.scheduler
+        self._lock = driver.lock
+
+    def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs work on the loop, for a caller on another thread, whose errors have the user's own frames alone."""
+        try:
+            return self.loop.run_sync(work)
+        except Exception as error:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+
+    def schedule(self, closure: Closure) -> bool:
+        """Schedules a closure, if there is room for it; returns whether there is.
+
+        Raises:
+          Exception: What another closure has raised before; where the others go on after errors, only `join` does.
+          ClosedError: After the end.
+        """
+        with self._lock:
+            self._check(not self._scheduler.goes_on)
+            if not self._scheduler.has_room:
+                return False
+            self._scheduler.schedule(closure)
+        self.driver.wake()
+        return True
+
+    def is_done(self) -> bool:
+        """Returns whether nothing is left to do.
+
+        Raises:
+          Exception: What a closure has raised.
+        """
+        with self._lock:
+            self._check(not self._scheduler.goes_on)
+            return self._scheduler.is_idle
+
+    def cancel(self, closure: Closure) -> bool:
+        """Cancels a closure; returns whether it had not ended."""
+        with self._lock:
+            had_not_ended = self._scheduler.cancel(closure)
+        self.driver.wake()
+        return had_not_ended
+
+    def when_ended(self, closure: Closure, callback: Callable[[], None]) -> None:
+        """Calls something once a closure has ended: on the loop, or at once if it has."""
+        with self._lock:
+            if not closure.has_ended:
+                closure.callbacks[callback] = None
+                return
+        callback()
+
+    def forget(self, closure: Closure, callback: Callable[[], None]) -> None:
+        """Undoes `when_ended`, if the callback has not been called. Safe in finalizers: it takes no lock."""
+        closure.callbacks.pop(callback, None)
+
+    def _check(self, errors: bool = True) -> None:
+        """Raises what closures have raised since this was last asked, the first of it."""
+        self.driver.check_open()
+        if errors and self._scheduler.has_errors:
+            first, *others = self._scheduler.take_errors()
+            error = raised_again(first)
+            with contextlib.suppress(AttributeError):  # a class of the user's own may have no room for it
+                cast(Any, error).errors = (first, *others)
+            try:
+                raise error
+            finally:
+                del error, first, others
+
+    # On the loop.
+
+    async def room(self) -> None:
+        """Returns when there is room for another closure, or something went wrong."""
+        await self.driver.until(lambda: self._scheduler.has_room or self._scheduler.has_errors)
+
+    async def join(self, timeout: float | None = None, what: object = None) -> None:
+        """Returns when nothing is left to do.
+
+        Args:
+          timeout: How long that may take, in seconds.
+          what: What is waited for, for messages.
+
+        Raises:
+          Exception: What a closure has raised, once nothing runs any more.
+          DeadlineExceededError: If that takes longer.
+        """
+        await within(self.driver.until(lambda: self._scheduler.is_idle), timeout, what)
+        with self._lock:
+            self._check()
+
+    def begin(self, closures: Iterable[Closure]) -> bool:
+        """Begins to bring values here, each once, those of one worker in a few calls. That goes on without a waiter.
+
+        Returns:
+          Whether nothing is to be waited for.
+        """
+        awaited = [closure for closure in closures if not closure.is_here and closure.refusal is None]
+        there = [closure for closure in awaited if closure.has_ended and not self.driver.closed]
+        if there:
+            with self._lock:
+                for closure in there:
+                    self._scheduler.want(closure)
+            self.driver.turn()
+        return not awaited
+
+    async def fetch(self, closures: Iterable[Closure]) -> None:
+        """Returns when values are here which have begun to come, as far as they were there.
+
+        Raises:
+          Exception: What the first closure to fail has raised.
+          ClosedError: If the driver ends before all are here.
+        """
+        await gather([self._fetched(closure) for closure in closures if closure.copy is None])
+
+    async def _fetched(self, closure: Closure) -> None:
+        """Returns when the value of a closure is here. Who waits no longer leaves it coming."""
+        while closure.copy is None:
+            if closure.error is not None:
+                raise raised_again(closure.error)
+            if closure.refusal is not None:
+                refusal, closure.refusal = closure.refusal, None
+                raise raised_again(refusal)
+            if not closure.wanted or self.driver.closed:
+                self.driver.check_open()
+                with self._lock:
+                    self._scheduler.want(closure)
+                if closure.has_ended:
+                    self.driver.wake()
+            try:
+                await self.driver.changed(closure)
+            except asyncio.CancelledError:
+                with self._lock:
+                    self._scheduler.unwant(closure)
+                raise
+
+    def __repr__(self) -> str:
+        scheduler = self._scheduler
+        workers = f"{len(scheduler.workers)} worker{'s' * (len(scheduler.workers) != 1)}"
+        return f"{workers}: {scheduler.waiting} waiting, {scheduler.running} running, {scheduler.values} values held"

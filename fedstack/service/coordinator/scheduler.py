@@ -1,0 +1,398 @@
+"""Decides which closure runs where and what becomes of it: a state machine without tasks, sockets or threads."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from fedstack.errors import ClosureCancelledError
+from fedstack.service.coordinator import losses
+from fedstack.service.coordinator.calls.closures import (
+    Action,
+    AskAgain,
+    Closure,
+    ClosureState,
+    Fetch,
+    Leave,
+    Notify,
+    Run,
+    Search,
+    Stop,
+    WorkerState,
+)
+from fedstack.service.coordinator.queues import MOST_RUNNING, Queues
+
+MOST_QUEUED = 262_144
+
+
+class Scheduler:
+    """The closures of one coordinator, and the workers where they run.
+
+    Events go in by methods: a closure is scheduled, has succeeded or failed, a worker is there or lost. What follows
+    from them comes out of `actions`, for a driver to do. Not safe for threads.
+
+    Args:
+      most_queued: How many closures may be queued, waiting or running.
+      most_running: How many run at one worker at the same time.
+      goes_on: Whether the other closures go on after an error; if not, they are cancelled.
+      clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        most_queued: int = MOST_QUEUED,
+        most_running: int = MOST_RUNNING,
+        goes_on: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most_queued = most_queued
+        self.goes_on = goes_on
+        self._queues = Queues(most_running, clock)
+        self._unfinished: dict[Closure, None] = {}
+        self._errors: dict[Exception, None] = {}
+        self._changed: dict[Closure, None] = {}
+        self._cancelled: list[Closure] = []
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers that there are."""
+        return self._queues.workers
+
+    @property
+    def unfinished(self) -> int:
+        """How many closures have not ended."""
+        return len(self._unfinished)
+
+    @property
+    def running(self) -> int:
+        """How many closures are under way at workers, with those cancelled there that have not been answered for."""
+        return sum(len(worker.running) for worker in self.workers)
+
+    @property
+    def waiting(self) -> int:
+        """How many closures have not begun: they wait for a worker, or for others."""
+        given = [closure for worker in self.workers for closure in tuple(worker.running)]
+        return max(0, len(self._unfinished) - sum(closure.state is ClosureState.RUNNING for closure in given))
+
+    @property
+    def values(self) -> int:
+        """How many values workers hold."""
+        return sum(len(worker.values) for worker in self.workers)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more closure may be scheduled."""
+        return len(self._unfinished) < self._most_queued
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._unfinished and not self.running
+
+    # What callers want.
+
+    def schedule(self, closure: Closure) -> None:
+        """A caller wants a closure to run, and has a handle to its value."""
+        closure.users += 1
+        self._begin(closure)
+
+    def cancel(self, closure: Closure) -> bool:
+        """A caller does not want a closure any more; returns whether it had not ended."""
+        if closure.has_ended:
+            return False
+        self._cancel(closure)
+        return True
+
+    def need(self, closure: Closure) -> None:
+        """A caller needs the value of a closure, which is rebuilt if it was lost."""
+        if losses.is_gone(closure):
+            self._changed[closure] = None
+        elif closure.state is ClosureState.LOST:
+            self._begin(closure)
+
+    def want(self, closure: Closure) -> None:
+        """A caller wants the value of a closure here, as soon as it is there."""
+        closure.wanted = True
+        self.need(closure)
+        losses.fetch_if_wanted(closure)
+
+    def unwant(self, closure: Closure) -> None:
+        """A caller waits no longer for a value; it goes on coming if its closure has ended."""
+        closure.wanted = closure.wanted and closure.has_ended
+
+    def drop(self, closure: Closure) -> list[WorkerState]:
+        """A caller has no handle to a closure any more; returns from where its value is on its way here in vain.
+
+        A closure that has not ended runs all the same.
+        """
+        closure.wanted = False
+        senders = [worker for worker in closure.held if closure.is_there and closure in worker.fetching]
+        for worker in senders:
+            del worker.fetching[closure]
+            worker.to_fetch.pop(closure, None)
+        self._unuse(closure)
+        return senders
+
+    def take_errors(self) -> list[Exception]:
+        """Returns what has gone wrong since the last call of this method, the first error first.
+
+        Where closures go on after errors, they are returned only once all have ended.
+        """
+        if not self.has_errors:
+            return []
+        errors, self._errors = list(self._errors), {}
+        return errors
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether `take_errors` would return some."""
+        return bool(self._errors) and not (self.goes_on and self._unfinished)
+
+    # What happens at workers.
+
+    def add_worker(self, worker: WorkerState) -> None:
+        """There is one more worker, which has nothing to do."""
+        self._queues.add_worker(worker)
+
+    def lose_worker(self, worker: WorkerState, error: Exception, *, at_work: bool = True) -> None:
+        """A worker is gone, and with it the values that only it held.
+
+        `at_work` says whether what ran there may have ended it: it was still there when that began.
+        """
+        if worker.lost:
+            return
+        worker.lost = True
+        self._queues.lose_worker(worker)
+        losses.lose_values(worker)
+        running = [closure for closure in worker.running if closure.state is ClosureState.RUNNING]
+        worker.running.clear()
+        fetching, worker.fetching, worker.to_fetch = worker.fetching, {}, {}
+        for closure in reversed(running):
+            closure.losses += at_work
+            if closure.state is not ClosureState.RUNNING:
+                continue  # cancelled, since another one failed
+            failure = losses.why_not_again(closure, error)
+            if failure is None:
+                self._begin(closure, first=True)
+            else:
+                self._fail(closure, failure)
+        for closure in fetching:
+            if closure.wanted:
+                self.want(closure)
+
+    def silent(self, worker: WorkerState, is_silent: bool) -> None:
+        """A worker does not answer, or does so again: meanwhile others get what could run there."""
+        worker.silent = is_silent
+
+    def drain(self, worker: WorkerState) -> None:
+        """A worker is about to stop: what runs there may end, and others get the rest."""
+        worker.draining = True
+
+    def called(self, worker: WorkerState, calls: int) -> None:
+        """So many calls to a worker begin; or with -1, one has ended."""
+        worker.calls += calls
+
+    def gone(self, closure: Closure, worker: WorkerState) -> None:
+        """A worker has nothing more to do with a closure that was cancelled."""
+        worker.fetching.pop(closure, None)
+        self._queues.ended(closure, worker, ran=False)
+
+    def succeeded(self, closure: Closure, worker: WorkerState, held: object) -> None:
+        """A worker has run a closure, and holds its value; `held` stands for it there."""
+        if closure.state is not ClosureState.RUNNING or worker.lost:
+            self._queues.ended(closure, worker)
+            return
+        closure.held[worker] = held
+        worker.values[closure] = None
+        if closure.prefetch:
+            losses.fetch(closure, worker)
+        else:
+            self._succeed(closure, worker)
+
+    def failed(self, closure: Closure, worker: WorkerState, error: Exception) -> None:
+        """A worker has run a closure, which has failed by its own fault."""
+        self._queues.ended(closure, worker, ran=False)
+        if worker.lost:
+            return  # it is queued again, or runs elsewhere
+        if closure.state is ClosureState.RUNNING:
+            self._fail(closure, error)
+        elif self._errors:  # it was cancelled for another one, and failed all the same
+            closure.state, closure.error = ClosureState.FAILED, error
+            self._errors[error] = None
+
+    def holds(self, closure: Closure, worker: WorkerState, held: object) -> None:
+        """A worker has the value of a closure, made there or brought there."""
+        if closure.state is ClosureState.READY and not worker.lost:
+            closure.held[worker] = held
+            worker.values[closure] = None
+
+    def copied(self, closure: Closure, value: object, worker: WorkerState) -> None:
+        """The value of a closure has been brought here, where it stays for as long as anything may need it."""
+        worker.fetching.pop(closure, None)
+        if closure.state in (ClosureState.READY, ClosureState.LOST):
+            closure.state, closure.copy = ClosureState.READY, (value,)
+            self._forget_call(closure)
+            self._changed[closure] = None
+        elif closure.state is ClosureState.RUNNING and worker in closure.held:
+            closure.copy = (value,)
+            self._succeed(closure, worker)
+        else:  # it was cancelled
+            self._queues.ended(closure, worker)
+
+    def not_fetched(self, closure: Closure, worker: WorkerState, error: Exception) -> None:
+        """The value of a closure could not be brought here from a worker, which still has it."""
+        worker.fetching.pop(closure, None)
+        if closure in worker.running:
+            self.failed(closure, worker, error)
+        elif not worker.lost:
+            if worker.draining:
+                worker.refused[closure] = None
+            if closure.wanted:
+                closure.wanted, closure.refusal = False, error
+                self._changed[closure] = None
+
+    def gave_up(self, error: Exception) -> None:
+        """There was no worker for so long that nothing is waited for any more."""
+        error.args = (f"{error}{losses.suspects_in(self._unfinished)}",)
+        for closure in list(self._unfinished):
+            if not closure.has_ended:
+                closure.error = error
+                self._end(closure, ClosureState.FAILED)
+        self._errors[error] = None
+
+    def actions(self) -> list[Action]:
+        """Returns what is to be done after the events since the last call of this method, in this order."""
+        workers = self.workers
+        runs = [Run(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
+        leaves = [Leave(worker) for worker in workers if worker.draining and losses.has_left(worker)]
+        actions: list[Action] = []
+        if self._changed:
+            changed, self._changed = [one for one in self._changed if one.has_ended], {}  # others end once more
+            actions.append(Notify([callback for closure in changed for callback in tuple(closure.callbacks)]))
+            for closure in changed:
+                closure.callbacks = {}
+        if self._cancelled:
+            cancelled, self._cancelled = self._cancelled, []
+            stops = {worker: [one for one in cancelled if one in worker.running] for worker in workers}
+            actions += [Stop(worker, closures) for worker, closures in stops.items() if closures]
+        for worker in workers:
+            if worker.to_fetch:
+                actions.append(Fetch(worker, list(worker.to_fetch)))
+                worker.to_fetch.clear()
+        actions += runs
+        if self._unfinished and not workers:
+            actions.append(Search())
+        if (seconds := self._queues.seconds_to_assignments()) is not None:
+            actions.append(AskAgain(seconds))
+        return actions + leaves
+
+    def end(self) -> None:
+        """Nobody wants anything any more."""
+        self.cancel_all()
+        for worker in self.workers:
+            self._changed.update(worker.fetching)
+
+    def cancel_all(self) -> None:
+        """Cancels all closures that have not ended."""
+        for closure in list(self._unfinished):
+            self._cancel(closure)
+
+    def _begin(self, begun: Closure, *, first: bool = False) -> None:
+        """Queues a closure if its arguments are there; else it waits for those, of which the lost ones are rebuilt."""
+        stack = [begun]
+        while stack:
+            closure = stack.pop()
+            if closure not in self._unfinished:
+                self._unfinished[closure] = None
+                for need in closure.needs:
+                    need.users += 1
+            closure.state = ClosureState.WAITING
+            gone = next(filter(losses.is_gone, closure.needs), None)
+            if gone is not None:
+                if gone.state is ClosureState.FAILED and gone.error is not None:
+                    self._fail(closure, gone.error)
+                else:
+                    self._cancel(closure)
+                return  # what is left of the stack was for those that have ended with it
+            lacking = [need for need in dict.fromkeys(closure.needs) if not need.is_there]
+            closure.missing = len(lacking)
+            for need in lacking:
+                need.dependents[closure] = None
+            stack += [need for need in lacking if need.state is ClosureState.LOST]
+            if not lacking:
+                self._queue(closure, first=first)
+
+    def _queue(self, closure: Closure, *, first: bool = False, at_once: bool = False) -> None:
+        closure.state = ClosureState.QUEUED
+        closure.depth = 1 + max((need.depth for need in closure.needs), default=0)
+        self._queues.add(closure, first=first, at_once=at_once)
+
+    def _can_begin(self, closure: Closure) -> bool:
+        """Returns whether a closure that was queued can run now; rebuilds what it needs and was lost since."""
+        if closure.state is not ClosureState.QUEUED:
+            return False  # cancelled, or run from another queue
+        if all(need.is_there for need in closure.needs):
+            return True
+        self._begin(closure)
+        return False
+
+    def _succeed(self, closure: Closure, worker: WorkerState) -> None:
+        self._queues.ended(closure, worker)
+        closure.losses = 0
+        self._end(closure, ClosureState.READY)
+        losses.fetch_if_wanted(closure)
+        if not closure.users:
+            losses.release(closure)
+
+    def _fail(self, closure: Closure, error: Exception) -> None:
+        closure.error = error
+        self._errors[error] = None
+        self._end(closure, ClosureState.FAILED)
+        if not self.goes_on:
+            self.cancel_all()
+
+    def _cancel(self, closure: Closure) -> None:
+        closure.error = ClosureCancelledError(f"The call of {closure.name!r} was cancelled")
+        if closure.state is ClosureState.RUNNING:
+            self._cancelled.append(closure)
+        self._end(closure, ClosureState.CANCELLED)
+
+    def _end(self, closure: Closure, state: ClosureState) -> None:
+        """Ends a closure, and those that cannot run without its value."""
+        for ending in self._all_that_end(closure, state):
+            self._unfinished.pop(ending, None)
+            self._changed[ending] = None
+            for need in ending.needs:
+                need.dependents.pop(ending, None)
+                self._unuse(need)
+            if ending.state is not ClosureState.READY:
+                losses.release(ending)  # its value may have been on its way here
+            if ending.state is not ClosureState.READY or not losses.may_be_rebuilt(ending):
+                self._forget_call(ending)
+
+    def _all_that_end(self, closure: Closure, state: ClosureState) -> Iterator[Closure]:
+        closure.state = state
+        stack = [closure]
+        while stack:
+            ending = stack.pop()
+            was_counted = ending in self._unfinished
+            dependents, ending.dependents = list(ending.dependents), {}
+            if was_counted:
+                yield ending
+            for dependent in dependents:
+                if dependent.state is not ClosureState.WAITING:
+                    continue
+                if state is ClosureState.READY:
+                    dependent.missing -= 1
+                    if not dependent.missing:
+                        self._queue(dependent, at_once=True)
+                else:
+                    dependent.state, dependent.error = state, closure.error
+                    stack.append(dependent)
+
+    def _unuse(self, closure: Closure) -> None:
+        closure.users -= 1
+        if not closure.users and closure.state in (ClosureState.READY, ClosureState.LOST):
+            losses.release(closure)
+
+    def _forget_call(self, closure: Closure) -> None:
+        """Drops what it would take to run a closure again, which has ended."""
+        closure.call, closure.needs, closure.depth = None, (), 0

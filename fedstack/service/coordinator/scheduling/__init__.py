@@ -1,1 +1,0 @@
-"""Which closure runs where, and what becomes of it: state machines."""

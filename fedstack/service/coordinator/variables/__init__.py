@@ -1,1 +1,0 @@
-"""Values that change, held by a server: variables."""
