@@ -18,7 +18,7 @@ settings.register_profile("fedstack", deadline=None)
 settings.register_profile("few", deadline=None, max_examples=20)
 settings.load_profile("fedstack")
 # Nor does one fail because a server of this process logs that such a machine held up its loop.
-logging.getLogger("fedstack.service.server.stall_meter").setLevel(logging.ERROR)
+logging.getLogger("fedstack.service.host.stall_meter").setLevel(logging.ERROR)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -12,7 +12,7 @@ from fedstack.command_line.command import SUCCESS, option, subcommand, whole_num
 
 def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
     """Makes the files: their names go to standard output, what to do with them to standard error."""
-    from fedstack.service.server.certificates import DEFAULT_NAMES, make_test_certificates  # needs an extra
+    from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # needs an extra
 
     names = name or DEFAULT_NAMES
     files = make_test_certificates(folder, names, days=days, force=force)

@@ -2,7 +2,7 @@
 
 Work of users runs deep inside: on threads, in tasks, in runtimes of leaves. What it has to know of whoever asked for it
 is in one frozen object, in the one context variable of fedstack; tasks and threads inherit it. Three modules enter a
-scope: `contexts/invocation.py` for an invocation, `service/server/calls/call_router.py` for a call at a server,
+scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call at a server,
 `service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms are protocols
 here.
 """

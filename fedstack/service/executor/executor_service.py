@@ -13,10 +13,10 @@ from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_group import ExecutorGroup
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Clock
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.peers.methods import Method, Server, Service
+from fedstack.transport.peers.methods import Method, ServerFacts, Service
 
 
 class ExecutorService(Service):
@@ -50,7 +50,7 @@ class ExecutorService(Service):
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: ServerFacts) -> None:
         """Reports the server that serves this, in handshakes and in the status."""
         if self._extensions is not None:
             self._extensions.server = server

@@ -16,7 +16,7 @@ from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.worker.received import Received
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.peers.methods import UnaryMethod
 from fedstack.transport.wire.frames import Heartbeat
 

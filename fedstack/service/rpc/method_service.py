@@ -36,7 +36,7 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.executor.requests import beats, control, read_value
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.limits.limits import ServiceLimits, add_limits
+from fedstack.service.host.limits import ServiceLimits, add_limits
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import Method, MethodTable
 from fedstack.transport.grpc.credentials import ClientCredentials, check_calls_with

@@ -24,9 +24,9 @@ from fedstack.executors.fleet.worker import State, Worker
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.stacks.remote_factory import remote_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.service.pool.worker_pool import local_worker_pool
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import CarrierError
-from fedstack.service.data.serving.local_servers import connect
 from fedstack.service.data.worker.readers import Reader, is_here, reader_at
+from fedstack.service.host.local_servers import connect
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub

@@ -33,14 +33,14 @@ from fedstack.service.data.worker.sized_blocks import sized_blocks
 from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
 from fedstack.service.executor.requests import beats
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.limits.fair_shares import FairShares
-from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
+from fedstack.service.host.fair_shares import FairShares
+from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
-from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, Service
+from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, ServerFacts, Service
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _BLOCK_BYTES = 1 << 20
@@ -118,7 +118,7 @@ class DataWorkerService(Service):
         self._clients = ClientGroups(self._limits)
         self._opened = OpenedFiles()
         self._no_clients = ProgressCounts()
-        self._server: Server | None = None
+        self._server: ServerFacts | None = None
         self._worker_address = worker_address
         self._draining = False
         self.attending = Attending(dispatcher, attends_seconds, worker_tokens)
@@ -145,7 +145,7 @@ class DataWorkerService(Service):
     def runs_code(self) -> bool:
         return self._core.policy.runs_anything
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: ServerFacts) -> None:
         self._server = server
 
     def started(self) -> None:

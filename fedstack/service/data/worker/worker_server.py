@@ -9,11 +9,12 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import InvalidValueError
-from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens
-from fedstack.service.data.serving.local_servers import GRPC, connect
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
-from fedstack.service.limits.limits import DataWorkerLimits, ServerLimits, ServiceLimits
-from fedstack.service.server.owned_server import OwnedServer
+from fedstack.service.host.config import HostConfig, tokens_in
+from fedstack.service.host.host import Host
+from fedstack.service.host.limits import DataWorkerLimits, ServerLimits, ServiceLimits
+from fedstack.service.host.local_servers import GRPC, connect
+from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
 from fedstack.transport.grpc.targets import address_of
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
@@ -94,7 +95,7 @@ class WorkerConfig:
             DispatcherStub(connect(self.dispatcher_address, self.calls_with)),
             worker_address=self.worker_address,
             attends_seconds=None if interval is None else interval / 1000,
-            worker_tokens=worker_tokens(self.worker_token_file),
+            worker_tokens=tokens_in(self.worker_token_file),
             limits=self.limits,
             policy=self.policy,
             data_roots=self.data_roots,
@@ -138,7 +139,7 @@ class WorkerServer(OwnedServer):
             raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
         self._config = config
         self._service = config.service()
-        super().__init__(hosted([self._service], config), start)
+        super().__init__(Host([self._service], HostConfig.of(config)), start)
 
     @property
     def target(self) -> str:
@@ -147,7 +148,7 @@ class WorkerServer(OwnedServer):
         Raises:
           ClosedError: If it has not been started.
         """
-        return target_of(self._server.target, self._config)
+        return self.server.url
 
     def _has_started(self) -> None:
         if self._config.dispatcher_timeout_ms is not None:

@@ -32,12 +32,12 @@ from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.worker.phase_pipeline import AdmittedPhase, PhaseHost, admit
 from fedstack.executors.worker.received import Received
+from fedstack.foundations.process_endings import ending_of, users_lines_in
 from fedstack.foundations.time_limits import within_seconds
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest
 from fedstack.service.executor.isolation.isolation import Death, IsolatedRun
 from fedstack.service.executor.isolation.isolation_child import LENGTH
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.processes.process_endings import ending_of, users_lines_in
 
 _logger = logging.getLogger(__name__)
 _MOST_SUSPECTS = 100

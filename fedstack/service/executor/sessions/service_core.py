@@ -30,7 +30,7 @@ from fedstack.service.executor.sessions.limited_admission import LimitedAdmissio
 from fedstack.service.executor.sessions.running_work import RunningWork
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
-from fedstack.service.limits.limits import ServiceLimits, exceeded
+from fedstack.service.host.limits import ServiceLimits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 _T = TypeVar("_T")

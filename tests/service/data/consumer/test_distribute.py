@@ -19,6 +19,7 @@ import pytest
 from calling import WALL
 
 import fedstack
+from fedstack.command_line.certificates import CertificateFiles
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import (
     AuthenticationError,
@@ -49,7 +50,6 @@ from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
 from fedstack.service.data.dispatcher import passes
 from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range
-from fedstack.service.server.certificates import CertificateFiles
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 DYNAMIC, OFF = "distributed_epoch", "parallel_epochs"

@@ -20,9 +20,9 @@ from fedstack.errors import AddressError, AuthenticationError, InvalidValueError
 from fedstack.service import ServerCredentials
 from fedstack.service.data import Dataset, WorkerConfig, WorkerServer
 from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
-from fedstack.service.data.serving.local_servers import GRPC, LOCAL
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.local_servers import GRPC, LOCAL
+from fedstack.service.host.server_thread import ServerThread
 
 WALL = 20.0
 INT = fl.TensorType(np.int64)
