@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
@@ -92,8 +92,7 @@ class Host:
         for service in services:
             service.attach(self._facts)
         self._server: grpc.aio.Server | None = None
-        self._stopping: asyncio.Task[None] | None = None
-        self._grace_is_over = asyncio.Event()
+        self._ending: tuple[asyncio.Task[None], asyncio.Task[None]] | None = None
         self._stopped = asyncio.Event()
         renew_after_fork(self)
 
@@ -142,7 +141,7 @@ class Host:
           InvalidValueError: If its certificates are of no use.
           ClosedError: If it has been stopped, or this process was forked from one that uses gRPC.
         """
-        if self._stopping is not None:
+        if self._ending is not None:
             raise ClosedError("Expected a server that has not been stopped, found one that has; make a new one")
         if self.has_started:
             return
@@ -190,14 +189,16 @@ class Host:
             service.drain()
         seconds = self._config.grace_seconds if grace is None else grace
         self._facts.stops_within(seconds)
-        timer = asyncio.get_running_loop().call_later(seconds, self._grace_is_over.set)
-        if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._stop())
-        self._stopping.add_done_callback(lambda _: timer.cancel())
-        await asyncio.shield(self._stopping)
+        if self._ending is None:
+            idle = asyncio.ensure_future(self._becomes_idle())
+            self._ending = idle, asyncio.ensure_future(self._stop(idle))
+        idle, stopping = self._ending
+        timer = asyncio.get_running_loop().call_later(seconds, idle.cancel)
+        stopping.add_done_callback(lambda _: timer.cancel())
+        await asyncio.shield(stopping)
 
-    async def _stop(self) -> None:
-        await self._wait_idle_or_grace()
+    async def _stop(self, idle: "asyncio.Task[None]") -> None:
+        await asyncio.wait([idle])
         self._meter.stop()
         try:
             await within_seconds(self._router.end_calls(), _LAST_SECONDS)
@@ -213,17 +214,8 @@ class Host:
                 _logger.exception("Closing %r failed", service)
         self._stopped.set()
 
-    async def _wait_idle_or_grace(self) -> None:
-        waits: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._idle()),
-            asyncio.ensure_future(self._grace_is_over.wait()),
-        ]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-
-    async def _idle(self) -> None:
+    async def _becomes_idle(self) -> None:
+        """Returns when no call is running and clients have fetched what was made for them."""
         await self._router.wait_idle()
         for service in self._services:
             try:

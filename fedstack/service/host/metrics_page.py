@@ -126,13 +126,12 @@ class PageServer:
             self._open.pop(writer, None)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method = ""
         try:
-            request = _Request(await reader.readuntil(b"\r\n\r\n"))
+            method, path = _method_and_path(await reader.readuntil(b"\r\n\r\n"))
+            status, headers, body = self._page(method, path)
         except (ValueError, asyncio.LimitOverrunError):
-            method, status, headers, body = "GET", 400, [], b"This is no request for a page.\n"
-        else:
-            method = request.method
-            status, headers, body = self._page(request)
+            status, headers, body = 400, [_PLAIN], b"This is no request for a page.\n"
         first = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"
         head = "\r\n".join([first, f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""])
         writer.write(head.encode("ascii") + (b"" if method == "HEAD" else body))
@@ -141,10 +140,10 @@ class PageServer:
         while await reader.read(MOST_REQUEST_BYTES):  # until the client has taken all: an abort could drop the rest
             pass
 
-    def _page(self, request: "_Request") -> tuple[int, list[str], bytes]:
-        if request.method not in ("GET", "HEAD"):
+    def _page(self, method: str, path: str) -> tuple[int, list[str], bytes]:
+        if method not in ("GET", "HEAD"):
             return 405, [_PLAIN, "Allow: GET, HEAD"], b"This page can only be read.\n"
-        if request.path != PATH:
+        if path != PATH:
             return 404, [_PLAIN], f"There is one page here: {PATH}\n".encode()
         try:
             page = self._make()
@@ -157,19 +156,17 @@ class PageServer:
         return 200, [f"Content-Type: {self._content_type}"], page
 
 
-class _Request:
-    """What matters of the head of a request: nothing else that a client says goes any further.
+def _method_and_path(head: bytes) -> tuple[str, str]:
+    """Returns what matters of the head of a request: nothing else that a client says goes any further.
 
     Raises:
       ValueError: If it is none.
     """
-
-    def __init__(self, head: bytes) -> None:
-        first, *headers = head.decode("ascii").rstrip().split("\r\n")
-        self.method, target, version = first.split(" ")
-        if not version.startswith("HTTP/1.") or not all(":" in header for header in headers):
-            raise ValueError(f"Expected a request of HTTP/1, found {first!r}")
-        self.path = target.partition("?")[0]
+    first, *headers = head.decode("ascii").rstrip().split("\r\n")
+    method, target, version = first.split(" ")
+    if not version.startswith("HTTP/1.") or not all(":" in header for header in headers):
+        raise ValueError(f"Expected a request of HTTP/1, found {first!r}")
+    return method, target.partition("?")[0]
 
 
 class MetricsPage:
