@@ -128,7 +128,7 @@ def make_server(options: SimpleNamespace, task: "Task | None" = None) -> "Host":
             ),
             limits=limits_of(ServiceLimits, options),
             server_limits=limits_of(ServerLimits, options),
-            calls_with=_calls_with(options),
+            client_credentials=_client_credentials(options),
             data_services=options.data_service,
         )
         hosting = attrs.evolve(
@@ -156,7 +156,7 @@ def _data_services(options: SimpleNamespace, config: "ServerConfig", listens: Ta
             policy=config.policy,
             limits=limits_of(DataWorkerLimits, options),
             service_limits=config.limits,
-            calls_with=config.calls_with,
+            client_credentials=config.client_credentials,
         ).service()
     if options.data_dispatcher:
         from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig
@@ -215,7 +215,7 @@ def _is_installed(module: str) -> bool:
     return True
 
 
-def _calls_with(options: SimpleNamespace) -> "ClientCredentials | None":
+def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":
     """Returns what functions call other servers with; `None` if the options say nothing of it."""
     if not (options.call_ca or options.call_cert or options.call_key or options.call_token_file):
         return None

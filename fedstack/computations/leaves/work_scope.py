@@ -140,7 +140,7 @@ class WorkScope:
       span: Where in a call it is, for those who watch; none where nobody does.
       worker_index: Which of its client's workers runs it; `None` where these have no numbers.
       kept: What functions keep for later calls of the same client; `None` where nothing of clients is kept.
-      calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
+      client_credentials: The `ClientCredentials` that functions dial other servers with; `None` for none.
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
       data_roots: The folders below which datasets may read files; `None` for all of them.
       cores: On how many cores it computes at the same time at most; `None` for all that the process may use.
@@ -165,7 +165,7 @@ class WorkScope:
     span: Span = NO_SPAN
     worker_index: int | None = None
     kept: MutableMapping[str, Any] | None = None
-    calls_with: Any = None
+    client_credentials: Any = None
     reads: ReadsReferences | None = None
     data_roots: tuple[str, ...] | None = None
     cores: int | None = None
@@ -206,7 +206,7 @@ class WorkScope:
             abandoned=self.abandoned,
             losses=losses,
             span=span,
-            calls_with=self.calls_with,
+            client_credentials=self.client_credentials,
             reads=self.reads,
             data_roots=self.data_roots,
             cores=self.cores,

@@ -20,7 +20,7 @@ from fedstack.service.host.limits import ServerLimits, ServiceLimits
 from fedstack.service.host.server_thread import OwnedServer
 from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.rpc.server import RegistersMethods
-from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_client_credentials
 from fedstack.transport.grpc.targets import TargetResolver, address_of
 from fedstack.transport.peers.methods import Service
 from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
@@ -54,12 +54,12 @@ class ServerConfig:
       services: More to serve; they belong to the one server that is given them, which closes them when it stops.
       server_limits: How much clients may have of the server itself.
       addresses_file: A file to which the server adds its address when it listens; see `wait_for_addresses`.
-      calls_with: What functions that run here dial other servers with, such as the owner of a variable: their own
-        certificate and token. By default nothing, also where `credentials` has a certificate.
+      client_credentials: What functions that run here dial other servers with, such as the owner of a variable: their
+        own certificate and token. By default nothing, also where `credentials` has a certificate.
       host: The name or address of this machine to listen at, where that is not what the cluster has for others to dial:
         such as 0.0.0.0 in a container. The port is that of the cluster.
       data_services: The dispatchers whose datasets clients' computations may refer to: they are dialled, and their
-        data workers, with `calls_with`. Addresses, or jobs of a cluster with one task; by default none.
+        data workers, with `client_credentials`. Addresses, or jobs of a cluster with one task; by default none.
     """
 
     credentials: ServerCredentials | None = None
@@ -70,12 +70,12 @@ class ServerConfig:
     services: tuple[Service, ...] = attrs.field(default=(), converter=_services)
     server_limits: ServerLimits = attrs.field(factory=ServerLimits)
     addresses_file: str | os.PathLike[str] | None = None
-    calls_with: ClientCredentials | None = None
+    client_credentials: ClientCredentials | None = None
     host: str = attrs.field(default="", converter=unbracketed)
     data_services: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
 
     def __attrs_post_init__(self) -> None:
-        check_calls_with(self.calls_with)
+        check_client_credentials(self.client_credentials)
         given = [("policy", self.policy, CarrierPolicy), ("limits", self.limits, ServiceLimits)]
         given += [("server_limits", self.server_limits, ServerLimits), ("host", self.host, str)]
         for name, value, kind in [*given, *(("services", service, Service) for service in self.services)]:
@@ -102,18 +102,18 @@ class ServerConfig:
           clients: The number of clients where a request does not say.
           threads: The most threads that run functions; by default there is no such bound.
         """
-        reads = ReferenceReader(self.calls_with, self.data_services) if self.data_services else None
+        reads = ReferenceReader(self.client_credentials, self.data_services) if self.data_services else None
         return ExecutorService(
             local_executor_factory(clients, max_concurrent_clients=threads, data_backend=reads),
             limits=self.limits,
             policy=self.policy,
-            calls_with=self.calls_with,
+            client_credentials=self.client_credentials,
             reads=reads,
         )
 
     def method_service(self) -> MethodService:
         """Returns what runs methods, of which there are none yet."""
-        return MethodService(limits=self.limits, calls_with=self.calls_with)
+        return MethodService(limits=self.limits, client_credentials=self.client_credentials)
 
 
 def _is_ipv6(host: str) -> bool:

@@ -30,7 +30,7 @@ class ExecutorService(Service):
       policy: Which leaf computations they may bring: by default neither modules nor code.
       extensions: Whether clients may use more than the plain executor service.
       clock: Tells the time in seconds.
-      calls_with: What functions dial other servers with, such as the owner of a variable; by default nothing.
+      client_credentials: What functions dial other servers with, such as the owner of a variable; by default nothing.
       reads: Reads sequences that clients refer to; by default they may refer to none.
     """
 
@@ -42,11 +42,11 @@ class ExecutorService(Service):
         policy: CarrierPolicy | None = None,
         extensions: bool = True,
         clock: Clock = time.monotonic,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
         reads: ReadsReferences | None = None,
     ) -> None:
         limits, policy = limits or ServiceLimits(), policy or CarrierPolicy()
-        self._core = ServiceCore(factory, limits, policy, clock, calls_with, reads)
+        self._core = ServiceCore(factory, limits, policy, clock, client_credentials, reads)
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 

@@ -39,7 +39,7 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.host.limits import ServiceLimits, add_limits
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import Method, MethodTable
-from fedstack.transport.grpc.credentials import ClientCredentials, check_calls_with
+from fedstack.transport.grpc.credentials import ClientCredentials, check_client_credentials
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol
 from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.peers.method_stub import METHODS
@@ -62,7 +62,7 @@ class MethodService(Service):
       factory: Makes the executors; it is closed with the service. By default a local stack that runs up to 256 calls at
         a time.
       limits: How much clients may have.
-      calls_with: What methods dial other servers with, such as the owner of a variable; by default nothing.
+      client_credentials: What methods dial other servers with, such as the owner of a variable; by default nothing.
     """
 
     def __init__(
@@ -70,11 +70,14 @@ class MethodService(Service):
         factory: ExecutorFactory | None = None,
         *,
         limits: ServiceLimits | None = None,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
     ) -> None:
-        check_calls_with(calls_with)
+        check_client_credentials(client_credentials)
         self._core = ServiceCore(
-            factory or local_executor_factory(), limits or ServiceLimits(), CarrierPolicy(), calls_with=calls_with
+            factory or local_executor_factory(),
+            limits or ServiceLimits(),
+            CarrierPolicy(),
+            client_credentials=client_credentials,
         )
         self._give_back: Callable[[], None] | None = None
         self._table = MethodTable()

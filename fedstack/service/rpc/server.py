@@ -80,7 +80,7 @@ class Server(RegistersMethods, ServerThread):
         limits: ServerLimits | None = None,
         service_limits: ServiceLimits | None = None,
         grace_seconds: float = 30.0,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
     ) -> "Server":
         """Returns a server that does not listen yet.
 
@@ -94,7 +94,7 @@ class Server(RegistersMethods, ServerThread):
           limits: How much clients may have of the server.
           service_limits: How much they may send in a call.
           grace_seconds: How long running calls have by default when the server stops.
-          calls_with: What methods dial other servers with, such as the owner of a variable; by default nothing.
+          client_credentials: What methods dial other servers with, such as the owner of a variable; by default nothing.
 
         Raises:
           InvalidValueError: If the layer is another one, the address is none, or other machines could reach it without
@@ -107,7 +107,7 @@ class Server(RegistersMethods, ServerThread):
                 f"Expected a certificate for a server at {address}, found none; leave the scheme out, or give "
                 "credentials"
             )
-        service = MethodService(factory, limits=service_limits, calls_with=calls_with)
+        service = MethodService(factory, limits=service_limits, client_credentials=client_credentials)
         config = HostConfig(
             host=listens.host,
             port=listens.port,

@@ -77,7 +77,7 @@ class Connections:
 
 def _connected_there(service: str | Target, only_local: bool) -> Connections:
     """Returns the ways from this process. Keys and tokens do not travel: functions dial with what their server has."""
-    return Connections(service, current_scope().calls_with, only_local)
+    return Connections(service, current_scope().client_credentials, only_local)
 
 
 def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) -> None:

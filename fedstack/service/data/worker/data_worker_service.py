@@ -76,7 +76,7 @@ class DataWorkerService(Service):
       policy: Which functions definitions may bring.
       data_roots: The folders below which files may be read.
       service_limits: How much memory and time a computation may have.
-      calls_with: What functions dial other servers with.
+      client_credentials: What functions dial other servers with.
 
     Raises:
       InvalidValueError: If there is no such folder.
@@ -97,14 +97,14 @@ class DataWorkerService(Service):
         policy: CarrierPolicy | None = None,
         data_roots: Sequence[str] = (),
         service_limits: ServiceLimits | None = None,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
     ) -> None:
         self._limits = limits or DataWorkerLimits()
         rules = service_limits or ServiceLimits()
         # Those who read take a worker for lost that is silent for longer.
         self._rules = attrs.evolve(rules, heartbeat_seconds=min(rules.heartbeat_seconds, HEARTBEAT_SECONDS))
         self._core = core = ServiceCore(
-            local_executor_factory(), self._rules, policy or CarrierPolicy(), calls_with=calls_with
+            local_executor_factory(), self._rules, policy or CarrierPolicy(), client_credentials=client_credentials
         )
         roots = tuple(map(_real_folder, data_roots))
         self._gathered = GatheredRoom(self._limits)

@@ -45,7 +45,7 @@ class ServiceCore:
       limits: How much clients may have.
       policy: Which leaf computations they may bring.
       clock: Tells the time in seconds.
-      calls_with: What functions dial other servers with.
+      client_credentials: What functions dial other servers with.
       reads: Reads sequences that come as references.
 
     Attributes:
@@ -58,7 +58,7 @@ class ServiceCore:
         limits: ServiceLimits,
         policy: CarrierPolicy,
         clock: Clock = time.monotonic,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
         reads: ReadsReferences | None = None,
     ) -> None:
         let_go_of_types()
@@ -79,7 +79,7 @@ class ServiceCore:
             self.admission.scope,
             environment=lambda: get_context_stack().install(inside),
             abandoned=self.abandoned,
-            calls_with=calls_with,
+            client_credentials=client_credentials,
             reads=reads,
         )
         self.running = RunningWork()
@@ -173,7 +173,7 @@ class ServiceCore:
                 span=of_call.span,
                 worker_index=worker_index,
                 kept=kept,
-                calls_with=rules.calls_with,
+                client_credentials=rules.client_credentials,
                 is_method=is_method,
                 reads=rules.reads,
             )

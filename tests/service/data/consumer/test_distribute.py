@@ -842,7 +842,7 @@ def test_certificates_and_tokens_say_who_may_read(files: CertificateFiles, tmp_p
         "worker_token_file": tmp_path / "worker-token",
     }
     with DispatchServer(DispatcherConfig(**secured)) as dispatcher:
-        with WorkerServer(WorkerConfig(dispatcher.target, calls_with=own, **secured)):
+        with WorkerServer(WorkerConfig(dispatcher.target, client_credentials=own, **secured)):
             dataset_id = register_dataset(dispatcher, Dataset.range(30), credentials=own)
             assert sorted(from_dataset_id(DYNAMIC, dispatcher, dataset_id, credentials=own)) == list(range(30))
             for bad in (None, attrs.evolve(own, token="guess", files=None), ClientCredentials(token="secret")):
