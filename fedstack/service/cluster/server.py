@@ -165,7 +165,8 @@ class Server(RegistersMethods, OwnedServer):
         self._addresses_file = config.addresses_file
         self._task = Task(definition, config.all_credentials().uses_tls, config.host)
         RegistersMethods.__init__(self, config.method_service())
-        services = [config.executor_service(), self._methods, *config.services]
+        self._executors = config.executor_service()
+        services = [self._executors, self._methods, *config.services]
         OwnedServer.__init__(self, Host(services, HostConfig.of(config, self._task.listens)), start)
 
     @staticmethod
