@@ -1,6 +1,6 @@
 """Makes certificates to try TLS with: a certificate authority, a server and a client.
 
-They are for tests and first steps. The authority's key is thrown away, so nobody can sign more with it.
+They are for tests and first steps. The authority's key is thrown away, so that no more can be signed with it.
 """
 
 import datetime

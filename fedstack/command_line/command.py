@@ -61,7 +61,7 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
         _print_error("interrupted", context, before="\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left. Python would complain about the rest of it when it exits.
+        # The reader of our output has left. Python would complain about the rest of it when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except (FedstackError, ImportError, OSError) as error:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parent_is_gone() -> bool:
-    """Tells whether standard input has ended; while the pool is there it neither ends nor has anything to read."""
+    """Returns whether standard input has ended; while the pool is there it neither ends nor has anything to read."""
     if os.name != "posix":
         return False  # a pipe cannot be asked, and there are no sockets to remove
     with contextlib.suppress(OSError):

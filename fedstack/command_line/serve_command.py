@@ -28,14 +28,14 @@ _SWITCH_SECONDS = 0.001
 
 @click.pass_context
 def run(context: click.Context, **_: Any) -> int:
-    """Serves until told to stop: one line goes to standard output, once the server can be dialled, and no more."""
+    """Serves until asked to stop: one line goes to standard output, once the server can be dialled, and no more."""
     options = options_of(context)
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # there may be no standard error
         if not faulthandler.is_enabled():
             faulthandler.enable()  # a crash in a client's function says where, before the process ends
     if options.log_level == "debug":
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says nothing: it is in no format, and we say it too
-    # What functions print is not for whoever waits for that line.
+    # What functions print is not for the reader of that line.
     waiting = sys.stdout
     # Before anything that a client sends is loaded.
     convert = printed_as_json if options.log_format == "json" else None

@@ -35,7 +35,7 @@ def _whole(default: int | None, least: int = 0, most: int | None = None) -> Any:
 
 @attrs.frozen(kw_only=True)
 class ServeConfig:
-    """What `fedstack serve` is told beside the configurations of what it serves.
+    """What `fedstack serve` has beside the configurations of what it serves.
 
     Attributes:
       cluster: A TOML file with the cluster that this is a task of, which says where it listens; or what would be in it.

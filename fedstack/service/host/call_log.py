@@ -1,4 +1,4 @@
-"""Logs which calls were refused and which failed, and not so often that whoever calls can fill a disk."""
+"""Logs which calls were refused and which failed, but not so often that a client can fill the disk."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ _MOST_PEERS = 1000
 _FAILURES = 30
 _MAX_REASON_BYTES = 500
 # What they say is about functions, modules and sizes; the texts of others have values of clients in them.
-_TOLD = (CarrierError, ResourceLimitError)
+_SAFE = (CarrierError, ResourceLimitError)
 
 
 @attrs.define
@@ -75,25 +75,30 @@ def _more(before: int) -> str:
     return f" ({before} more since the last line)" if before else ""
 
 
-class RefusalLog:
-    """Warns of calls without a token of the server, of each peer once a minute.
+class CallLog:
+    """Warns of calls that were refused or have failed, with a bound for each peer.
+
+    Of calls without a token of the server there is one line a minute. Of those that failed there are thirty at most,
+    without values of clients; what is worth another attempt is left to the caller, such as a worker that stops or a
+    session that it no longer knows.
 
     Args:
       clock: Tells the time in seconds.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._lines = _Lines(1, clock)
+        self._refusals = _Lines(1, clock)
+        self._failures = _Lines(_FAILURES, clock)
 
     def refused(self, peer: str, *, had_token: bool) -> None:
-        """Takes note of a call.
+        """Logs a call that was refused.
 
         Args:
           peer: Who called, as gRPC says it: `ipv4:10.0.0.1:50000`.
           had_token: Whether it brought any token. The token itself is not logged: it may be nearly right.
         """
         host = host_of(peer)
-        before = self._lines.take(host)
+        before = self._refusals.take(host)
         if before is not None:
             _logger.warning(
                 "Refused a call from %s, which brought %s%s; more of them within %g s are counted only",
@@ -103,24 +108,8 @@ class RefusalLog:
                 _SECONDS,
             )
 
-    def __repr__(self) -> str:
-        return f"<RefusalLog of {len(self._lines)} peers>"
-
-
-class FailureLog:
-    """Warns of calls that failed, in a line without values of clients; of each peer at most thirty times a minute.
-
-    What is worth another attempt is left to the caller: a worker that stops, a session that it does not know any more.
-
-    Args:
-      clock: Tells the time in seconds.
-    """
-
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._lines = _Lines(_FAILURES, clock)
-
     def failed(self, peer: str, method: str, error: Exception) -> None:
-        """Takes note of a call.
+        """Logs a call that failed.
 
         Args:
           peer: Who called, as gRPC says it: `ipv4:10.0.0.1:50000`.
@@ -130,23 +119,23 @@ class FailureLog:
         if not isinstance(error, FedstackError) or isinstance(error, (RetryableError, StatusError)):
             return
         host = host_of(peer)
-        before = self._lines.take(host)
+        before = self._failures.take(host)
         if before is not None:
             called, fields = method.rpartition("/")[2], _fields(error)
-            told = called, _told(error), _place(host), _more(before)
-            _logger.warning("%s failed: %s; called from %s%s", *told, extra=fields)
+            found = called, _reason(error), _place(host), _more(before)
+            _logger.warning("%s failed: %s; called from %s%s", *found, extra=fields)
 
     def __repr__(self) -> str:
-        return f"<FailureLog of {len(self._lines)} peers>"
+        return f"<CallLog of {len(self._refusals)} peers refused, {len(self._failures)} whose calls failed>"
 
 
-def _told(error: FedstackError) -> str:
+def _reason(error: FedstackError) -> str:
     """Returns what failed, in one line: the function, its client and the class of what it raised."""
     kind = _in_a_line(type(error).__name__)
-    told = f"{kind}: {_in_a_line(str(error))}" if isinstance(error, _TOLD) else kind
+    reason = f"{kind}: {_in_a_line(str(error))}" if isinstance(error, _SAFE) else kind
     if not (error.computation_name or isinstance(error, LeafError)):
-        return told
-    failed = f" failed with {told}"
+        return reason
+    failed = f" failed with {reason}"
     if isinstance(error, LeafError):
         raised = error.__cause__
         failed = " failed" if raised is None else f" raised {_in_a_line(type(raised).__name__)}"

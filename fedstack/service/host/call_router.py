@@ -14,7 +14,7 @@ from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLi
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.observe.events import RpcEnded
 from fedstack.observe.observers import observers
-from fedstack.service.host.call_log import FailureLog, RefusalLog
+from fedstack.service.host.call_log import CallLog
 from fedstack.service.host.call_stream import CallStream, Context, Task, WholeCalls, too_slow
 from fedstack.service.host.call_table import SMALL_BYTES, CallCounts, CallTable, MessageRoom
 from fedstack.service.host.limits import ServerLimits, exceeded, option_of
@@ -52,12 +52,12 @@ class CallRouter(grpc.GenericRpcHandler):
 
     Args:
       services: Whose methods these are.
-      is_allowed: Tells by a call's metadata whether it may go on; it is asked first, whatever the call wants.
+      is_allowed: Returns by a call's metadata whether it may go on; it is asked first, whatever the call wants.
       limits: How many calls there may be, how large, and how slow.
-      caller: Names whoever makes a call, for fair shares.
+      caller: Returns the name of a caller, for fair shares.
       background: More services, whose calls do not count among the others: a busy server still says that it is healthy,
         and one that stops does not wait for those who watch.
-      public: Those services of all that anybody may call, who is allowed to go on or not.
+      public: Those of all services that clients may call without being allowed.
     """
 
     def __init__(
@@ -72,8 +72,7 @@ class CallRouter(grpc.GenericRpcHandler):
         counts: CallCounts | None = None,
     ) -> None:
         self.counts = counts or CallCounts()
-        self._refusals = RefusalLog()
-        self._failures = FailureLog()
+        self._log = CallLog()
         self._is_allowed = is_allowed
         self._limits = limits
         self._caller = caller
@@ -105,7 +104,7 @@ class CallRouter(grpc.GenericRpcHandler):
         if path not in self._public and not self._is_allowed(metadata):
             had_token = bool(bearer_token(metadata))
             return self._refusal(
-                Code.UNAUTHENTICATED, TOKEN_REFUSED, lambda peer: self._refusals.refused(peer, had_token=had_token)
+                Code.UNAUTHENTICATED, TOKEN_REFUSED, lambda peer: self._log.refused(peer, had_token=had_token)
             )
         return self._handlers.get(path) or self._refusal(Code.UNIMPLEMENTED, f"no method {path}; {self._known}")
 
@@ -122,11 +121,11 @@ class CallRouter(grpc.GenericRpcHandler):
     async def end_calls(self) -> None:
         """Ends all calls that are running or still come in as if the server could not be reached; returns when done.
 
-        A client may try these again, elsewhere or later. gRPC itself would call them cancelled, and so nobody's fault.
+        A client may try these again, elsewhere or later. gRPC itself would report them as cancelled.
         """
         self._stopping = True
         watching = {*self._watches.running, *self._checks.running}
-        if watching:  # those who watch for this moment are told of it, and leave
+        if watching:  # watchers of the server's health learn of the end, and leave
             await asyncio.wait(watching, timeout=_WATCHERS_SECONDS)
         tables = self._foreground, self._joins, self._watches, self._checks
         while running := {task for table in tables for task in table.running}:
@@ -227,7 +226,7 @@ class CallRouter(grpc.GenericRpcHandler):
         code, result = Code.UNKNOWN, None
         try:
             caller = self._caller(context)
-            # A call is a task of its own, so this concerns nobody else.
+            # A call is a task of its own, so this affects no other.
             set_scope(_scope_of(caller, context.peer()))
             table.add(call.task, caller)
             if self._stopping:
@@ -255,7 +254,7 @@ class CallRouter(grpc.GenericRpcHandler):
                 _logger.error("%s failed with an error that is not foreseen", name, exc_info=error)
             else:
                 _logger.debug("%s failed: %s", name, error)
-                self._failures.failed(context.peer(), call.method or name, known)
+                self._log.failed(context.peer(), call.method or name, known)
             await _fail(context, known, error)
         finally:
             if call.method is not None:
@@ -302,7 +301,7 @@ async def _abort(context: Context, code: Code, message: str, metadata: Metadata 
 
 
 def _known_error(error: Exception, name: str) -> Exception:
-    """Returns the error to answer with: what Python, protobuf and the machine say is told in our words."""
+    """Returns the error to answer with, in our words where Python, protobuf or the machine raised it."""
     if isinstance(error, DecodeError):
         return InvalidValueError(f"Expected a message for {name}, found bytes that are none: {error}")
     # The frames of these hold what was too much; the client has no use for them.

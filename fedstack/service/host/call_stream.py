@@ -3,7 +3,7 @@
 An exchange may come in one message, and is answered in one too, if the answer is soon there and small. What sends a
 heartbeat first takes long; a large answer, or several, fit into no message. Such a call goes on without the stream that
 it came by: its client is given an id, and joins it by another. It is one call all the same, with one place among those
-that the server takes; when nobody joins for a while, it ends as if it had been cancelled.
+that the server takes; if it is not joined for a while, it ends as if it had been cancelled.
 """
 
 import asyncio
@@ -228,7 +228,7 @@ class WholeCalls:
         return write_goes_on(name)
 
     async def _keep(self, name: str, kept: _Kept) -> None:
-        """Returns when a call that goes on has ended, and ends one that nobody joins."""
+        """Returns when a call that goes on has ended, and ends one that is not joined."""
         try:
             await asyncio.wait([kept.ended], timeout=_JOIN_SECONDS)
             if name not in self._kept:

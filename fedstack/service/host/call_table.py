@@ -50,7 +50,7 @@ class CallTable:
             successor.add_done_callback(self._remove)
 
     def gave_way(self, task: Task) -> bool:
-        """Tells whether a call was cancelled because it had sent nothing and others wanted its place."""
+        """Returns whether a call was cancelled because it had sent nothing and others wanted its place."""
         return task in self._gave_way
 
     def _make_room(self) -> bool:

@@ -134,7 +134,7 @@ def tokens_in(file: str | os.PathLike[str] | None) -> Renewed[tuple[str, ...]] |
 
 
 def check_exposure(host: str, credentials: ServerCredentials, *, insecure: bool, runs_code: bool) -> None:
-    """Checks that a server which other machines can reach proves who it is, and lets nobody unknown run code.
+    """Checks that a server which other machines can reach proves who it is, and lets only known clients run code.
 
     Args:
       host: Where it listens.

@@ -1,6 +1,6 @@
 """Gives out the places of a table, and sees to it that one client does not take all of them from others.
 
-Whose call it is, as far as that can be told, its token tells, or else the address that it comes from.
+A client is known by its token, or else by the address that it calls from.
 """
 
 import functools
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import unquote
 
-# Whoever waits for a place tries again within this time.
+# A client that waits for a place tries again within this time.
 SECONDS = 60.0
 NOBODY = ""
 # What gRPC calls a peer ends in the port that it dials from, and each connection has another one.
@@ -24,7 +24,7 @@ class FairShares:
     """The places of a table, of which one peer has at most half while others are there.
 
     Another peer is there while it has a place, and for a while after it was refused one. So who is alone may take all
-    places, and keeps them; but it gets no new ones beyond its half once somebody else has asked.
+    places, and keeps them; but it gets no new ones beyond its half once another client has asked.
 
     Args:
       most: The number of places.
@@ -49,7 +49,7 @@ class FairShares:
         """Takes a place for a peer; tells whether there is one.
 
         Args:
-          peer: Who asks; `NOBODY` where peers cannot be told apart, who together may have all places.
+          peer: Who asks; `NOBODY` where peers cannot be distinguished; together they may have all places.
         """
         held = self._held.get(peer, 0)
         over = held >= self.share and peer != NOBODY
@@ -76,7 +76,7 @@ class FairShares:
         return "one more" if full else "one more for a client that has half of them while others are there"
 
     def debtor(self, peer: str) -> str | None:
-        """Returns who has more than its half while a peer that has less is refused, if anybody does."""
+        """Returns a client that has more than its half while a peer with less is refused, if there is one."""
         if self._held.get(peer, 0) >= self.share:
             return None
         return next((other for other, held in self._held.items() if held > self.share and other != NOBODY), None)
@@ -102,7 +102,7 @@ def host_of(peer: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def caller_at(peer: str) -> str:
-    """Returns the name of whoever calls from an address; `NOBODY` where all who do share it."""
+    """Returns the name of a caller by its address; `NOBODY` where all callers share it."""
     kind, _, host = host_of(peer).partition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
@@ -117,5 +117,5 @@ def caller_at(peer: str) -> str:
 
 
 def caller_with(token: str) -> str:
-    """Returns the name of whoever has a token; it does not show the token."""
+    """Returns the name of the clients that have a token; it does not show the token."""
     return f"token:{hashlib.sha256(token.encode()).hexdigest()[:16]}"

@@ -86,7 +86,7 @@ class Host:
             limits=config.server_limits,
             caller=self._caller,
             background=[self._health, *_reflection_of([*served, self._health], wanted=config.reflection)],
-            public=[self._health],  # whoever supervises a server need not be able to use it
+            public=[self._health],  # a supervisor need not be allowed to use the server
             counts=self.call_counts,
         )
         for service in services:
@@ -260,7 +260,7 @@ class Host:
         return not allowed or token_matches(bearer_token(metadata), allowed)
 
     def _caller(self, context: Context) -> str:
-        """Names whoever makes a call: by the token if there are several, which tell more than addresses do."""
+        """Returns the name of a caller: by its token if there are several, since addresses may be shared."""
         tokens = self._tokens.get()
         if len(tokens) > 1:
             token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))

@@ -39,7 +39,7 @@ def dialled(address: Target, port: int) -> str:
       port: The port that gRPC has bound.
     """
     if address.socket_path:
-        # Whoever may write to a socket may connect to it; without a umask that would be everybody.
+        # Write permission is permission to connect; without a umask all users would have it.
         Path(address.socket_path).chmod(0o600)
         return address.address
     if address.is_everywhere:

@@ -91,7 +91,7 @@ class PageServer:
             server = await asyncio.start_server(
                 self._connected, self._address.host, self._address.port, limit=MOST_REQUEST_BYTES
             )
-        except OSError as error:  # somebody else was quicker
+        except OSError as error:  # the port was taken in the meantime
             started.set_exception(AddressError(f"Cannot listen at {self._address}: {error}; choose another"))
             return
         self._target = dialled(self._address, server.sockets[0].getsockname()[1])
@@ -148,7 +148,7 @@ class PageServer:
         try:
             page = self._make()
         except Exception:
-            if not self._failed:  # whoever asks again and again is to fill no disk
+            if not self._failed:  # repeated requests must not fill the disk
                 _logger.warning("The page of metrics could not be made", exc_info=True)
             self._failed = True
             return 500, [_PLAIN], b"The page could not be made; the log says why.\n"

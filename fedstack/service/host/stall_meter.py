@@ -1,4 +1,4 @@
-"""Notices when an event loop stands still: everybody who is served there waits meanwhile."""
+"""Notices when an event loop stands still: all clients served there wait meanwhile."""
 
 import asyncio
 import logging
@@ -34,11 +34,11 @@ class StallCounts:
         self._quiet_until = 0.0
 
     def expect(self, seconds: float) -> None:
-        """Takes note that the next beat is due after so many seconds."""
+        """Expects the next beat after so many seconds."""
         self._due = self._clock() + seconds
 
     def beat(self) -> float | None:
-        """Takes note of a beat; returns by how many seconds it was late if that is to be told, else `None`."""
+        """Records a beat; returns by how many seconds it was late if that is to be logged, else `None`."""
         now = self._clock()
         late = 0.0 if self._due is None else now - self._due
         if late <= STALL_SECONDS:

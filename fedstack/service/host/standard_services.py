@@ -74,7 +74,7 @@ class HealthService(Service):
 
 
 def _name_in(request: bytes) -> str:
-    """Returns the service that somebody asks about; anybody may ask, and so nobody may ask at length."""
+    """Returns the service that a request names. Unknown clients may ask too, so the name has a bound."""
     if len(request) > _MAX_REQUEST_BYTES:
         raise ResourceLimitError(
             f"Expected the name of a service in at most {_MAX_REQUEST_BYTES} bytes, found {len(request)}; send the name"

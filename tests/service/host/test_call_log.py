@@ -24,7 +24,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.observe import CallStarted
-from fedstack.service.host.call_log import FailureLog
+from fedstack.service.host.call_log import CallLog
 from fedstack.transport.wire.status import Code, StatusError
 
 PEER = "ipv4:10.0.0.1:50000"
@@ -157,7 +157,7 @@ def test_a_call_that_its_client_cancels_is_none_that_failed(tmp_path: Path) -> N
 def test_a_line_says_what_failed_without_values(
     error: FedstackError, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    FailureLog().failed(PEER, METHOD, error)
+    CallLog().failed(PEER, METHOD, error)
     [found] = lines_of(caplog)
     assert found.startswith(f"RunPhase failed: {line}")
     assert "\n" not in found
@@ -172,13 +172,13 @@ def test_a_line_says_what_failed_without_values(
 def test_what_is_worth_another_attempt_or_logged_elsewhere_is_left_out(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    FailureLog().failed(PEER, METHOD, error)
+    CallLog().failed(PEER, METHOD, error)
     assert lines_of(caplog) == []
 
 
 def test_a_client_that_fails_again_and_again_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    log = FailureLog(lambda: now)
+    log = CallLog(lambda: now)
     for _ in range(1000):
         log.failed(PEER, METHOD, leaf_error())
     log.failed("ipv4:10.0.0.2:50000", METHOD, leaf_error())
@@ -188,4 +188,4 @@ def test_a_client_that_fails_again_and_again_fills_no_disk(caplog: pytest.LogCap
     assert lines_of(caplog)[-1].endswith("called from ipv4:10.0.0.1 (970 more since the last line)")
     for index in range(2000):
         log.failed(f"ipv4:10.1.{index // 250}.{index % 250}:1", METHOD, leaf_error())
-    assert repr(log) == "<FailureLog of 1000 peers>"
+    assert repr(log) == "<CallLog of 0 peers refused, 1000 whose calls failed>"

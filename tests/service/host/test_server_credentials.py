@@ -15,7 +15,7 @@ from certificate_files import CertificateFiles, write_certificates
 from echo_service import ECHO, EchoService
 
 from fedstack import errors
-from fedstack.service.host.call_log import RefusalLog
+from fedstack.service.host.call_log import CallLog
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
@@ -130,7 +130,7 @@ def test_calls_without_the_token_are_logged_once_a_minute_for_each_peer(caplog: 
 
 def test_what_was_not_logged_of_refusals_is_counted_in_the_next_line(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    log = RefusalLog(lambda: now)
+    log = CallLog(lambda: now)
     for port in range(5):
         log.refused(f"ipv6:%5B::1%5D:{port}", had_token=False)
         log.refused(f"ipv4:10.0.0.1:{port}", had_token=True)
@@ -146,10 +146,10 @@ def test_what_was_not_logged_of_refusals_is_counted_in_the_next_line(caplog: pyt
 
 
 def test_refusals_of_many_peers_do_not_take_more_and_more_memory() -> None:
-    log = RefusalLog()
+    log = CallLog()
     for number in range(1500):
         log.refused(f"ipv4:10.0.{number // 256}.{number % 256}:1", had_token=False)
-    assert repr(log) == "<RefusalLog of 1000 peers>"
+    assert repr(log) == "<CallLog of 1000 peers refused, 0 whose calls failed>"
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "secret"])
