@@ -141,7 +141,7 @@ LIMITS = (ServiceLimits, ServerLimits, DispatcherLimits, DataWorkerLimits)
 
 def what_is_said_of_fields(table: type[attrs.AttrsInstance]) -> dict[str, str]:
     """Returns what a class says of its fields under `Attributes`, each in one line."""
-    section = inspect.cleandoc(table.__doc__ or "").partition("\nAttributes:\n")[2]
+    section = inspect.cleandoc(table.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^ {2}(\w+): (.+(?:\n {4}.+)*)", section, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
