@@ -12,6 +12,7 @@ import attrs
 import click
 
 from fedstack._version import __version__
+from fedstack.command_line.peer_options import credentials_in
 from fedstack.command_line.serve_options import limits_of
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.service.host.config import HostConfig
@@ -219,17 +220,7 @@ def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":
     """Returns what functions call other servers with; `None` if the options say nothing of it."""
     if not (options.call_ca or options.call_cert or options.call_key or options.call_token_file):
         return None
-    from fedstack.transport.grpc.channels import check_certificates
-    from fedstack.transport.grpc.credentials import ClientCredentials
-
-    credentials = ClientCredentials.from_files(
-        root_certificates=options.call_ca,
-        certificate=options.call_cert,
-        private_key=options.call_key,
-        token_file=options.call_token_file,
-    )
-    check_certificates(credentials, "give the right --call-cert, --call-key and --call-ca")
-    return credentials
+    return credentials_in(options, "call", options.call_token_file)
 
 
 def _credentials(options: SimpleNamespace) -> "ServerCredentials":
