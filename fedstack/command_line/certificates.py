@@ -7,10 +7,9 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from fedstack.errors import InvalidValueError
 
@@ -33,8 +32,7 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(*[False] * 5, *[True] * 2, *[False] * 2)
 _CRITICAL = (ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE)
 
 
-@attrs.frozen
-class CertificateFiles:
+class CertificateFiles(NamedTuple):
     """Where the certificates and keys are, in PEM.
 
     Attributes:
@@ -54,16 +52,7 @@ class CertificateFiles:
     @classmethod
     def in_folder(cls, folder: Path) -> "CertificateFiles":
         """Returns the paths of the files that a folder has or will have."""
-        return cls(
-            ca=folder / "ca.pem",
-            server_cert=folder / "server.pem",
-            server_key=folder / "server.key",
-            client_cert=folder / "client.pem",
-            client_key=folder / "client.key",
-        )
-
-    def __iter__(self) -> Iterator[Path]:
-        return iter((self.ca, self.server_cert, self.server_key, self.client_cert, self.client_key))
+        return cls(*(folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")))
 
 
 def make_test_certificates(

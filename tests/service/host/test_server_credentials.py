@@ -219,7 +219,7 @@ def soon(holds: Callable[[], bool]) -> bool:
 
 def copied(files: CertificateFiles, folder: Path) -> CertificateFiles:
     folder.mkdir()
-    return CertificateFiles(*(Path(shutil.copy(path, folder)) for path in attrs.astuple(files)))
+    return CertificateFiles(*(Path(shutil.copy(path, folder)) for path in files))
 
 
 @pytest.mark.slow
