@@ -12,7 +12,6 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.cluster.task import Task, task_of
-from fedstack.service.data.clients.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.config import HostConfig, unbracketed
 from fedstack.service.host.host import Host
@@ -102,7 +101,12 @@ class ServerConfig:
           clients: The number of clients where a request does not say.
           threads: The most threads that run functions; by default there is no such bound.
         """
-        reads = ReferenceReader(self.client_credentials, self.data_services) if self.data_services else None
+        reads = None
+        if self.data_services:
+            # A worker without datasets starts sooner without the modules of the data service.
+            from fedstack.service.data.clients.reference_reader import ReferenceReader
+
+            reads = ReferenceReader(self.client_credentials, self.data_services)
         return ExecutorService(
             local_executor_factory(clients, max_concurrent_clients=threads, data_backend=reads),
             limits=self.limits,
