@@ -4,9 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from fedstack._version import __version__
-from fedstack.command_line import certs_command, check_command, demo_command, status_command
+from fedstack.command_line import certs_command, check_command, demo_command, serve_command, status_command
 from fedstack.command_line.command import run_command_line
-from fedstack.command_line.serving import serve_command
 
 COMMANDS = tuple(
     module.COMMAND for module in (demo_command, serve_command, check_command, status_command, certs_command)

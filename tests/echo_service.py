@@ -8,7 +8,7 @@ from fedstack.transport.peers.methods import (
     DownloadMethod,
     ExchangeMethod,
     Method,
-    Server,
+    ServerFacts,
     Service,
     StreamMethod,
     UnaryMethod,
@@ -27,7 +27,7 @@ class EchoService(Service):
     """
 
     def __init__(self, error: Callable[[], BaseException] = ZeroDivisionError) -> None:
-        self.server: Server | None = None
+        self.server: ServerFacts | None = None
         self.error = error
         self.entered = asyncio.Event()
         self.release = asyncio.Event()
@@ -50,7 +50,7 @@ class EchoService(Service):
             }
         }
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: ServerFacts) -> None:
         self.server = server
 
     async def close(self) -> None:

@@ -21,10 +21,9 @@ import fedstack
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
-from fedstack.service.cluster.server import Server
-from fedstack.service.cluster.server_config import ServerConfig
+from fedstack.service.cluster.server import Server, ServerConfig
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection

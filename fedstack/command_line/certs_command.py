@@ -12,16 +12,13 @@ from fedstack.command_line.command import SUCCESS, option, subcommand, whole_num
 
 def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
     """Makes the files: their names go to standard output, what to do with them to standard error."""
-    from fedstack.service.server.certificates import DEFAULT_NAMES, make_test_certificates  # needs an extra
+    from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # needs an extra
 
     names = name or DEFAULT_NAMES
     files = make_test_certificates(folder, names, days=days, force=force)
     for path in files:
         print(path)
-    ca, server_cert, server_key, client_cert, client_key = (
-        shlex.quote(str(path))
-        for path in (files.ca, files.server_cert, files.server_key, files.client_cert, files.client_key)
-    )
+    ca, server_cert, server_key, client_cert, client_key = (shlex.quote(str(path)) for path in files)
     address = shlex.quote(_dialled(names[0]) + ":8000")
     print(
         f"For tests only: the keys are not encrypted. Valid for {days} days and for {', '.join(names)}.\n"

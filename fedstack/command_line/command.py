@@ -3,15 +3,22 @@
 The module of a subcommand is imported whichever subcommand is called, so it imports what it needs when it runs. A
 subcommand writes results to standard output, all other text to standard error, and returns its exit code. The message
 of an error that it raises is all that the user sees.
+
+Options can be given as environment variables too, as containers like it: `--max-sessions` is `FEDSTACK_MAX_SESSIONS`.
+An option on the command line wins; an empty variable counts as absent.
 """
 
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fedstack.command_line.log_format import json_line
 from fedstack.errors import FedstackError
@@ -20,6 +27,9 @@ from fedstack.foundations.error_text import printable
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # In the `meta` of a context: the command says everything as JSON lines, its errors too.
 LOGS_JSON = "fedstack.logs_json"
+# To a pod beside a service that is called fedstack, Kubernetes says FEDSTACK_PORT=tcp://10.0.0.1:8000.
+_OF_KUBERNETES = ("tcp://", "udp://", "sctp://")
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def run_command_line(commands: Sequence[click.Command], version: str, arguments: Sequence[str] | None) -> int:
@@ -51,7 +61,7 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
         _print_error("interrupted", context, before="\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left. Python would complain about the rest of it when it exits.
+        # The reader of our output has left. Python would complain about the rest of it when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except (FedstackError, ImportError, OSError) as error:
@@ -88,6 +98,17 @@ def _print_error(message: str, context: click.Context | None, before: str = "") 
         say(f"{before}{_running(context)}: {message}", to_error=True)
 
 
+class _Subcommand(click.Command):
+    """A command whose help shows its options in their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for group, options in groupby(self.get_params(ctx), lambda option: getattr(option, "group", "Options")):
+            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
+
 def subcommand(
     name: str, run: Callable[..., int], summary: str, parameters: Iterable[click.Parameter], more: str = ""
 ) -> click.Command:
@@ -101,7 +122,14 @@ def subcommand(
       more: What else its help says.
     """
     text = f"{summary} {more}".rstrip()
-    return click.Command(name, callback=run, help=text, short_help=summary, params=list(parameters))
+    return _Subcommand(
+        name,
+        callback=run,
+        help=text,
+        short_help=summary,
+        params=list(parameters),
+        context_settings={"max_content_width": 120},
+    )
 
 
 def option(
@@ -143,3 +171,69 @@ def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
         raise click.BadParameter(f"expected {bounds}, found {text!r}")
 
     return parse
+
+
+class EnvironmentOption(click.Option):
+    """An option with a variable; its help shows that, with the default.
+
+    Args:
+      name: The option.
+      metavar: What its value is called.
+      description: What it does.
+      group: The options that it is among in the help of its subcommand.
+      more: See `click.Option`.
+    """
+
+    def __init__(self, name: str, metavar: str | None, description: str, group: str = "Options", **more: Any) -> None:
+        super().__init__([name], metavar=metavar, **more)
+        self.group = group
+        self.variable = self.envvar = f"FEDSTACK_{self.name.upper()}"
+        default = more.get("default")
+        self.help = f"{description} [{self.variable}{'' if default is None else f'={default}'}]"
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = (super().resolve_envvar_value(ctx) or "").strip()
+        return value if value and not value.startswith(_OF_KUBERNETES) else None
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, click.Parameter]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        ctx.set_parameter_source(self.name, source)  # some releases do so only once the value has been checked
+        return value, source
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return repr(self.given_as(ctx)) if ctx is not None else super().get_error_hint(ctx)
+
+    def given_as(self, context: click.Context) -> str:
+        """Returns what it was given as: the variable, or the option."""
+        from_variable = context.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
+        return self.variable if from_variable else self.opts[0]
+
+
+class Switch(EnvironmentOption):
+    """An option that is on or off, with a form to turn off what its variable turned on."""
+
+    def __init__(self, name: str, description: str, group: str = "Options") -> None:
+        super().__init__(f"{name}/--no-{name.removeprefix('--')}", None, description, group)
+
+
+class RepeatableOption(EnvironmentOption):
+    """An option that may be given several times; commas are between several values, in the variable too."""
+
+    def __init__(self, name: str, metavar: str, description: str, group: str = "Options") -> None:
+        description = f"{description}; may be repeated, or be several with commas"
+        super().__init__(name, metavar, description, group, multiple=True, callback=_parts)
+
+    def value_from_envvar(self, ctx: click.Context) -> Sequence[str] | None:
+        value = self.resolve_envvar_value(ctx)
+        return None if value is None else [value]
+
+
+def _parts(_: click.Context, option: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def options_of(context: click.Context) -> SimpleNamespace:
+    """Returns the values of the options; `given` has what each was given as that was given."""
+    options = [option for option in context.command.params if isinstance(option, EnvironmentOption)]
+    given = {o.name: o.given_as(context) for o in options if context.get_parameter_source(o.name) in _GIVEN}
+    return SimpleNamespace(**context.params, given=given)

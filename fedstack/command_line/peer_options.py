@@ -37,25 +37,41 @@ PEER_OPTIONS = (
 ABOUT_ADDRESS = "ADDRESS is the server's: host:port, grpcs://host:port or unix:/path."
 
 
+def credentials_in(
+    options: SimpleNamespace, prefix: str, token_file: str | None, server_name: str | None = None
+) -> "ClientCredentials":
+    """Returns what to dial a server with.
+
+    Args:
+      options: The options.
+      prefix: What those with certificates begin with: they end in `ca`, `cert` and `key`.
+      token_file: The file with the token.
+      server_name: The name in the server's certificate, if it is another one.
+
+    Raises:
+      InvalidValueError: If they do not fit each other, or name files that cannot be read.
+    """
+    from fedstack.transport.grpc.channels import check_certificates
+    from fedstack.transport.grpc.credentials import ClientCredentials
+
+    ca, cert, key = (getattr(options, f"{prefix}_{name}") for name in ("ca", "cert", "key"))
+    credentials = ClientCredentials.from_files(
+        root_certificates=ca, certificate=cert, private_key=key, token_file=token_file, server_name=server_name
+    )
+    check_certificates(credentials, f"give the right --{prefix}-cert, --{prefix}-key and --{prefix}-ca")
+    return credentials
+
+
 def peer_of(options: SimpleNamespace) -> "tuple[Target, ClientCredentials]":
     """Returns the server and what to dial it with.
 
     Raises:
       click.UsageError: If the options do not fit each other, or name files that cannot be read.
     """
-    from fedstack.transport.grpc.channels import check_certificates
-    from fedstack.transport.grpc.credentials import ClientCredentials
     from fedstack.transport.wire.addresses import parse_target
 
     try:
-        credentials = ClientCredentials.from_files(
-            root_certificates=options.tls_ca,
-            certificate=options.tls_cert,
-            private_key=options.tls_key,
-            token_file=options.token_file,
-            server_name=options.server_name,
-        )
-        check_certificates(credentials, "give the right --tls-cert, --tls-key and --tls-ca")
+        credentials = credentials_in(options, "tls", options.token_file, options.server_name)
         return parse_target(options.target), credentials
     except InvalidValueError as error:
         raise click.UsageError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Waits until somebody wants a process to end: a signal, or the end of the process that started it."""
+"""Waits for a request to end the process: a signal, or the end of the process that started it."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 PARENT_GONE = "the parent process"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# How long a server without a parent may take to stop; what it works on is of no use to anybody.
+# How long a server without a parent may take to stop; what it works on is of no use any more.
 _ORPHAN_SECONDS = 3.0
 # Who stops a group of processes may reach each of them twice: that is one request.
 _SAME_REQUEST_SECONDS = 0.5
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.25
 
 
 class ShutdownRequests:
-    """Says who asked for an end; whoever asks once more, half a second later or more, gets it at once."""
+    """Says who asked for an end; a second request, half a second later or more, ends the process at once."""
 
     def __init__(self) -> None:
         # The one queue into which a signal handler may put something, whatever it has interrupted.
@@ -51,7 +51,7 @@ class ShutdownRequests:
         start_daemon(self._watch_parent, lifeline, name="fedstack-parent")
 
     def wait(self) -> str:
-        """Returns who asked, once somebody has."""
+        """Returns who asked, once there is a request."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._requests.get(timeout=_POLL_SECONDS)

@@ -1,7 +1,7 @@
 """Keeps the standard input of a server from the functions that it runs.
 
-It is the terminal of whoever started the server, or what ties a worker to its parent. A function that reads it, or a
-process that a function starts, would wait for what nobody types, and take what is not meant for it.
+It is the terminal of the user who started the server, or what ties a worker to its parent. A function that reads it, or
+a process that a function starts, would wait for input that never comes, and take what is not meant for it.
 """
 
 import contextlib

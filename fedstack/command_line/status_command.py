@@ -18,6 +18,8 @@ from fedstack.errors import AuthenticationError, FedstackError, RemoteError
 from fedstack.foundations.error_text import counted, printable, size_text
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
     from fedstack.proto.methods_pb2 import ListMethodsResponse, MethodDescription
     from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -81,14 +83,13 @@ class _Found:
 
     def as_json(self, target: str) -> str:
         """Returns it as one line of JSON."""
-        told: dict[str, object] = {} if self.kind is None else {"service": self.kind}
+        found: dict[str, object] = {} if self.kind is None else {"service": self.kind}
         if self.status is not None:
-            told = _as_object(self.status)
+            found = _as_object(self.status)
         if self.methods is not None:
-            methods = self.methods
-            told = {"version": methods.version, "uptime_seconds": round(methods.uptime_seconds, 3), **told}
-            told["methods"] = [_method_as_object(method) for method in methods.method]
-        return json.dumps({"ok": True, "target": target, **told})
+            found = {**_fields(self.methods, "version uptime_seconds"), **found}
+            found["methods"] = [_method_as_object(method) for method in self.methods.method]
+        return json.dumps({"ok": True, "target": target, **found})
 
     def as_text(self, target: str) -> str:
         """Returns it as tables."""
@@ -125,29 +126,26 @@ async def _if_there(answer: "Awaitable[_T]") -> "_T | None":
         return None
 
 
+def _fields(message: "Message", names: str) -> dict[str, object]:
+    """Returns fields of a message by name, with times rounded."""
+    found = {name: getattr(message, name) for name in names.split()}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+
+
 def _as_object(status: "GetStatusResponse") -> dict[str, object]:
-    return {
-        "version": status.version,
-        "uptime_seconds": round(status.uptime_seconds, 3),
-        "stopping": status.HasField("seconds_until_stop"),
-        "seconds_until_stop": round(status.seconds_until_stop, 3) if status.HasField("seconds_until_stop") else None,
-        "running": status.running,
-        "values": status.values,
-        "bytes": status.bytes,
-        "threads": status.threads,
+    stopping = status.HasField("seconds_until_stop")
+    found: dict[str, object] = {
+        **_fields(status, "version uptime_seconds"),
+        "stopping": stopping,
+        **(_fields(status, "seconds_until_stop") if stopping else {"seconds_until_stop": None}),
+        **_fields(status, "running values bytes threads"),
         "max_threads": status.max_threads or None,
-        "busy_threads": status.busy_threads,
-        "abandoned_threads": status.abandoned_threads,
+        **_fields(status, "busy_threads abandoned_threads"),
         "resident_bytes": status.resident_bytes or None,
-        "stalls": status.stalls,
-        "longest_stall_seconds": round(status.longest_stall_seconds, 3),
+        **_fields(status, "stalls longest_stall_seconds"),
         "sessions": [
             {
-                "id": session.id,
-                "clients": session.clients,
-                "values": session.values,
-                "bytes": session.bytes,
-                "lease_seconds_left": round(session.lease_seconds_left, 3),
+                **_fields(session, "id clients values bytes lease_seconds_left"),
                 "scheduled_waiting": session.started_waiting,
                 "scheduled_running": session.started_running,
                 "scheduled_ended": session.started_ended,
@@ -157,41 +155,21 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
         ],
         "work": [
             {
-                "session": work.session,
-                "function": work.function,
+                **_fields(work, "session function clients seconds"),
                 "first_client": work.first_client if work.clients else None,
-                "clients": work.clients,
                 "client": work.client if work.HasField("client") else None,
-                "seconds": round(work.seconds, 3),
             }
             for work in status.work
         ],
-        "calls": [{"method": call.method, "code": call.code, "count": call.count} for call in status.calls],
+        "calls": [_fields(call, "method code count") for call in status.calls],
         "limits": {limit.name: limit.value for limit in status.limit},
-        **_data_as_object(status),
     }
-
-
-def _data_as_object(status: "GetStatusResponse") -> dict[str, object]:
-    told: dict[str, object] = {}
     if status.HasField("dispatcher"):
-        known = status.dispatcher
-        told["dispatcher"] = {
-            "datasets": known.datasets,
-            "passes": known.passes,
-            "consumers": known.consumers,
-            "data_workers": list(known.worker),
-        }
+        workers = list(status.dispatcher.worker)
+        found["dispatcher"] = {**_fields(status.dispatcher, "datasets passes consumers"), "data_workers": workers}
     if status.HasField("data_worker"):
-        read = status.data_worker
-        told["data_worker"] = {
-            "attends": read.attends,
-            "streams": read.streams,
-            "ranges": read.ranges,
-            "elements": read.elements,
-            "bytes": read.bytes,
-        }
-    return told
+        found["data_worker"] = _fields(status.data_worker, "attends streams ranges elements bytes")
+    return found
 
 
 def _method_as_object(method: "MethodDescription") -> dict[str, object]:
@@ -208,7 +186,6 @@ def _method_as_object(method: "MethodDescription") -> dict[str, object]:
 
 def method_lines(methods: "ListMethodsResponse") -> Iterator[str]:
     """Yields the lines of a table of registered methods."""
-    yield ""
     yield from _table(
         ("registered", "calls", "errors", "running", "p50", "p99"),
         [
@@ -244,7 +221,6 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
         yield f"stood still {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most"
     yield from _data_lines(status)
     if status.session:
-        yield ""
         yield from _table(
             ("session", "clients", "values", "bytes", "lease left"),
             [
@@ -254,7 +230,6 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
         )
     scheduled = [session for session in status.session if session.started_running or session.started_ended]
     if scheduled:
-        yield ""
         yield from _table(
             ("scheduled calls of", "waiting", "in flight", "ended", "failed", "live values"),
             [
@@ -263,14 +238,12 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
             ],
         )
     if status.work:
-        yield ""
         yield from _table(
             ("function", "session", "client", "runs for"),
             [(work.function, work.session, _clients(work), f"{work.seconds:.1f} s") for work in status.work],
             words=2,
         )
     if status.calls:
-        yield ""
         yield from _table(
             ("method", "code", "calls"), [(call.method, call.code, f"{call.count}") for call in status.calls], words=2
         )
@@ -304,7 +277,8 @@ def _clients(work: "Work") -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Iterator[str]:
-    """Yields the lines of rows under a header; the first columns, so many as `words` says, are aligned to the left."""
+    """Yields an empty line, and those of rows under a header; the first columns, `words` of them, are aligned left."""
+    yield ""
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):
         cells = [

@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from fedstack.service import data as data
     from fedstack.service import rpc as rpc
     from fedstack.service.cluster.addresses_file import wait_for_addresses
-    from fedstack.service.cluster.server import Server
-    from fedstack.service.cluster.server_config import ServerConfig
+    from fedstack.service.cluster.server import Server, ServerConfig
     from fedstack.service.executor.executor_service import ExecutorService
-    from fedstack.service.limits.limits import ServerLimits, ServiceLimits
+    from fedstack.service.host.host import GrpcServer
+    from fedstack.service.host.limits import ServerLimits, ServiceLimits
+    from fedstack.service.host.server_thread import ServerThread
     from fedstack.service.pool.worker_pool import local_worker_pool
-    from fedstack.service.server.grpc_server import GrpcServer
-    from fedstack.service.server.server_thread import ServerThread
     from fedstack.transport.grpc.credentials import ServerCredentials
     from fedstack.transport.wire.cluster_spec import ClusterDef, ClusterSpec, ServerDef
 
@@ -42,14 +41,14 @@ _MODULES = {
     "ClusterDef": "transport.wire.cluster_spec",
     "ClusterSpec": "transport.wire.cluster_spec",
     "ExecutorService": "service.executor.executor_service",
-    "GrpcServer": "service.server.grpc_server",
+    "GrpcServer": "service.host.host",
     "Server": "service.cluster.server",
-    "ServerConfig": "service.cluster.server_config",
+    "ServerConfig": "service.cluster.server",
     "ServerCredentials": "transport.grpc.credentials",
     "ServerDef": "transport.wire.cluster_spec",
-    "ServerLimits": "service.limits.limits",
-    "ServerThread": "service.server.server_thread",
-    "ServiceLimits": "service.limits.limits",
+    "ServerLimits": "service.host.limits",
+    "ServerThread": "service.host.server_thread",
+    "ServiceLimits": "service.host.limits",
     "local_worker_pool": "service.pool.worker_pool",
     "wait_for_addresses": "service.cluster.addresses_file",
 }

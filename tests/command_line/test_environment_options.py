@@ -6,8 +6,16 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from fedstack.command_line.command import run_command_line, seconds, subcommand, whole_number
-from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption, Switch, options_of
+from fedstack.command_line.command import (
+    EnvironmentOption,
+    RepeatableOption,
+    Switch,
+    options_of,
+    run_command_line,
+    seconds,
+    subcommand,
+    whole_number,
+)
 
 VARIABLES = ["MAX_SESSIONS", "GRACE_SECONDS", "LOG_FORMAT", "INSECURE", "ALLOW_MODULE"]
 

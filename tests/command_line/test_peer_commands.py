@@ -38,19 +38,19 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service import rpc
 from fedstack.service.data import DispatchServer, WorkerServer
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServerLimits, ServiceLimits
-from fedstack.service.server import stall_meter
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_facts import ServerFacts
-from fedstack.service.server.server_thread import ServerThread
-from fedstack.service.server.stall_meter import StallCounts
-from fedstack.service.server.status import StatusService
+from fedstack.service.host import stall_meter
+from fedstack.service.host.call_table import CallCounts
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServerLimits, ServiceLimits
+from fedstack.service.host.server_thread import ServerThread
+from fedstack.service.host.stall_meter import StallCounts
+from fedstack.service.host.status import StatusService
 from fedstack.testing.meeting import until_set
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.peers.methods import Method, UnaryMethod
+from fedstack.transport.peers.methods import Method, ServerFacts, UnaryMethod
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.status import Code, StatusError
 
@@ -626,7 +626,7 @@ def test_status_says_how_often_and_how_long_a_server_stood_still() -> None:
     counts.stalls, counts.longest_seconds = 3, 0.72
 
     async def make() -> GetStatusResponse:
-        return await StatusService([], ServerFacts(asks_for_token=False, stalls=counts)).status()
+        return await StatusService([], ServerFacts(), CallCounts(), counts, ServerLimits()).status()
 
     found = on_loop(make)
     assert (found.stalls, found.longest_stall_seconds) == (3, 0.72)

@@ -12,11 +12,11 @@ from calling import WALL
 from serving import served
 
 import fedstack
-from fedstack.command_line.environment_options import options_of as options_in
-from fedstack.command_line.serving import serve_command
-from fedstack.command_line.serving.cluster_options import listen_as_task
+from fedstack.command_line import serve_command
+from fedstack.command_line.certificates import CertificateFiles
+from fedstack.command_line.command import options_of as options_in
+from fedstack.command_line.make_server import listens_at, task_in
 from fedstack.service import ClusterSpec, wait_for_addresses
-from fedstack.service.server.certificates import CertificateFiles
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 TOML = """
@@ -39,26 +39,25 @@ def options_of(*arguments: object) -> SimpleNamespace:
 
 def test_a_task_listens_where_its_cluster_says(cluster: Path, tmp_path: Path) -> None:
     options = options_of("--cluster", cluster, "--job", "ps")
-    task = listen_as_task(options)
-    assert (options.host, options.port, options.unix_socket) == ("localhost", 7010, None)
+    task = task_in(options)
+    assert listens_at(options, task).address == "localhost:7010"
     assert str(task) == "task 0 of job 'ps'"
     inline = options_of(
         "--cluster", f'{{"cluster": {{"worker": ["unix:{tmp_path}/w.sock", "[::1]:7011"]}}}}', "--task", 0
     )
-    listen_as_task(inline)
-    assert inline.unix_socket == tmp_path / "w.sock"
+    assert listens_at(inline, task_in(inline)).socket_path == f"{tmp_path}/w.sock"
     line = serve_command.ready_line("localhost:7010", options, task)
     assert line.endswith("serving on localhost:7010 (insecure, loopback only, task 0 of job 'ps'); python code refused")
 
 
 def test_without_a_cluster_there_is_no_task() -> None:
-    assert listen_as_task(options_of("--port", "1")) is None
+    assert task_in(options_of("--port", "1")) is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--job", "worker"], "Expected --cluster beside --job, found none; give it too"),
+        (["--job", "worker"], "Expected --cluster beside --job, found none; give --cluster too"),
         (["--task", "1", "--addresses", "a"], "Expected --cluster beside --task and --addresses, found none"),
         (["--cluster", TOML], "Expected --job for a cluster with 2 jobs"),
         (["--cluster", TOML, "--job", "worker"], "Expected --task for job 'worker' with 2 tasks"),
@@ -75,7 +74,7 @@ def test_without_a_cluster_there_is_no_task() -> None:
 )
 def test_what_names_no_task_is_wrong_usage(arguments: list[str], complaint: str) -> None:
     with pytest.raises(click.UsageError) as caught:
-        listen_as_task(options_of(*arguments))
+        task_in(options_of(*arguments))
     assert complaint in caught.value.format_message()
 
 
@@ -88,29 +87,28 @@ def test_a_cluster_and_an_address_are_wrong_usage(other: list[str]) -> None:
 
 def test_a_task_may_listen_at_another_host_than_others_dial(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = options_of("--cluster", cluster, "--job", "ps", "--host", "::1")
-    task = listen_as_task(options)
+    task = task_in(options)
     assert task is not None
-    assert options.host == "::1"
-    assert (options.port, task.listens.host) == (task.listens.port, "::1")
+    assert listens_at(options, task).address == "[::1]:7010"
     assert task.target() == f"grpc://{task.address}"
     serve_command.make_server(options)
     monkeypatch.setenv("FEDSTACK_HOST", "127.0.0.1")
-    listen_as_task(options := options_of("--cluster", cluster, "--job", "ps"))
-    assert options.host == "127.0.0.1"
+    options = options_of("--cluster", cluster, "--job", "ps")
+    assert listens_at(options, task_in(options)).host == "127.0.0.1"
 
 
 def test_variables_name_a_task_and_clash_as_options_do(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSTACK_PORT", "1")
-    serve_command.make_server(options_of("--cluster", cluster))  # what is on the command line wins
+    serve_command.make_server(options_of("--cluster", cluster, "--job", "ps"))  # what is on the command line wins
     monkeypatch.setenv("FEDSTACK_CLUSTER", str(cluster))
     with pytest.raises(click.UsageError, match="found FEDSTACK_CLUSTER and FEDSTACK_PORT; leave one or the other out"):
         serve_command.make_server(options_of())
     monkeypatch.delenv("FEDSTACK_PORT")
     monkeypatch.setenv("FEDSTACK_JOB", "worker")
     monkeypatch.setenv("FEDSTACK_TASK", "1")
-    assert str(listen_as_task(options_of())) == "task 1 of job 'worker'"
+    assert str(task_in(options_of())) == "task 1 of job 'worker'"
     monkeypatch.delenv("FEDSTACK_CLUSTER")
-    assert listen_as_task(options_of()) is None  # they are meant for another command
+    assert task_in(options_of()) is None  # they are meant for another command
 
 
 def test_processes_at_any_port_make_a_cluster(cluster: Path, tmp_path: Path) -> None:

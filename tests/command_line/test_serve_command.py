@@ -29,13 +29,12 @@ from serving import Server, served, told_by
 import fedstack
 from fedstack import errors
 from fedstack.__main__ import main
-from fedstack.command_line import environment_options
+from fedstack.command_line import command, serve_command
 from fedstack.command_line.log_format import JsonFormatter
-from fedstack.command_line.serving import serve_command
-from fedstack.command_line.serving.limit_options import LIMITS
+from fedstack.command_line.serve_options import LIMITS
 from fedstack.proto.extensions_pb2 import HandshakeRequest
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import PROTOCOL
@@ -49,7 +48,7 @@ SERVING, NOT_SERVING = 1, 2
 
 
 def options_of(*arguments: object) -> SimpleNamespace:
-    return environment_options.options_of(serve_command.COMMAND.make_context("serve", list(map(str, arguments))))
+    return command.options_of(serve_command.COMMAND.make_context("serve", list(map(str, arguments))))
 
 
 def tls_options(files: CertificateFiles) -> list[object]:
@@ -78,7 +77,7 @@ def test_the_ready_line_says_who_may_come_and_what_they_may_bring(files: Certifi
 
 def test_a_server_at_every_address_is_dialled_by_the_name_of_its_machine() -> None:
     def address(target: str, *arguments: object) -> str:
-        return serve_command.dialled_address(target, options_of(*arguments))
+        return serve_command.dialled_address(target, serve_command.listens_at(options_of(*arguments)))
 
     assert address("127.0.0.1:81", "--host", "0.0.0.0") == f"{socket.gethostname()}:81"
     assert address("[::1]:81", "--host", "::") == f"{socket.gethostname()}:81"
@@ -111,7 +110,7 @@ def test_a_host_may_be_in_brackets_as_it_is_in_addresses() -> None:
     assert serve_command.ready_line("h:1", options_of("--host", "[::1]")).endswith(
         "(insecure, loopback only); python code refused"
     )
-    assert options_of("--host", "[::1]").host == options_of("--host", "::1").host
+    assert serve_command.listens_at(options_of("--host", "[::1]")).address == "[::1]:8000"
     serve_command.make_server(options_of("--host", "[::1]"))
 
 

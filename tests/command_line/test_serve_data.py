@@ -9,16 +9,15 @@ import pytest
 from data_reading import read, whole
 from dispatching import Peer
 
-from fedstack.command_line import environment_options
-from fedstack.command_line.serving import serve_command
+from fedstack.command_line import command, serve_command
 from fedstack.errors import CarrierError, JournalError
 from fedstack.service.data import Dataset
 from fedstack.service.data.dispatcher.dispatch_server import DispatchServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.server_thread import ServerThread
 
 
 def options_of(*arguments: object) -> SimpleNamespace:
-    return environment_options.options_of(serve_command.COMMAND.make_context("serve", list(map(str, arguments))))
+    return command.options_of(serve_command.COMMAND.make_context("serve", list(map(str, arguments))))
 
 
 def test_a_dispatcher_is_one_more_service_of_the_server_and_keeps_its_journal(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from watching import watched
 
 import fedstack
 from fedstack.observe import PhaseStarted
-from fedstack.service.metrics import page_server
+from fedstack.service.host import metrics_page
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def test_a_worker_counts_what_it_does_for_its_clients() -> None:
 def test_slow_and_broken_clients_of_the_page_do_not_reach_the_worker() -> None:
     with served("--allow-python-code", "--metrics-port", 0) as server:
         host, port = url_of(server).removeprefix("http://").removesuffix("/metrics").rsplit(":", 1)
-        slow = [socket.create_connection((host, int(port)), WALL) for _ in range(2 * page_server.MOST_CONNECTIONS)]
+        slow = [socket.create_connection((host, int(port)), WALL) for _ in range(2 * metrics_page.MOST_CONNECTIONS)]
         for number, connection in enumerate(slow):
             connection.sendall(b"\0garbage" if number % 2 else b"GET /metr")
         with fedstack.create_sync_remote_execution_context(server.target) as context, fedstack.use_context(context):

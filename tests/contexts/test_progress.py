@@ -26,7 +26,7 @@ from fedstack.errors import WorkerUnavailableError
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop

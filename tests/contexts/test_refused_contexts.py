@@ -19,9 +19,9 @@ import fedstack
 from fedstack import errors
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.service.pool.worker_pool import local_worker_pool
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.wire.status import Code, error_from_status

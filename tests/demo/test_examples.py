@@ -14,9 +14,9 @@ pytest.importorskip("sklearn")
 from serving import first_line, served
 
 import fedstack
+from fedstack.command_line.certificates import CertificateFiles, make_test_certificates
 from fedstack.demo.training import load_example
 from fedstack.service import ClusterSpec
-from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 
 pytestmark = pytest.mark.long  # several processes each, that import much
 

@@ -31,9 +31,9 @@ from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.service import local_worker_pool
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServiceLimits
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop

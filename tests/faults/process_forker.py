@@ -17,15 +17,13 @@ import client_roles
 
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.service.cluster.server import Server
-from fedstack.service.cluster.server_config import ServerConfig
+from fedstack.service.cluster.server import Server, ServerConfig
 from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
 from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.owned_server import OwnedServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServiceLimits
+from fedstack.service.host.server_thread import OwnedServer, ServerThread
 
 
 def main() -> None:

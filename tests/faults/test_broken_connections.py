@@ -265,8 +265,8 @@ def test_a_server_whose_certificate_is_not_trusted_is_no_worker_to_wait_for(tmp_
 
     from fedstack.errors import AuthenticationError
     from fedstack.service.executor.executor_service import ExecutorService
-    from fedstack.service.server.grpc_server import GrpcServer
-    from fedstack.service.server.server_thread import ServerThread
+    from fedstack.service.host.host import GrpcServer
+    from fedstack.service.host.server_thread import ServerThread
     from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
     files, others = write_certificates(tmp_path / "1"), write_certificates(tmp_path / "2")

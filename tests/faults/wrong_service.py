@@ -10,9 +10,9 @@ import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.proto import extensions_pb2
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServiceLimits
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
 from fedstack.transport.peers.methods import (
     Answers,

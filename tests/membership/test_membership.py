@@ -26,9 +26,9 @@ from fedstack.membership.member import MemberState
 from fedstack.membership.membership import Membership
 from fedstack.membership.membership_observer import MembershipObserver
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.service.pool.worker_pool import local_worker_pool
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop

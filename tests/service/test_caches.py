@@ -34,8 +34,8 @@ from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimi
 from fedstack.proto import carriers_pb2
 from fedstack.proto.executor_pb2 import CreateValueResponse, GetExecutorResponse
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
-from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
 
 INT = fl.TensorType(np.int32)
@@ -137,13 +137,21 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "service.data.datasets.definitions._WRITTEN_STEPS": (CONSTANT, "kinds of steps"),
     "service.data.datasets.sources._registered": (None, "generator functions that this process has registered"),
     "service.data.dispatcher.row_sums._EVENTS": (CONSTANT, "statements of SQL"),
-    "service.data.serving.local_servers._servers._servers": (None, "servers of this process that have started"),
+    "command_line.make_server._ONLY_BESIDE": (CONSTANT, "options"),
+    "command_line.serve_options._GROUPS": (CONSTANT, "groups of options"),
+    "command_line.serve_options._MORE": (CONSTANT, "options"),
+    **{
+        f"command_line.{name}_command.COMMAND.{kept}": (CONSTANT, "what a subcommand takes")
+        for name in ("certs", "check", "demo", "serve", "status")
+        for kept in ("context_settings", "params")
+    },
+    "service.host.host.servers_here._servers": (None, "servers of this process that have started"),
     "service.data.worker.data_worker_service.services_here": (None, "data workers of this process that have started"),
     "service.rpc._MODULES": (CONSTANT, "names of modules"),
     "service.coordinator.variables._servers._items": (100, "servers of variables; of allowed code alone"),
     "service.executor.updates._OPERATIONS": (CONSTANT, "operations"),
-    "service.limits.fair_shares.caller_at": (4096, "addresses"),
-    "service.server.calls.call_router._scope_of": (1024, "connections"),
+    "service.host.fair_shares.caller_at": (4096, "addresses"),
+    "service.host.call_router._scope_of": (1024, "connections"),
     "service.executor.executor_group._PLACEMENTS": (CONSTANT, "placements"),
     "transport.grpc.grpc_module._TOLD": (CONSTANT, "texts"),
     "transport.wire.status._CLASSES": (CONSTANT, "errors"),
@@ -166,7 +174,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "a service._core.sessions._sessions": (None, "sessions that are open: --max-sessions"),
     "a service._core.sessions._shares._held": (None, "clients that have sessions"),
     "a service._core.sessions._shares._refused": (2, "the latest two"),
-    "a server._facts.calls._counts": (None, "methods of the server by 17 codes"),
+    "a server.call_counts._counts": (None, "methods of the server by 17 codes"),
     "a server._router._checks._gave_way": (None, "calls that run"),
     "a server._router._checks._shares._held": (None, "clients that call"),
     "a server._router._checks._shares._refused": (2, "the latest two"),
@@ -178,13 +186,13 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "a server._router._foreground.running": (None, "calls that run: --max-calls"),
     "a server._router._foreground.silent": (None, "calls that run: --max-calls"),
     "a server._router._handlers": (CONSTANT, "methods of the server"),
-    "a server._router._failures._lines._minutes": (1000, "addresses"),
+    "a server._router._log._failures._minutes": (1000, "addresses"),
     "a server._router._joins._gave_way": (None, "calls that run"),
     "a server._router._joins._shares._held": (None, "clients that call: --max-calls"),
     "a server._router._joins._shares._refused": (2, "the latest two"),
     "a server._router._joins.running": (None, "calls that run: --max-calls"),
     "a server._router._joins.silent": (None, "calls that run: --max-calls"),
-    "a server._router._refusals._lines._minutes": (1000, "addresses"),
+    "a server._router._log._refusals._minutes": (1000, "addresses"),
     "a server._router._room._waiting": (None, "calls that run: --max-calls"),
     "a server._router._watches._gave_way": (None, "calls that run"),
     "a server._router._watches._shares._held": (None, "clients that watch: --max-watches"),

@@ -23,8 +23,8 @@ from fedstack.computations.values.columns import ListColumn, ScalarColumn
 from fedstack.errors import CarrierError, LeafError, TypeMismatchError
 from fedstack.leaves import Leaf, LeafRuntime, register_leaf_runtime
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 
 CARRIER = "federated_language.Placement"  # any message will do: its text names a function
 SCALAR = fl.TensorType(np.float32)

@@ -14,9 +14,9 @@ from wire_page import PAGE, names_in, parts
 import fedstack
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServerLimits
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServerLimits
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.grpc import channels
 from fedstack.transport.wire import frames
 

@@ -18,7 +18,7 @@ from wire_exchange import evaluate_exchange, fold_dtype_table, phase_exchange, p
 from wire_situations import status_table
 
 from fedstack import errors
-from fedstack.service.limits.limits import DataWorkerLimits, DispatcherLimits, ServerLimits, ServiceLimits, option_of
+from fedstack.service.host.limits import DataWorkerLimits, DispatcherLimits, ServerLimits, ServiceLimits, option_of
 from fedstack.transport.wire.status import code_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"

@@ -16,9 +16,9 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import array_pb2, computation_pb2
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServerLimits, ServiceLimits
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServerLimits, ServiceLimits
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
 from fedstack.transport.peers.io_loop import io_loop

@@ -2,7 +2,7 @@
 
 Work of users runs deep inside: on threads, in tasks, in runtimes of leaves. What it has to know of whoever asked for it
 is in one frozen object, in the one context variable of fedstack; tasks and threads inherit it. Three modules enter a
-scope: `contexts/invocation.py` for an invocation, `service/server/calls/call_router.py` for a call at a server,
+scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call at a server,
 `service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms, and that
 several rooms use, are protocols here.
 """
@@ -109,7 +109,7 @@ class WorkScope:
       progress: Counts clients; `None` where nobody wants to know.
       losses: The `LostRanges` of the invocation: where workers ended; `None` where nobody tries again.
       span: Where in a call it is, for those who watch; none where nobody does.
-      calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
+      client_credentials: The `ClientCredentials` that functions dial other servers with; `None` for none.
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
       cores: On how many cores it computes at the same time at most; `None` for all that the process may use.
       systems: What systems add, by its class.
@@ -126,7 +126,7 @@ class WorkScope:
     progress: ClientCounter | None = None
     losses: Any = None
     span: Span = NO_SPAN
-    calls_with: Any = None
+    client_credentials: Any = None
     reads: ReadsReferences | None = None
     cores: int | None = None
     systems: Mapping[type[SystemScope], SystemScope] = _NO_SYSTEMS

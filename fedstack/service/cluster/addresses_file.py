@@ -97,7 +97,7 @@ def _read(spec: ClusterSpec, path: Path) -> dict[_Task, str]:
                 f"Expected lines with job, index and address of tasks of this cluster, found {line!r} in line {number} "
                 f"of {path}: {error}"
             ) from error
-        # Whoever had this address before does not listen there any more.
+        # The task that had this address before no longer listens there.
         found = {task: at for task, at in found.items() if at != address}
         found[job, int(index)] = address
     return found

@@ -1,15 +1,131 @@
 """Runs a task of a cluster in this process: one server for everything that it hosts."""
 
+import ipaddress
+import os
+from collections.abc import Iterable
+from typing import cast
+
+import attrs
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidValueError
 from fedstack.executors.stacks.factories import local_executor_factory
-from fedstack.service.cluster.server_config import ServerConfig, checked_config
 from fedstack.service.cluster.task import Task, task_of
-from fedstack.service.data.clients.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.rpc.method_service import MethodService, RegistersMethods
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.listening import place_of
-from fedstack.service.server.owned_server import OwnedServer
+from fedstack.service.host.config import HostConfig, unbracketed
+from fedstack.service.host.host import Host
+from fedstack.service.host.limits import ServerLimits, ServiceLimits
+from fedstack.service.host.server_thread import OwnedServer
+from fedstack.service.rpc.method_service import MethodService
+from fedstack.service.rpc.server import RegistersMethods
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_client_credentials
+from fedstack.transport.grpc.targets import TargetResolver, address_of
+from fedstack.transport.peers.methods import Service
 from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
+
+
+def _services(services: Iterable[Service]) -> tuple[Service, ...]:
+    if not isinstance(cast(object, services), Iterable):
+        raise InvalidValueError(f"Expected services in a list, found {describe(services)}; write [service] for one")
+    return tuple(services)
+
+
+def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]") -> tuple[str, ...]:
+    several = isinstance(cast(object, addresses), Iterable) and not isinstance(addresses, (str, TargetResolver))
+    found = tuple(map(address_of, cast("Iterable[str]", addresses if several else (addresses,))))
+    for address in found:
+        if not isinstance(cast(object, address), str):
+            raise InvalidValueError(f"Expected data_services as addresses of dispatchers, found {describe(address)}")
+    return found
+
+
+@attrs.frozen
+class ServerConfig:
+    """How a `Server` serves, and what its services are given. The port is that of the cluster.
+
+    Attributes:
+      credentials: The certificate and key for TLS, and what is asked of clients.
+      token_file: A file with tokens, one a line, of which clients must know one; it is read again when it changes.
+      insecure: Whether other machines may reach the server without TLS.
+      policy: Which leaf computations clients may bring: by default neither modules nor code.
+      limits: How much clients may have of the executor service.
+      services: More to serve; they belong to the one server that is given them, which closes them when it stops.
+      server_limits: How much clients may have of the server itself.
+      addresses_file: A file to which the server adds its address when it listens; see `wait_for_addresses`.
+      client_credentials: What functions that run here dial other servers with, such as the owner of a variable: their
+        own certificate and token. By default nothing, also where `credentials` has a certificate.
+      host: The name or address of this machine to listen at, where that is not what the cluster has for others to dial:
+        such as 0.0.0.0 in a container. The port is that of the cluster.
+      data_services: The dispatchers whose datasets clients' computations may refer to: they are dialled, and their
+        data workers, with `client_credentials`. Addresses, or jobs of a cluster with one task; by default none.
+    """
+
+    credentials: ServerCredentials | None = None
+    token_file: str | os.PathLike[str] | None = None
+    insecure: bool = False
+    policy: CarrierPolicy = attrs.field(factory=CarrierPolicy)
+    limits: ServiceLimits = attrs.field(factory=ServiceLimits)
+    services: tuple[Service, ...] = attrs.field(default=(), converter=_services)
+    server_limits: ServerLimits = attrs.field(factory=ServerLimits)
+    addresses_file: str | os.PathLike[str] | None = None
+    client_credentials: ClientCredentials | None = None
+    host: str = attrs.field(default="", converter=unbracketed)
+    data_services: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
+
+    def __attrs_post_init__(self) -> None:
+        check_client_credentials(self.client_credentials)
+        given = [("policy", self.policy, CarrierPolicy), ("limits", self.limits, ServiceLimits)]
+        given += [("server_limits", self.server_limits, ServerLimits), ("host", self.host, str)]
+        for name, value, kind in [*given, *(("services", service, Service) for service in self.services)]:
+            if not isinstance(cast(object, value), kind):
+                raise InvalidValueError(f"Expected {name} as {kind.__name__}, found {describe(value)}")
+        if ":" in self.host and not _is_ipv6(self.host):
+            raise InvalidValueError(
+                f"Expected host as a name or an address without a port, found {self.host!r}; "
+                "the port is that of the cluster"
+            )
+
+    def all_credentials(self) -> ServerCredentials:
+        """Returns the credentials with the tokens of the file.
+
+        Raises:
+          InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
+        """
+        return HostConfig.of(self).all_credentials()
+
+    def executor_service(self, clients: int = 0, threads: int | None = None) -> ExecutorService:
+        """Returns what runs computations for clients.
+
+        Args:
+          clients: The number of clients where a request does not say.
+          threads: The most threads that run functions; by default there is no such bound.
+        """
+        reads = None
+        if self.data_services:
+            # A worker without datasets starts sooner without the modules of the data service.
+            from fedstack.service.data.clients.reference_reader import ReferenceReader
+
+            reads = ReferenceReader(self.client_credentials, self.data_services)
+        return ExecutorService(
+            local_executor_factory(clients, max_concurrent_clients=threads, data_backend=reads),
+            limits=self.limits,
+            policy=self.policy,
+            client_credentials=self.client_credentials,
+            reads=reads,
+        )
+
+    def method_service(self) -> MethodService:
+        """Returns what runs methods, of which there are none yet."""
+        return MethodService(limits=self.limits, client_credentials=self.client_credentials)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Server(RegistersMethods, OwnedServer):
@@ -45,26 +161,17 @@ class Server(RegistersMethods, OwnedServer):
         start: bool = True,
     ) -> None:
         definition = task_of(server_or_cluster_def, job_name, task_index, protocol)
-        self._config = config = checked_config(config)
-        credentials = config.all_credentials()
-        self._task = Task(definition, credentials.uses_tls, config.host)
-        reads = ReferenceReader(config.calls_with, config.data_services) if config.data_services else None
-        self._executors = executors = ExecutorService(
-            local_executor_factory(data_backend=reads),
-            limits=config.limits,
-            policy=config.policy,
-            calls_with=config.calls_with,
-            reads=reads,
-        )
-        RegistersMethods.__init__(self, MethodService(limits=config.limits, calls_with=config.calls_with))
-        server = GrpcServer(
-            [executors, self._methods, *config.services],
-            **place_of(self._task.listens),
-            credentials=credentials,
-            insecure=config.insecure,
-            limits=config.server_limits,
-        )
-        OwnedServer.__init__(self, server, start)
+        config = ServerConfig() if config is None else config
+        if not isinstance(cast(object, config), ServerConfig):
+            raise InvalidValueError(
+                f"Expected config as fedstack.service.ServerConfig, found {describe(config)}; write ServerConfig(...)"
+            )
+        self._addresses_file = config.addresses_file
+        self._task = Task(definition, config.all_credentials().uses_tls, config.host)
+        RegistersMethods.__init__(self, config.method_service())
+        self._executors = config.executor_service()
+        services = [self._executors, self._methods, *config.services]
+        OwnedServer.__init__(self, Host(services, HostConfig.of(config, self._task.listens)), start)
 
     @staticmethod
     def create_local_server(config: ServerConfig | None = None, start: bool = True) -> "Server":
@@ -83,16 +190,16 @@ class Server(RegistersMethods, OwnedServer):
         Raises:
           ClosedError: If it listens at any port that is free, and has not been started.
         """
-        return self._task.target(self._server.target if self._task.listens.has_any_port else "")
+        return self._task.target(self.server.target if self._task.listens.has_any_port else "")
 
     @property
     def server_def(self) -> ServerDef:
         """The task and its cluster; once the server has been started, with the real port."""
-        return self._task.bound_at(self._server.target) if self._started else self._task.definition
+        return self._task.bound_at(self.server.target) if self.server.has_started else self._task.definition
 
     def _has_started(self) -> None:
-        if self._config.addresses_file is not None:
-            self._task.announce(self._config.addresses_file, self._server.target)
+        if self._addresses_file is not None:
+            self._task.announce(self._addresses_file, self.server.target)
 
     def __repr__(self) -> str:
         return f"<Server of {self._task}, {self._state}>"

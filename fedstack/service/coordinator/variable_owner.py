@@ -163,7 +163,7 @@ class VariableOwner:
 
     async def _own_server(self) -> Sequence[Target]:
         from fedstack.service.executor.executor_service import ExecutorService
-        from fedstack.service.server.grpc_server import GrpcServer  # those who have variables alone need gRPC
+        from fedstack.service.host.host import GrpcServer  # those who have variables alone need gRPC
 
         server = GrpcServer([ExecutorService(local_executor_factory())], reflection=False)
         await server.start()

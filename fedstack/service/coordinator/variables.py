@@ -153,7 +153,7 @@ def server_of(held: VariableHandle) -> VariableServer:
     """
     from fedstack.transport.grpc.grpc_connection import GrpcConnection  # those who have variables alone need gRPC
 
-    credentials: ClientCredentials | None = None if held.is_own else current_scope().calls_with
+    credentials: ClientCredentials | None = None if held.is_own else current_scope().client_credentials
     key = held.target, held.is_own, credentials
     found = _servers.get(key)
     if found is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedstack.service.data.datasets.dataset import Dataset
     from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
     from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
-    from fedstack.service.limits.limits import DataWorkerLimits, DispatcherLimits
+    from fedstack.service.host.limits import DataWorkerLimits, DispatcherLimits
 
 __all__ = [
     "DataWorkerLimits",
@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DataWorkerLimits": "service.limits.limits",
+    "DataWorkerLimits": "service.host.limits",
     "Dataset": "service.data.datasets.dataset",
     "DispatchServer": "service.data.dispatcher.dispatch_server",
     "DispatcherConfig": "service.data.dispatcher.dispatch_server",
-    "DispatcherLimits": "service.limits.limits",
+    "DispatcherLimits": "service.host.limits",
     "ShardingPolicy": "service.data.consumer.sharding",
     "WorkerConfig": "service.data.worker.worker_server",
     "WorkerServer": "service.data.worker.worker_server",

@@ -29,9 +29,9 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.starts import Starts
 from fedstack.service.executor.updates import Updates
-from fedstack.service.limits.limits import add_limits
+from fedstack.service.host.limits import add_limits
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, process_digest
-from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, Server, UploadMethod
+from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, ServerFacts, UploadMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 
@@ -47,7 +47,7 @@ class ExecutorExtensions:
         self._creations = Creations(core)
         self._starts = Starts(core)
         self._updates = Updates(self._creations)
-        self.server: Server | None = None
+        self.server: ServerFacts | None = None
 
     @property
     def methods(self) -> Mapping[str, Method]:

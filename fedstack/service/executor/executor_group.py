@@ -17,7 +17,7 @@ from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.value_types import count_members, type_of_value
-from fedstack.service.limits.limits import exceeded
+from fedstack.service.host.limits import exceeded
 from fedstack.transport.peers.methods import UnaryMethod
 from fedstack.transport.wire.status import Code, StatusError
 

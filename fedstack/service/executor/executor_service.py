@@ -13,10 +13,10 @@ from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_group import ExecutorGroup
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Clock
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.peers.methods import Method, Server, Service
+from fedstack.transport.peers.methods import Method, ServerFacts, Service
 
 
 class ExecutorService(Service):
@@ -30,7 +30,7 @@ class ExecutorService(Service):
       policy: Which leaf computations they may bring: by default neither modules nor code.
       extensions: Whether clients may use more than the plain executor service.
       clock: Tells the time in seconds.
-      calls_with: What functions dial other servers with, such as the owner of a variable; by default nothing.
+      client_credentials: What functions dial other servers with, such as the owner of a variable; by default nothing.
       reads: Reads sequences that clients refer to; by default they may refer to none.
     """
 
@@ -42,15 +42,15 @@ class ExecutorService(Service):
         policy: CarrierPolicy | None = None,
         extensions: bool = True,
         clock: Clock = time.monotonic,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
         reads: ReadsReferences | None = None,
     ) -> None:
         limits, policy = limits or ServiceLimits(), policy or CarrierPolicy()
-        self._core = ServiceCore(factory, limits, policy, clock, calls_with, reads)
+        self._core = ServiceCore(factory, limits, policy, clock, client_credentials, reads)
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: ServerFacts) -> None:
         """Reports the server that serves this, in handshakes and in the status."""
         if self._extensions is not None:
             self._extensions.server = server

@@ -20,7 +20,7 @@ import attrs
 
 from fedstack.errors import ResourceLimitError, WorkerUnavailableError
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.service.processes.process_endings import LINES_KEPT, begins_crash, crash_told, ending_of, wait_for_end
+from fedstack.foundations.process_endings import LINES_KEPT, begins_crash, crash_told, ending_of, wait_for_end
 from fedstack.transport.peers.daemon_threads import start_daemon
 
 _logger = logging.getLogger(__name__)

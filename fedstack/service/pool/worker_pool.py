@@ -151,7 +151,7 @@ def local_worker_pool(
     workers: list[PoolProcess] = []
     try:
         variables = _environment(n, environment or {})
-        command = [sys.executable, "-m", "fedstack.command_line.serving.pool_worker", str(folder)]
+        command = [sys.executable, "-m", "fedstack.command_line.pool_worker", str(folder)]
         command += ["--allow-python-code", "--allow-module", ",".join(modules), *options]
         command += [part for address in data_services for part in ("--data-service", address)]
         for number in range(n):

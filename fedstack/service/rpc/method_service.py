@@ -26,9 +26,9 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.executor.requests import control, read_value
 from fedstack.service.executor.sessions.held_values import answered
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.limits.limits import ServiceLimits, add_limits
+from fedstack.service.host.limits import ServiceLimits, add_limits
 from fedstack.service.rpc.method_table import Method, MethodTable
-from fedstack.transport.grpc.credentials import ClientCredentials, check_calls_with
+from fedstack.transport.grpc.credentials import ClientCredentials, check_client_credentials
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol
 from fedstack.transport.peers.method_stub import METHODS
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
@@ -51,7 +51,7 @@ class MethodService(Service):
       factory: Makes the executors; it is closed with the service. By default a local stack that runs up to 256 calls at
         a time.
       limits: How much clients may have.
-      calls_with: What methods dial other servers with, such as the owner of a variable; by default nothing.
+      client_credentials: What methods dial other servers with, such as the owner of a variable; by default nothing.
     """
 
     def __init__(
@@ -59,11 +59,14 @@ class MethodService(Service):
         factory: ExecutorFactory | None = None,
         *,
         limits: ServiceLimits | None = None,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
     ) -> None:
-        check_calls_with(calls_with)
+        check_client_credentials(client_credentials)
         self._core = ServiceCore(
-            factory or local_executor_factory(), limits or ServiceLimits(), CarrierPolicy(), calls_with=calls_with
+            factory or local_executor_factory(),
+            limits or ServiceLimits(),
+            CarrierPolicy(),
+            client_credentials=client_credentials,
         )
         self._table = MethodTable()
         self._threads = LeafThreads(_MOST_AT_ONCE, for_others=_MOST_AT_ONCE // 2)
@@ -203,48 +206,6 @@ class MethodService(Service):
 
     def __repr__(self) -> str:
         return f"<MethodService of {counted(len(self._table), 'method')}>"
-
-
-class RegistersMethods:
-    """The base of a server with methods.
-
-    Args:
-      methods: The service that runs them.
-    """
-
-    def __init__(self, methods: MethodService) -> None:
-        self._methods = methods
-
-    def register(
-        self,
-        name: str,
-        computation: object,
-        inline: bool = False,
-        *,
-        parameter_types: ParameterTypes = None,
-        result_type: object = None,
-    ) -> None:
-        """Registers a method, before or after the start. Clients that are there find it when they next look for it.
-
-        Args:
-          name: What clients call it. One that is no identifier is reached by `Client.call` only.
-          computation: A computation, leaf or federated, or a Python function.
-          inline: Whether it runs on the server's event loop, where everything else waits meanwhile: for functions of a
-            few microseconds that wait for nothing. They answer sooner by a change of threads.
-          parameter_types: For a Python function, its types: see `fedstack.python_computation`.
-          result_type: For a Python function, what it returns; `()` for nothing. Left out, it is taken from the
-            annotation or else from one call on zeros.
-
-        Raises:
-          InvalidValueError: If the name is taken, or one that clients have themselves.
-          InvalidComputationError: If it is no computation, or types do not fit the function.
-        """
-        self._methods.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The names of the methods."""
-        return self._methods.names
 
 
 def _keep() -> None:

@@ -1,22 +1,62 @@
 """Defines the server of registered methods."""
 
-from types import TracebackType
-
+from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import counted
-from fedstack.service.limits.limits import ServerLimits, ServiceLimits
-from fedstack.service.rpc.method_service import MethodService, RegistersMethods
+from fedstack.service.host.config import HostConfig
+from fedstack.service.host.host import Host
+from fedstack.service.host.limits import ServerLimits, ServiceLimits
+from fedstack.service.host.server_thread import ServerThread
+from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.rpc.method_table import check_layer
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.listening import place_of
-from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
-from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
 
 
-class Server(RegistersMethods):
+class RegistersMethods:
+    """The base of servers with methods: one that has nothing else, and a task of a cluster.
+
+    Args:
+      methods: The service that runs them.
+    """
+
+    def __init__(self, methods: MethodService) -> None:
+        self._methods = methods
+
+    def register(
+        self,
+        name: str,
+        computation: object,
+        inline: bool = False,
+        *,
+        parameter_types: ParameterTypes = None,
+        result_type: object = None,
+    ) -> None:
+        """Registers a method, before or after the start. Clients that are there find it when they next look for it.
+
+        Args:
+          name: What clients call it. One that is no identifier is reached by `Client.call` only.
+          computation: A computation, leaf or federated, or a Python function.
+          inline: Whether it runs on the server's event loop, where everything else waits meanwhile: for functions of a
+            few microseconds that wait for nothing. They answer sooner by a change of threads.
+          parameter_types: For a Python function, its types: see `fedstack.python_computation`.
+          result_type: For a Python function, what it returns; `()` for nothing. Left out, it is taken from the
+            annotation or else from one call on zeros.
+
+        Raises:
+          InvalidValueError: If the name is taken, or one that clients have themselves.
+          InvalidComputationError: If it is no computation, or types do not fit the function.
+        """
+        self._methods.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the methods."""
+        return self._methods.names
+
+
+class Server(RegistersMethods, ServerThread):
     """Serves computations under names. Made by `Server.create`.
 
     with Server.create("grpc", "localhost:8500") as server:
@@ -24,9 +64,9 @@ class Server(RegistersMethods):
         server.join()
     """
 
-    def __init__(self, service: MethodService, server: GrpcServer) -> None:
-        super().__init__(service)
-        self._thread = ServerThread(server)
+    def __init__(self, service: MethodService, server: Host) -> None:
+        RegistersMethods.__init__(self, service)
+        ServerThread.__init__(self, server)
 
     @classmethod
     def create(
@@ -40,7 +80,7 @@ class Server(RegistersMethods):
         limits: ServerLimits | None = None,
         service_limits: ServiceLimits | None = None,
         grace_seconds: float = 30.0,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
     ) -> "Server":
         """Returns a server that does not listen yet.
 
@@ -54,7 +94,7 @@ class Server(RegistersMethods):
           limits: How much clients may have of the server.
           service_limits: How much they may send in a call.
           grace_seconds: How long running calls have by default when the server stops.
-          calls_with: What methods dial other servers with, such as the owner of a variable; by default nothing.
+          client_credentials: What methods dial other servers with, such as the owner of a variable; by default nothing.
 
         Raises:
           InvalidValueError: If the layer is another one, the address is none, or other machines could reach it without
@@ -67,63 +107,17 @@ class Server(RegistersMethods):
                 f"Expected a certificate for a server at {address}, found none; leave the scheme out, or give "
                 "credentials"
             )
-        service = MethodService(factory, limits=service_limits, calls_with=calls_with)
-        server = GrpcServer(
-            [service],
-            **place_of(listens),
+        service = MethodService(factory, limits=service_limits, client_credentials=client_credentials)
+        config = HostConfig(
+            host=listens.host,
+            port=listens.port,
+            unix_socket=listens.socket_path or None,
             credentials=credentials,
             insecure=insecure,
-            limits=limits,
+            server_limits=limits or ServerLimits(),
             grace_seconds=grace_seconds,
         )
-        return cls(service, server)
-
-    @property
-    def target(self) -> str:
-        """The address to dial from this machine, with the real port.
-
-        Raises:
-          ClosedError: If the server has not been started.
-        """
-        return self._thread.target
-
-    def start(self) -> None:
-        """Returns when clients can call. Idempotent.
-
-        Raises:
-          AddressError: If it cannot listen there, as where another server does; the message has the reason.
-        """
-        self._thread.start()
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Waits until the server has stopped, at most `timeout` seconds; returns whether it has."""
-        return self._thread.join(timeout)
-
-    def stop(self, grace: float | None = None) -> None:
-        """Takes no new calls, lets running ones come to their end, and frees the port. Idempotent.
-
-        Args:
-          grace: How many seconds running calls have before they are cancelled; `grace_seconds` by default.
-        """
-        self._thread.stop(grace)
-
-    def __enter__(self) -> "Server":
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> "Server":
-        await io_loop.run(self._thread.server.start())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await io_loop.run(self._thread.server.stop())
+        return cls(service, Host([service], config))
 
     def __repr__(self) -> str:
-        return f"<rpc.Server of {counted(len(self.methods), 'method')}, {self._thread.server!r}>"
+        return f"<rpc.Server of {counted(len(self.methods), 'method')}, {self._state}>"

@@ -11,7 +11,7 @@ from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
 from fedstack.service.data.worker.readers import Reader, RemoteReader
-from fedstack.service.limits.limits import DataWorkerLimits
+from fedstack.service.host.limits import DataWorkerLimits
 from fedstack.testing.simulation.simulated_cluster import SimulatedCluster
 from fedstack.testing.simulation.simulated_connection import SimulatedConnection
 from fedstack.testing.simulation.simulated_disk import SimulatedDisk

@@ -327,7 +327,7 @@ def _read_pem(file: File | None, kind: str) -> bytes | None:
     return content
 
 
-def check_calls_with(given: object) -> None:
+def check_client_credentials(given: object) -> None:
     """Checks what a server dials other servers with.
 
     Raises:
@@ -335,7 +335,7 @@ def check_calls_with(given: object) -> None:
     """
     if not (given is None or isinstance(given, ClientCredentials)):
         raise InvalidValueError(
-            f"Expected calls_with as fedstack.ClientCredentials, found {type(given).__name__}; what the "
+            f"Expected client_credentials as fedstack.ClientCredentials, found {type(given).__name__}; what the "
             "server itself proves who it is with goes into credentials"
         )
 

@@ -4,8 +4,9 @@ Nothing here knows gRPC. A server registers the methods under their paths; a tes
 """
 
 import abc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import attrs
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -61,48 +62,44 @@ class StreamMethod:
 Method: TypeAlias = UnaryMethod | UploadMethod | DownloadMethod | ExchangeMethod | StreamMethod
 
 
-class Server(Protocol):
-    """What a service gets to know of the server that serves it."""
+class ServerFacts:
+    """What a service gets to know of the server that serves it (`Service.attach`).
 
-    @property
-    def target(self) -> str:
-        """The address to dial from this machine; empty before the server listens."""
-        ...
+    Args:
+      asks_for_token: Whether calls must bring a token.
+      asks_for_certificate: Whether callers must show a certificate.
+      clock: Tells the time in seconds.
 
-    @property
-    def asks_for_token(self) -> bool:
-        """Whether calls must bring a token."""
-        ...
+    Attributes:
+      target: The address to dial from this machine; empty before the server listens.
+    """
 
-    @property
-    def asks_for_certificate(self) -> bool:
-        """Whether callers must show a certificate."""
-        ...
+    def __init__(
+        self,
+        *,
+        asks_for_token: bool = False,
+        asks_for_certificate: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.asks_for_token = asks_for_token
+        self.asks_for_certificate = asks_for_certificate
+        self.target = ""
+        self._clock = clock
+        self._end: float | None = None
 
-    @property
-    def calls(self) -> Iterable[tuple[str, str, int]]:
-        """How many calls have ended, by method and code."""
-        ...
-
-    @property
-    def stalls(self) -> int:
-        """How often its event loop stood still."""
-        ...
-
-    @property
-    def longest_stall_seconds(self) -> float:
-        """For how long it did at most."""
-        ...
+    def stops_within(self, seconds: float) -> None:
+        """Notes that running calls have so many seconds; of several times the shortest counts."""
+        end = self._clock() + seconds
+        self._end = end if self._end is None else min(end, self._end)
 
     @property
     def seconds_until_stop(self) -> float | None:
-        """How long running calls have at most; `None` if the server is not about to stop."""
-        ...
+        """How long running calls have at most, in seconds; `None` if the server is not about to stop."""
+        return None if self._end is None else max(0.0, self._end - self._clock())
 
-    @property
-    def limits(self) -> Sequence[attrs.AttrsInstance]:
-        """Its own limits: tables of them."""
-        ...
+    def __repr__(self) -> str:
+        left = self.seconds_until_stop
+        return f"<ServerFacts {'with' if self.asks_for_token else 'without'} tokens, {left} s until it stops>"
 
 
 class Service(abc.ABC):
@@ -135,7 +132,7 @@ class Service(abc.ABC):
     async def report(self, status: GetStatusResponse) -> None:  # noqa: B027
         """Adds what it holds and has done to the status of its server."""
 
-    def attach(self, server: Server) -> None:  # noqa: B027
+    def attach(self, server: ServerFacts) -> None:  # noqa: B027
         """Is told once of the server that serves this, before any call comes."""
 
     def started(self) -> None:  # noqa: B027

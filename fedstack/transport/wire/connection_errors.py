@@ -36,10 +36,10 @@ OPTIONS = Words(
 )
 
 OF_WORKER = Words(
-    authority="--call-ca at the worker (ServerConfig.calls_with)",
-    certificate="--call-cert and --call-key at the worker (ServerConfig.calls_with)",
-    server_name="ServerConfig.calls_with, as server_name, at the worker",
-    token="--call-token-file at the worker (ServerConfig.calls_with)",
+    authority="--call-ca at the worker (ServerConfig.client_credentials)",
+    certificate="--call-cert and --call-key at the worker (ServerConfig.client_credentials)",
+    server_name="ServerConfig.client_credentials, as server_name, at the worker",
+    token="--call-token-file at the worker (ServerConfig.client_credentials)",
     no_tls="the options --call-ca and --call-cert at the worker",
 )
 

@@ -19,7 +19,7 @@ from fedstack.executors import RemoteExecutor
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.remote.phases import phase_messages
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop

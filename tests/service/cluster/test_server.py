@@ -202,7 +202,7 @@ def test_a_port_is_free_as_soon_as_its_server_has_stopped_with_clients_still_con
 def test_a_server_that_nothing_refers_to_frees_its_port(caplog):
     server = Server(LOCAL)
     port, gone = port_of(server), threading.Event()
-    grpc_server = server._server
+    grpc_server = server.server
     weakref.finalize(server, gone.set)
     del server
     gc.collect()

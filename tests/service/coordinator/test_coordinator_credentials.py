@@ -44,13 +44,13 @@ def theirs(files: CertificateFiles, *tokens: str) -> ServerCredentials:
 
 @contextlib.contextmanager
 def cluster(
-    files: CertificateFiles, calls_with: ClientCredentials | None, holds: bool = True
+    files: CertificateFiles, client_credentials: ClientCredentials | None, holds: bool = True
 ) -> Iterator[ClusterCoordinator]:
     """Serves a worker, and a task of job `ps`; the coordinator may call both, with a token of its own."""
     serves = ServerConfig(
         credentials=theirs(files, WORKERS, "of-coordinator"),
         policy=CarrierPolicy(python_code=True),
-        calls_with=calls_with,
+        client_credentials=client_credentials,
     )
     keeps = ServerConfig(credentials=theirs(files, VARIABLES, "of-coordinator"))
     with Server({"worker": ["localhost:0"]}, config=serves) as worker, contextlib.ExitStack() as stack:
@@ -127,7 +127,7 @@ def test_a_worker_calls_with_nothing_unless_it_is_given_something(files: Certifi
         coordinator.schedule(add_one, (total,))
         with pytest.raises(FedstackError, match="give (the right )?--call-ca") as caught:
             coordinator.join(WALL)
-        assert "calls_with" in str(caught.value)
+        assert "client_credentials" in str(caught.value)
 
 
 def test_a_variable_of_the_coordinator_itself_is_dialled_without_credentials(files: CertificateFiles) -> None:
@@ -196,5 +196,7 @@ def test_a_served_worker_takes_what_it_calls_with_from_options(files: Certificat
 
 
 def test_what_is_no_credentials_of_a_client_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="Expected calls_with as fedstack.ClientCredentials, found Server"):
-        ServerConfig(calls_with=ServerCredentials())  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidValueError, match="Expected client_credentials as fedstack.ClientCredentials, found Server"
+    ):
+        ServerConfig(client_credentials=ServerCredentials())  # type: ignore[arg-type]

@@ -111,7 +111,10 @@ def test_workers_prove_that_they_may_attend_with_a_token_of_their_own(
         with pytest.raises(MembershipError, match="Expected a token of a data worker, found none"):
             peer.attend(b"w", listener.target)
         worker = WorkerConfig(
-            dispatcher.target, calls_with=ALICE, worker_token_file=worker_token, dispatcher_timeout_ms=1000 * WALL
+            dispatcher.target,
+            client_credentials=ALICE,
+            worker_token_file=worker_token,
+            dispatcher_timeout_ms=1000 * WALL,
         )
         with WorkerServer(worker):
             (there,) = peer.ask(lambda stub: stub.list_workers()).worker
@@ -123,7 +126,7 @@ def test_workers_prove_that_they_may_attend_with_a_token_of_their_own(
 
 
 def _as(credentials: ClientCredentials) -> dict[str, Any]:
-    return {"calls_with": credentials, "dispatcher_timeout_ms": 1000 * WALL}
+    return {"client_credentials": credentials, "dispatcher_timeout_ms": 1000 * WALL}
 
 
 @pytest.mark.parametrize("scheme", ["", "grpc://"])

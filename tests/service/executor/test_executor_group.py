@@ -16,7 +16,7 @@ from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.proto import executor_pb2
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.executor.value_types import type_of_value
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.testing.computation_builder import as_expression
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
 from fedstack.transport.wire.status import Code, code_of

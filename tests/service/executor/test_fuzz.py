@@ -23,9 +23,9 @@ from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.limits.limits import ServiceLimits
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.limits import ServiceLimits
+from fedstack.service.host.server_thread import ServerThread
 
 # What the fuzzer's own leaf functions compute may overflow, of which NumPy warns; what the service computes may not.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::RuntimeWarning:fuzz_requests")]

@@ -12,9 +12,9 @@ from fedstack.proto import data_service_pb2, extensions_pb2, methods_pb2
 from fedstack.service import rpc
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.service.rpc.method_service import MethodService
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER, DispatcherStub
 from fedstack.transport.peers.executor_stub import EXTENSIONS, PROTOCOL

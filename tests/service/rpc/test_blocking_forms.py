@@ -14,7 +14,7 @@ from served_methods import WALL, add, calls_of, mean
 
 from fedstack.errors import ClosedError, DeadlineExceededError, LeafError, TypeMismatchError, WorkerUnavailableError
 from fedstack.service import rpc
-from fedstack.service.limits.limits import ServerLimits
+from fedstack.service.host.limits import ServerLimits
 from fedstack.transport.peers.io_loop import io_loop
 
 MS = 1000 * WALL

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstack.service import rpc
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.service.rpc import method_service
 
 WALL = 30.0

@@ -66,10 +66,10 @@ def test_a_wrong_token_is_an_error_at_once_and_not_waited_for():
 @contextlib.contextmanager
 def server_that_calls_with(credentials: ClientCredentials | None, kind: str) -> Iterator[rpc.Server | Server]:
     if kind == "a task of a cluster":
-        with Server({"worker": ["localhost:0"]}, config=ServerConfig(calls_with=credentials)) as task:
+        with Server({"worker": ["localhost:0"]}, config=ServerConfig(client_credentials=credentials)) as task:
             yield task
     else:
-        with rpc.Server.create("grpc", "localhost:0", calls_with=credentials) as server:
+        with rpc.Server.create("grpc", "localhost:0", client_credentials=credentials) as server:
             yield server
 
 
@@ -103,15 +103,18 @@ def test_what_a_method_calls_it_calls_with_the_servers_own_credentials(files: Ce
                         assert client.total_blocking() == 1
                         continue
                     with pytest.raises(
-                        LeafError, match="AuthenticationError: .*--call-ca at the worker .ServerConfig.calls_with"
+                        LeafError,
+                        match="AuthenticationError: .*--call-ca at the worker .ServerConfig.client_credentials",
                     ):
                         client.total_blocking()
 
 
 @pytest.mark.parametrize("make", [rpc.MethodService, functools.partial(rpc.Server.create, "grpc", "localhost:0")])
 def test_what_methods_call_with_is_credentials_of_a_client(make):
-    with pytest.raises(InvalidValueError, match="Expected calls_with as fedstack.ClientCredentials, found Server"):
-        make(calls_with=ServerCredentials())
+    with pytest.raises(
+        InvalidValueError, match="Expected client_credentials as fedstack.ClientCredentials, found Server"
+    ):
+        make(client_credentials=ServerCredentials())
 
 
 def test_credentials_of_another_kind_are_refused():

@@ -8,7 +8,7 @@ import pytest
 from certificate_files import write_certificates
 
 from fedstack.errors import AuthenticationError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
-from fedstack.service.limits.limits import ServerLimits
+from fedstack.service.host.limits import ServerLimits
 from fedstack.transport.grpc import channels
 from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, server_credentials

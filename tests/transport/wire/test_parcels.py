@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.segments import Rows
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.io_loop import io_loop

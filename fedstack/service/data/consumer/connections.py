@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import CarrierError
-from fedstack.service.data.serving.local_servers import connect
 from fedstack.service.data.worker.readers import Reader, is_here, reader_at
+from fedstack.service.host.local_servers import connect
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
@@ -77,7 +77,7 @@ class Connections:
 
 def _connected_there(service: str | Target, only_local: bool) -> Connections:
     """Returns the ways from this process. Keys and tokens do not travel: functions dial with what their server has."""
-    return Connections(service, current_scope().calls_with, only_local)
+    return Connections(service, current_scope().client_credentials, only_local)
 
 
 def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) -> None:

@@ -6,7 +6,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
 from fedstack.service.data.dispatcher.journal import Tables
 from fedstack.service.data.dispatcher.ranges import MOST_NUMBER
-from fedstack.service.limits.limits import DispatcherLimits, exceeded
+from fedstack.service.host.limits import DispatcherLimits, exceeded
 
 MAX_NAME_BYTES = 1000
 # Each is a row of a table where workers read files of their own.

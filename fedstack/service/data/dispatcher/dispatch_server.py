@@ -13,11 +13,13 @@ from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import MOST_BYTES, whole_number_validator
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService, Times
 from fedstack.service.data.dispatcher.journal import Journal
-from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens
-from fedstack.service.data.serving.local_servers import GRPC
-from fedstack.service.limits.limits import DispatcherLimits, ServerLimits
-from fedstack.service.server.owned_server import OwnedServer
+from fedstack.service.host.config import MOST_PORT, HostConfig, tokens_in
+from fedstack.service.host.host import Host
+from fedstack.service.host.limits import DispatcherLimits, ServerLimits
+from fedstack.service.host.local_servers import GRPC
+from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.peers.io_loop import io_loop
 
 _logger = logging.getLogger(__name__)
 _count = attrs.validators.optional(whole_number_validator(1, MOST_BYTES))
@@ -67,7 +69,7 @@ class DispatcherConfig:
       InvalidValueError: If a number is out of its range, or there is no folder for the journal.
     """
 
-    port: int = attrs.field(default=0, validator=whole_number_validator(0, 65_535))
+    port: int = attrs.field(default=0, validator=whole_number_validator(0, MOST_PORT))
     protocol: str = GRPC
     work_dir: str | os.PathLike[str] | None = None
     fault_tolerant_mode: bool = False
@@ -97,12 +99,27 @@ class DispatcherConfig:
         Raises:
           JournalError: If another dispatcher uses the journal, or it is damaged.
         """
-        journal = Journal(_folder(self))
+        journal = Journal(self._folder())
         try:
-            return service_of(self, journal)
+            return DispatchService(
+                journal,
+                worker_addresses=self.worker_addresses,
+                worker_tokens=tokens_in(self.worker_token_file),
+                times=self.times(),
+                limits=self.limits,
+            )
         except BaseException:
             journal.close()
             raise
+
+    def _folder(self) -> Path | None:
+        """Returns where to keep the journal, if there is to be one."""
+        if self.work_dir is None:
+            return None
+        if not self.fault_tolerant_mode:
+            _logger.warning("Without fault_tolerant_mode the dispatcher writes nothing to its work_dir")
+            return None
+        return Path(self.work_dir)
 
     def times(self) -> Times:
         """Returns how long the dispatcher waits for what."""
@@ -115,17 +132,6 @@ class DispatcherConfig:
         }
         seconds = {name: math.inf if ms == _NEVER else ms / 1000 for name, ms in given.items() if ms is not None}
         return Times(**seconds)
-
-
-def service_of(config: DispatcherConfig, journal: Journal) -> DispatchService:
-    """Returns the service of a dispatcher with a journal."""
-    return DispatchService(
-        journal,
-        worker_addresses=config.worker_addresses,
-        worker_tokens=worker_tokens(config.worker_token_file),
-        times=config.times(),
-        limits=config.limits,
-    )
 
 
 class DispatchServer(OwnedServer):
@@ -161,12 +167,11 @@ class DispatchServer(OwnedServer):
             raise InvalidValueError(f"Expected a DispatcherConfig, found {config!r}; a port goes into port=")
         elif port is not None or protocol is not None:
             raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
-        self._config = config
-        journal = Journal(_folder(config))
+        service = config.service()
         try:
-            server = hosted([service_of(config, journal)], config)
+            server = Host([service], HostConfig.of(config))
         except BaseException:
-            journal.close()
+            io_loop.run_sync(service.close())
             raise
         super().__init__(server, start)
 
@@ -177,14 +182,4 @@ class DispatchServer(OwnedServer):
         Raises:
           ClosedError: If it has not been started.
         """
-        return target_of(self._server.target, self._config)
-
-
-def _folder(config: DispatcherConfig) -> Path | None:
-    """Returns where to keep the journal, if there is to be one."""
-    if config.work_dir is None:
-        return None
-    if not config.fault_tolerant_mode:
-        _logger.warning("Without fault_tolerant_mode the dispatcher writes nothing to its work_dir")
-        return None
-    return Path(config.work_dir)
+        return self.server.url

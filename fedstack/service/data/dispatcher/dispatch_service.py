@@ -23,14 +23,14 @@ from fedstack.service.data.dispatcher.heard_commits import HeardCommits
 from fedstack.service.data.dispatcher.journal import Journal, Tables
 from fedstack.service.data.dispatcher.news import News
 from fedstack.service.executor.requests import control
-from fedstack.service.limits.limits import DispatcherLimits, add_limits
+from fedstack.service.host.limits import DispatcherLimits, add_limits
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.grpc.tokens import token_matches
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.leases import Leases
-from fedstack.transport.peers.methods import Answers, DownloadMethod, Method, Server, Service, UploadMethod
+from fedstack.transport.peers.methods import Answers, DownloadMethod, Method, ServerFacts, Service, UploadMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _T = TypeVar("_T")
@@ -104,7 +104,7 @@ class DispatchService(Service):
         self._written = self._attendance.workers
         self._worker_tokens = worker_tokens
         self._is_open = worker_addresses is None and worker_tokens is None
-        self._server: Server | None = None
+        self._server: ServerFacts | None = None
         self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
@@ -136,7 +136,7 @@ class DispatchService(Service):
             for key in self._consumers
         ]
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: ServerFacts) -> None:
         self._server = server
 
     async def report(self, status: GetStatusResponse) -> None:

@@ -34,7 +34,7 @@ from fedstack.service.data.dispatcher.ranges import (
     settle,
     taken,
 )
-from fedstack.service.limits.limits import DispatcherLimits, exceeded
+from fedstack.service.host.limits import DispatcherLimits, exceeded
 
 # A consumer that resumes skips so many numbers: requests of its former self are older then, whenever they come.
 _NUMBERS_SKIPPED = 1 << 32

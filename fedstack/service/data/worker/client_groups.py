@@ -15,7 +15,7 @@ from fedstack.service.data.datasets.blocks import Blocks, size_in, without_first
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of, key_of
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.worker.client_places import ClientRows, SplitsOfClients
-from fedstack.service.limits.limits import DataWorkerLimits
+from fedstack.service.host.limits import DataWorkerLimits
 
 _MOST_GROUPED = 1000
 

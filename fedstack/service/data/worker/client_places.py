@@ -13,7 +13,7 @@ from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.service.data.datasets.blocks import BLOCK_ROWS, Blocks, picked, size_in
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, key_of
 from fedstack.service.data.datasets.dataset import Dataset
-from fedstack.service.limits.limits import DataWorkerLimits, exceeded
+from fedstack.service.host.limits import DataWorkerLimits, exceeded
 
 # To read the elements of all clients may take so many times what it takes to read the dataset.
 _MOST_TIMES = 4

@@ -32,14 +32,14 @@ from fedstack.service.data.worker.opened_files import OpenedFiles
 from fedstack.service.data.worker.sized_blocks import sized_blocks
 from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.limits.fair_shares import FairShares
-from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
+from fedstack.service.host.fair_shares import FairShares
+from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
-from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, Service
+from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, ServerFacts, Service
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _BLOCK_BYTES = 1 << 20
@@ -75,7 +75,7 @@ class DataWorkerService(Service):
       policy: Which functions definitions may bring.
       data_roots: The folders below which files may be read.
       service_limits: How much memory and time a computation may have.
-      calls_with: What functions dial other servers with.
+      client_credentials: What functions dial other servers with.
 
     Raises:
       InvalidValueError: If there is no such folder.
@@ -96,14 +96,14 @@ class DataWorkerService(Service):
         policy: CarrierPolicy | None = None,
         data_roots: Sequence[str] = (),
         service_limits: ServiceLimits | None = None,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
     ) -> None:
         self._limits = limits or DataWorkerLimits()
         rules = service_limits or ServiceLimits()
         # Those who read take a worker for lost that is silent for longer.
         self._rules = attrs.evolve(rules, heartbeat_seconds=min(rules.heartbeat_seconds, HEARTBEAT_SECONDS))
         self._core = core = ServiceCore(
-            local_executor_factory(), self._rules, policy or CarrierPolicy(), calls_with=calls_with
+            local_executor_factory(), self._rules, policy or CarrierPolicy(), client_credentials=client_credentials
         )
         roots = tuple(map(_real_folder, data_roots))
         self._gathered = GatheredRoom(self._limits)
@@ -117,7 +117,7 @@ class DataWorkerService(Service):
         self._clients = ClientGroups(self._limits)
         self._opened = OpenedFiles()
         self._no_clients = ProgressCounts()
-        self._server: Server | None = None
+        self._server: ServerFacts | None = None
         self._worker_address = worker_address
         self._draining = False
         self.attending = Attending(dispatcher, attends_seconds, worker_tokens)
@@ -144,7 +144,7 @@ class DataWorkerService(Service):
     def runs_code(self) -> bool:
         return self._core.policy.runs_anything
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: ServerFacts) -> None:
         self._server = server
 
     def started(self) -> None:

@@ -19,7 +19,7 @@ from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.definitions import read_definition
 from fedstack.service.data.datasets.pipeline import Division
-from fedstack.service.limits.limits import DataWorkerLimits, exceeded
+from fedstack.service.host.limits import DataWorkerLimits, exceeded
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import start_apart
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from fedstack.service.limits.limits import DataWorkerLimits, exceeded
+from fedstack.service.host.limits import DataWorkerLimits, exceeded
 
 
 class GatheredRoom:

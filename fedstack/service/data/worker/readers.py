@@ -19,8 +19,8 @@ from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.datasets.blocks import Blocks, reading
-from fedstack.service.data.serving.local_servers import connect, is_local, local_server
 from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range, services_here
+from fedstack.service.host.local_servers import connect, is_local, local_server
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.executor_stub import check_protocol

@@ -9,12 +9,13 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import check_number
-from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens
-from fedstack.service.data.serving.local_servers import GRPC, connect
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
-from fedstack.service.limits.limits import DataWorkerLimits, ServerLimits, ServiceLimits
-from fedstack.service.server.owned_server import OwnedServer
-from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
+from fedstack.service.host.config import HostConfig, tokens_in
+from fedstack.service.host.host import Host
+from fedstack.service.host.limits import DataWorkerLimits, ServerLimits, ServiceLimits
+from fedstack.service.host.local_servers import GRPC, connect
+from fedstack.service.host.server_thread import OwnedServer
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_client_credentials
 from fedstack.transport.grpc.targets import address_of
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import io_loop
@@ -47,7 +48,7 @@ class WorkerConfig:
       token_file: A file with tokens, one a line, of which those who read must know one.
       worker_token_file: A file with the token that proves to the dispatcher that this is a worker of its.
       insecure: Whether other machines may reach it without TLS.
-      calls_with: What it dials the dispatcher with, and functions other servers: its own certificate and token.
+      client_credentials: What it dials the dispatcher with, and functions other servers: its own certificate and token.
       limits: How much those who read may have.
       service_limits: How large computations and values may be.
       server_limits: How much they may have of the server itself.
@@ -66,13 +67,13 @@ class WorkerConfig:
     token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
     worker_token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
     insecure: bool = attrs.field(default=False, kw_only=True)
-    calls_with: ClientCredentials | None = attrs.field(default=None, kw_only=True)
+    client_credentials: ClientCredentials | None = attrs.field(default=None, kw_only=True)
     limits: DataWorkerLimits = attrs.field(factory=DataWorkerLimits, kw_only=True)
     service_limits: ServiceLimits = attrs.field(factory=ServiceLimits, kw_only=True)
     server_limits: ServerLimits = attrs.field(factory=ServerLimits, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        check_calls_with(self.calls_with)
+        check_client_credentials(self.client_credentials)
         if not isinstance(cast(object, self.dispatcher_address), str) or not self.dispatcher_address:
             raise InvalidValueError(
                 f"Expected the address of a dispatcher, found {self.dispatcher_address!r}; give dispatcher_address, "
@@ -91,15 +92,15 @@ class WorkerConfig:
         """Returns the worker for `ServerConfig.services`: the server of a task says where and how it serves."""
         interval = self.heartbeat_interval_ms
         return DataWorkerService(
-            DispatcherStub(connect(self.dispatcher_address, self.calls_with)),
+            DispatcherStub(connect(self.dispatcher_address, self.client_credentials)),
             worker_address=self.worker_address,
             attends_seconds=None if interval is None else interval / 1000,
-            worker_tokens=worker_tokens(self.worker_token_file),
+            worker_tokens=tokens_in(self.worker_token_file),
             limits=self.limits,
             policy=self.policy,
             data_roots=self.data_roots,
             service_limits=self.service_limits,
-            calls_with=self.calls_with,
+            client_credentials=self.client_credentials,
         )
 
 
@@ -138,7 +139,7 @@ class WorkerServer(OwnedServer):
             raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
         self._config = config
         self._service = config.service()
-        super().__init__(hosted([self._service], config), start)
+        super().__init__(Host([self._service], HostConfig.of(config)), start)
 
     @property
     def target(self) -> str:
@@ -147,7 +148,7 @@ class WorkerServer(OwnedServer):
         Raises:
           ClosedError: If it has not been started.
         """
-        return target_of(self._server.target, self._config)
+        return self.server.url
 
     def _has_started(self) -> None:
         if self._config.dispatcher_timeout_ms is not None:

@@ -29,12 +29,12 @@ from fedstack.executors.remote.phases.phase_messages import ReceivedPhase, write
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.received import Received
 from fedstack.foundations.deadline import Deadline
+from fedstack.foundations.process_endings import ending_of, users_lines_in
 from fedstack.foundations.segments import Rows
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.isolation.isolation import Death, IsolatedRun
 from fedstack.service.executor.isolation.isolation_child import LENGTH
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.processes.process_endings import ending_of, users_lines_in
 
 _logger = logging.getLogger(__name__)
 _MOST_SUSPECTS = 100

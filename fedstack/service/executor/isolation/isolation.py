@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import attrs
 
-from fedstack.service.processes.process_endings import LINES_KEPT, wait_for_end
+from fedstack.foundations.process_endings import LINES_KEPT, wait_for_end
 
 _READING_SECONDS = 2.0
 # It imports what this process can import, and nothing of the folder that it happens to be in.

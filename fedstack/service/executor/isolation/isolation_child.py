@@ -35,7 +35,7 @@ from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.sessions.held_values import phases_in
 from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 
 LENGTH = struct.Struct("<Q")

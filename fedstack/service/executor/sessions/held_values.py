@@ -32,7 +32,7 @@ from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.foundations.traceback_filter import consume_exception
-from fedstack.service.limits.limits import ServiceLimits, check_sizes
+from fedstack.service.host.limits import ServiceLimits, check_sizes
 
 _T = TypeVar("_T")
 # So many tensors, or members of a struct, are checked on the loop.

@@ -9,7 +9,7 @@ from fedstack.computations.types.type_memory import recent_types
 from fedstack.computations.types.type_sizes import count_leaves, least_leaves, struct_depth
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.executors.worker.admission import Admission
-from fedstack.service.limits.limits import ServiceLimits, check_sizes, exceeded
+from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 
 
 class LimitedAdmission(Admission):

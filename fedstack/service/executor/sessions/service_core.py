@@ -28,7 +28,7 @@ from fedstack.service.executor.sessions.limited_admission import LimitedAdmissio
 from fedstack.service.executor.sessions.running_work import RunningWork
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
-from fedstack.service.limits.limits import ServiceLimits, exceeded
+from fedstack.service.host.limits import ServiceLimits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ class ServiceCore:
       limits: How much clients may have.
       policy: Which leaf computations they may bring.
       clock: Tells the time in seconds.
-      calls_with: What functions dial other servers with.
+      client_credentials: What functions dial other servers with.
       reads: Reads sequences that come as references.
 
     Attributes:
@@ -56,7 +56,7 @@ class ServiceCore:
         limits: ServiceLimits,
         policy: CarrierPolicy,
         clock: Clock = time.monotonic,
-        calls_with: ClientCredentials | None = None,
+        client_credentials: ClientCredentials | None = None,
         reads: ReadsReferences | None = None,
     ) -> None:
         let_go_of_types()
@@ -76,7 +76,7 @@ class ServiceCore:
         self.scope = self.admission.scope.replace(
             environment=lambda: get_context_stack().install(inside),
             abandoned=self.abandoned,
-            calls_with=calls_with,
+            client_credentials=client_credentials,
             reads=reads,
         )
         self.running = RunningWork()

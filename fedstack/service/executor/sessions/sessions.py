@@ -19,8 +19,8 @@ from fedstack.foundations.error_text import counted
 from fedstack.observe.events import SessionOpened
 from fedstack.observe.observers import observers
 from fedstack.service.executor.sessions.session import Session, stale_session
-from fedstack.service.limits.fair_shares import FairShares
-from fedstack.service.limits.limits import ServiceLimits, exceeded
+from fedstack.service.host.fair_shares import FairShares
+from fedstack.service.host.limits import ServiceLimits, exceeded
 from fedstack.transport.peers.leases import Leases
 
 _logger = logging.getLogger(__name__)

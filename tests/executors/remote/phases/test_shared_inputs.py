@@ -17,7 +17,7 @@ from fedstack.executors.worker.phase_pipeline import PhaseHost
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.executor.phase_service import SessionHost
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.parcels import Incoming, Parcel

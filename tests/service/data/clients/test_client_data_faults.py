@@ -167,7 +167,7 @@ def test_certificates_and_tokens_are_asked_for_and_given(tmp_path: Path) -> None
     worker_token = tmp_path / "worker-token"
     worker_token.write_text("let-me-work")
     secured: dict[str, Any] = {"credentials": server, "token_file": token, "worker_token_file": worker_token}
-    with data_service(1, DispatcherConfig(**secured), calls_with=ours, **secured) as service, as_if_elsewhere():
+    with data_service(1, DispatcherConfig(**secured), client_credentials=ours, **secured) as service, as_if_elsewhere():
         register_dataset(service.target, LOCAL, dataset_id="rows", credentials=ours)
         with DatasetDataSource(service.target, "rows", ours) as source:
             (reference,) = source.select([0])

@@ -20,8 +20,8 @@ from fedstack.service.data import Dataset, register_dataset
 from fedstack.service.data.clients.client_references import reader_of_this_process
 from fedstack.service.data.clients.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 
 LOCAL = points()

@@ -19,6 +19,7 @@ import pytest
 from calling import WALL
 
 import fedstack
+from fedstack.command_line.certificates import CertificateFiles
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import (
     AuthenticationError,
@@ -49,7 +50,6 @@ from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
 from fedstack.service.data.dispatcher import passes
 from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range
-from fedstack.service.server.certificates import CertificateFiles
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 DYNAMIC, OFF = "distributed_epoch", "parallel_epochs"
@@ -843,7 +843,7 @@ def test_certificates_and_tokens_say_who_may_read(files: CertificateFiles, tmp_p
         "worker_token_file": tmp_path / "worker-token",
     }
     with DispatchServer(DispatcherConfig(**secured)) as dispatcher:
-        with WorkerServer(WorkerConfig(dispatcher.target, calls_with=own, **secured)):
+        with WorkerServer(WorkerConfig(dispatcher.target, client_credentials=own, **secured)):
             dataset_id = register_dataset(dispatcher, Dataset.range(30), credentials=own)
             assert sorted(from_dataset_id(DYNAMIC, dispatcher, dataset_id, credentials=own)) == list(range(30))
             for bad in (None, attrs.evolve(own, token="guess", files=None), ClientCredentials(token="secret")):

@@ -9,7 +9,7 @@ from dispatching import DYNAMIC, description
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.service.data.dispatcher import passes
 from fedstack.service.data.dispatcher.journal import Journal
-from fedstack.service.limits.limits import DispatcherLimits
+from fedstack.service.host.limits import DispatcherLimits
 
 DATASET = description(num_splits=10)
 

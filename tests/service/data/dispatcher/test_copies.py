@@ -8,7 +8,7 @@ from fedstack.proto import data_service_pb2 as messages
 from fedstack.proto.datasets_pb2 import DatasetStep
 from fedstack.service.data.dispatcher import passes
 from fedstack.service.data.dispatcher.journal import Journal
-from fedstack.service.limits.limits import DispatcherLimits
+from fedstack.service.host.limits import DispatcherLimits
 
 WORKERS = [b"u", b"v", b"w"]
 EVENTS = st.lists(st.tuples(st.sampled_from(["join", "leave", "take", "give back"]), st.integers(0, 2)), max_size=30)

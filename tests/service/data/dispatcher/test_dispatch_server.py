@@ -62,7 +62,7 @@ def test_a_block_with_an_event_loop_starts_and_stops_it() -> None:
 def test_a_dispatcher_that_nothing_refers_to_stops_and_leaves_its_journal(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
     server = DispatchServer(config)
-    hosted = server._server
+    hosted = server.server
     del server
     from fedstack.transport.peers.io_loop import io_loop
 
@@ -125,7 +125,7 @@ def test_who_waits_is_sent_away_when_a_dispatcher_stops() -> None:
             last.number, last.wait_seconds, last.workers_version = last.number + 1, 60.0, consumer.version
             waiting = asyncio.ensure_future(peer.stub.take(last))
             await asyncio.sleep(0.05)
-            stopping = asyncio.ensure_future(server._server.stop(30.0))
+            stopping = asyncio.ensure_future(server.server.stop(30.0))
             with pytest.raises(WorkerUnavailableError):
                 await waiting
             await asyncio.wait_for(stopping, 10)

@@ -385,8 +385,8 @@ def test_numbers_that_cannot_be_do_no_harm(peer: Peer) -> None:
 def test_a_server_without_a_dispatcher_is_told_from_one() -> None:
     from echo_service import EchoService
 
-    from fedstack.service.server.grpc_server import GrpcServer
-    from fedstack.service.server.server_thread import ServerThread
+    from fedstack.service.host.host import GrpcServer
+    from fedstack.service.host.server_thread import ServerThread
 
     with ServerThread(GrpcServer([EchoService()])) as server, Peer(server.target) as peer:
         with pytest.raises(RemoteError, match="Expected a dispatcher of the data service at .*--data-dispatcher"):

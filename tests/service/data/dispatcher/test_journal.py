@@ -19,7 +19,7 @@ from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.service.data import Dataset, DispatcherConfig, DispatchServer, register_dataset
 from fedstack.service.data.dispatcher import datasets
 from fedstack.service.data.dispatcher.journal import DEFINITIONS, FILE, LAST, Journal
-from fedstack.service.limits.limits import DispatcherLimits
+from fedstack.service.host.limits import DispatcherLimits
 
 LIMITS = DispatcherLimits()
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.service.data.dispatcher import passes
 from fedstack.service.data.dispatcher.journal import FILE, Journal
-from fedstack.service.limits.limits import DispatcherLimits
+from fedstack.service.host.limits import DispatcherLimits
 
 LIMITS = DispatcherLimits()
 WORKERS = {b"v": "v:1", b"w": "w:1"}

@@ -6,10 +6,10 @@ import pytest
 from catalogue import Catalogue, StartWorker
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.service.data.serving.local_servers import GRPC
 from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.local_servers import GRPC
+from fedstack.service.host.server_thread import ServerThread
 
 
 @pytest.fixture

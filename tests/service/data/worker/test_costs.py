@@ -21,8 +21,8 @@ from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.datasets import blocks
 from fedstack.service.data.datasets.definitions import definition_of, read_definition
 from fedstack.service.data.datasets.pipeline import MOST_STEPS
-from fedstack.service.data.serving.local_servers import GRPC, LOCAL
 from fedstack.service.data.worker.readers import Reader, reader_at
+from fedstack.service.host.local_servers import GRPC, LOCAL
 from fedstack.transport.peers.io_loop import io_loop
 
 MANY = 2**62

@@ -17,10 +17,10 @@ from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
-from fedstack.service.data.serving.local_servers import GRPC, LOCAL
 from fedstack.service.data.worker.readers import AHEAD as RECEIVED_AHEAD
 from fedstack.service.data.worker.readers import BLOCK_BYTES, reader_at
 from fedstack.service.data.worker.streams import AHEAD
+from fedstack.service.host.local_servers import GRPC, LOCAL
 from fedstack.transport.peers.io_loop import io_loop
 
 PROTOCOLS = pytest.mark.parametrize("protocol", [GRPC, LOCAL])

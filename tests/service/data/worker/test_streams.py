@@ -16,9 +16,9 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.worker.received import receive
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest, ReadResponse, SplitRange
 from fedstack.service.data import Dataset, DataWorkerLimits
-from fedstack.service.data.serving.local_servers import connect
 from fedstack.service.data.worker.readers import RemoteReader, reader_at
 from fedstack.service.data.worker.streams import AHEAD, AheadRoom, Block, Stream
+from fedstack.service.host.local_servers import connect
 from fedstack.transport.peers import data_worker_stub
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, DataWorkerStub
 from fedstack.transport.peers.executor_stub import PROTOCOL

@@ -20,9 +20,9 @@ from fedstack.errors import AddressError, AuthenticationError, InvalidValueError
 from fedstack.service import ServerCredentials
 from fedstack.service.data import Dataset, WorkerConfig, WorkerServer
 from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
-from fedstack.service.data.serving.local_servers import GRPC, LOCAL
-from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.host.host import GrpcServer
+from fedstack.service.host.local_servers import GRPC, LOCAL
+from fedstack.service.host.server_thread import ServerThread
 
 WALL = 20.0
 INT = fl.TensorType(np.int64)
@@ -130,7 +130,7 @@ def test_a_worker_reads_over_mutual_tls_with_tokens_and_dials_with_its_own(
     tokens = ServerCredentials.from_files(token_file=tmp_path / "token").tokens
     with ServerThread(GrpcServer([catalogue], credentials=attrs.evolve(theirs, tokens=tokens))) as dispatcher:
         config = WorkerConfig(
-            f"grpcs://{dispatcher.target}", credentials=theirs, token_file=tmp_path / "token", calls_with=own
+            f"grpcs://{dispatcher.target}", credentials=theirs, token_file=tmp_path / "token", client_credentials=own
         )
         with WorkerServer(config) as worker:
             assert worker.target.startswith("grpcs://")
@@ -140,7 +140,7 @@ def test_a_worker_reads_over_mutual_tls_with_tokens_and_dials_with_its_own(
                 with pytest.raises(AuthenticationError):
                     read(worker.target, whole(digest), INT, bad)
         with pytest.raises(AuthenticationError):
-            WorkerServer(attrs.evolve(config, calls_with=None, dispatcher_timeout_ms=1000 * WALL))
+            WorkerServer(attrs.evolve(config, client_credentials=None, dispatcher_timeout_ms=1000 * WALL))
 
 
 def test_a_configuration_that_cannot_be_meant_is_refused(files: CertificateFiles) -> None:
@@ -164,8 +164,8 @@ def test_a_configuration_that_cannot_be_meant_is_refused(files: CertificateFiles
     )
     with pytest.raises(InvalidValueError, match="Expected certificates of all who may run any code"):
         WorkerServer(config)
-    with pytest.raises(InvalidValueError, match="Expected calls_with as fedstack.ClientCredentials"):
-        WorkerConfig("localhost:1", calls_with=theirs)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="Expected client_credentials as fedstack.ClientCredentials"):
+        WorkerConfig("localhost:1", client_credentials=theirs)  # type: ignore[arg-type]
 
 
 def test_a_port_that_is_in_use_is_an_error(start_worker: StartWorker) -> None:

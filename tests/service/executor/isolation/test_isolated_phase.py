@@ -30,7 +30,7 @@ from fedstack.service.executor.isolation.isolated_phase import search_phase
 from fedstack.service.executor.isolation.isolation import Death
 from fedstack.service.executor.phase_service import SessionHost
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 

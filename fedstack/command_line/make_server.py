@@ -1,0 +1,250 @@
+"""Makes the server that the options of `fedstack serve` ask for, and says what it is."""
+
+import importlib.util
+import logging
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+from fedstack._version import __version__
+from fedstack.command_line.peer_options import credentials_in
+from fedstack.command_line.serve_options import limits_of
+from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.service.host.config import HostConfig
+from fedstack.service.host.limits import DataWorkerLimits, DispatcherLimits, ServerLimits, ServiceLimits
+from fedstack.transport.wire.addresses import Target
+
+if TYPE_CHECKING:
+    from fedstack.service.cluster.server import ServerConfig
+    from fedstack.service.cluster.task import Task
+    from fedstack.service.host.host import Host
+    from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+    from fedstack.transport.peers.methods import Service
+
+_logger = logging.getLogger(__name__)
+# Options that mean something only beside another one.
+_ONLY_BESIDE = {
+    "cluster": ("job", "task", "addresses"),
+    "data_dispatcher": ("work_dir",),
+    "data_worker": ("data_root",),
+    "metrics_port": ("metrics_host",),
+}
+
+
+def task_in(options: SimpleNamespace) -> "Task | None":
+    """Returns the task that the options name, if they name a cluster.
+
+    Raises:
+      click.UsageError: If there is no such task, or options are missing.
+    """
+    for needed, names in _ONLY_BESIDE.items():
+        alone = [options.given[name] for name in names if options.given.get(name, "").startswith("--")]
+        if alone and (getattr(options, needed) is None or getattr(options, needed) is False):
+            missing = f"--{needed.replace('_', '-')}"
+            raise click.UsageError(f"Expected {missing} beside {' and '.join(alone)}, found none; give {missing} too")
+    if options.cluster is None:
+        return None
+    from fedstack.service.cluster.task import Task, task_of
+    from fedstack.transport.wire.cluster_spec import ClusterSpec
+
+    try:
+        cluster = ClusterSpec.from_text(options.cluster)
+    except FedstackError as error:
+        raise click.BadParameter(str(error), param_hint=repr(options.given["cluster"])) from error
+    try:
+        host = options.host if "host" in options.given else ""
+        return Task(task_of(cluster, options.job, options.task), bool(options.tls_cert), host)
+    except InvalidValueError as error:
+        raise click.UsageError(str(error).replace("job_name", "--job").replace("task_index", "--task")) from error
+
+
+def listens_at(options: SimpleNamespace, task: "Task | None" = None) -> Target:
+    """Returns where the server listens: where its task does, or at the socket, or at host and port."""
+    if task is not None:
+        return task.listens
+    return HostConfig(host=options.host, port=options.port, unix_socket=options.unix_socket).listens
+
+
+def dialled_address(target: str, listens: Target) -> str:
+    """Returns what clients dial: for a server that listens at all addresses of this machine, by its name."""
+    return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}" if listens.is_everywhere else target
+
+
+def ready_line(target: str, options: SimpleNamespace, task: "Task | None" = None) -> str:
+    """Returns what tells that the server can be dialled: where, by whom, and what it runs for them."""
+    listens = listens_at(options, task)
+    traits = {
+        "TLS": options.tls_cert,
+        "insecure": not options.tls_cert,
+        "client certificates": options.tls_client_ca,
+        "token": options.token_file,
+        "this user only": listens.socket_path,
+        "loopback only": listens.is_local and not listens.socket_path,
+        "every network of this machine": listens.is_everywhere,
+        str(task): task,
+    }
+    runs = {
+        f"python code {'allowed' if options.allow_python_code else 'refused'}": True,
+        f"modules {', '.join(options.allow_module)}": options.allow_module,
+        f"runtimes {', '.join(options.allow_runtime)}": options.allow_runtime,
+        "data dispatcher" + f" with its journal in {options.work_dir}" * (options.work_dir is not None): (
+            options.data_dispatcher
+        ),
+        f"data worker of {options.data_worker}": options.data_worker,
+    }
+    who, what = ([words for words, is_so in found.items() if is_so] for found in (traits, runs))
+    return f"fedstack {__version__} serving on {target} ({', '.join(who)}); {'; '.join(what)}"
+
+
+def make_server(options: SimpleNamespace, task: "Task | None" = None) -> "Host":
+    """Returns the server that the options ask for, not started yet.
+
+    Raises:
+      click.UsageError: If the options do not fit each other, or name files that cannot be read.
+    """
+    from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+    from fedstack.service.cluster.server import ServerConfig
+    from fedstack.service.host.host import Host
+
+    _check_address(options)
+    task = task or task_in(options)
+    if options.clients > options.max_clients:
+        raise click.UsageError(
+            f"Expected at most {options.max_clients} clients where a request does not say (--max-clients), found "
+            f"{options.clients}; give a smaller --clients or a larger --max-clients"
+        )
+    _warn_of_missing_modules(options.allow_module)
+    try:
+        listens = listens_at(options, task)
+        config = ServerConfig(
+            _credentials(options),
+            insecure=options.insecure,
+            policy=CarrierPolicy(
+                options.allow_module, options.allow_python_code, options.allow_runtime, options.strict_modules
+            ),
+            limits=limits_of(ServiceLimits, options),
+            server_limits=limits_of(ServerLimits, options),
+            client_credentials=_client_credentials(options),
+            data_services=options.data_service,
+        )
+        hosting = attrs.evolve(
+            HostConfig.of(config, listens), compression=options.compression, grace_seconds=options.grace_seconds
+        )
+        services: list[Service] = [config.executor_service(options.clients, options.threads)]
+        if options.cluster is not None:
+            # What is registered is a program's own; a task has the place for it, as those of programs do.
+            services.append(config.method_service())
+        return Host([*services, *_data_services(options, config, listens)], hosting)
+    except InvalidValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _data_services(options: SimpleNamespace, config: "ServerConfig", listens: Target) -> "Iterator[Service]":
+    if options.data_worker is not None:
+        from fedstack.service.data.worker.worker_server import WorkerConfig
+
+        dialled = dialled_address(":%port%", listens)
+        yield WorkerConfig(
+            options.data_worker,
+            None if dialled == ":%port%" else dialled,
+            worker_token_file=options.worker_token_file,
+            data_roots=options.data_root,
+            policy=config.policy,
+            limits=limits_of(DataWorkerLimits, options),
+            service_limits=config.limits,
+            client_credentials=config.client_credentials,
+        ).service()
+    if options.data_dispatcher:
+        from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig
+
+        yield DispatcherConfig(
+            work_dir=options.work_dir,
+            fault_tolerant_mode=options.work_dir is not None,
+            worker_token_file=options.worker_token_file,
+            limits=limits_of(DispatcherLimits, options),
+        ).service()
+
+
+def _check_address(options: SimpleNamespace) -> None:
+    """Checks that there is one way to listen; of variables, only those clash that no option overrides."""
+    given: Mapping[str, str] = options.given
+    ways = [way for way in ("cluster", "unix_socket") if way in given]
+    if not ways:
+        return
+    chosen = given[ways[0]]
+    places = ("port",) if ways[0] == "cluster" else ("host", "port")  # behind NAT others dial another host
+    others = [given[name] for name in (*ways[1:], *places) if name in given]
+    if chosen.startswith("--"):
+        others = [name for name in others if name.startswith("--")]
+    if others:
+        what = "a cluster, a socket, or a port" if ways[0] == "cluster" else "a socket or host and port"
+        raise click.UsageError(
+            f"Expected {what} to listen at, found {' and '.join([chosen, *others])}; leave one or the other out"
+        )
+
+
+def _warn_of_missing_modules(modules: Sequence[str]) -> None:
+    for module in modules:
+        if module != "*" and not _is_installed(module):
+            _logger.warning(
+                "Expected modules that are installed here in --allow-module, found none named %r; %s",
+                module,
+                "correct the name, install it, or set PYTHONPATH"
+                if all(map(str.isidentifier, module.split(".")))
+                else "put commas between several, and leave patterns out: a module stands for all that is inside it",
+            )
+
+
+def _is_installed(module: str) -> bool:
+    """Looks for a module without importing anything, which would run it."""
+    path: Sequence[str] | None = None
+    names = module.split(".")
+    for depth in range(len(names)):
+        name = ".".join(names[: depth + 1])
+        try:
+            found = PathFinder.find_spec(name, path) if depth else importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return False
+        if found is None:
+            return False
+        path = list(found.submodule_search_locations or ())
+    return True
+
+
+def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":
+    """Returns what functions call other servers with; `None` if the options say nothing of it."""
+    if not (options.call_ca or options.call_cert or options.call_key or options.call_token_file):
+        return None
+    return credentials_in(options, "call", options.call_token_file)
+
+
+def _credentials(options: SimpleNamespace) -> "ServerCredentials":
+    """Returns what the server proves itself with; warns of what no client will accept, or of what accepts none.
+
+    It may be our clock that is wrong.
+    """
+    from fedstack.transport.grpc.certificate_checks import why_no_authority, why_not_valid
+    from fedstack.transport.grpc.credentials import ServerCredentials
+
+    credentials = ServerCredentials.from_files(
+        certificate=options.tls_cert,
+        private_key=options.tls_key,
+        client_root_certificates=options.tls_client_ca,
+        token_file=options.token_file,
+    )
+    for name, file, why in (
+        ("--tls-cert", options.tls_cert, why_not_valid(credentials.certificate or b"")),
+        ("--tls-client-ca", options.tls_client_ca, why_no_authority(credentials.client_root_certificates or b"")),
+    ):
+        if why is not None:
+            _logger.warning(
+                "Expected a certificate that is valid today in %s, found of %s that %s; give a new one, or set the "
+                "clock",
+                *(name, file, why),
+            )
+    return credentials

@@ -1,0 +1,54 @@
+"""Run as `python -m fedstack.command_line.pool_worker FOLDER OPTION…`: `fedstack serve` as a worker of a pool.
+
+When the pool lets go of it, it removes the pool's folder too: a parent that was killed cannot.
+"""
+
+import contextlib
+import os
+import select
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstack._version import __version__
+from fedstack.command_line import serve_command
+from fedstack.command_line.command import run_command_line
+
+_FILES = "*.token", "*.sock"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves, and clears up; returns the exit code.
+
+    Args:
+      argv: The folder of the pool, and options of `fedstack serve`.
+    """
+    folder, *options = argv
+    try:
+        return run_command_line([serve_command.COMMAND], __version__, ["serve", "--exit-with-parent", *options])
+    finally:
+        if _parent_is_gone():
+            _remove(Path(folder))
+
+
+def _parent_is_gone() -> bool:
+    """Returns whether standard input has ended; while the pool is there it neither ends nor has anything to read."""
+    if os.name != "posix":
+        return False  # a pipe cannot be asked, and there are no sockets to remove
+    with contextlib.suppress(OSError):
+        readable, _, _ = select.select([0], [], [], 0)
+        return bool(readable) and not os.read(0, 1)
+    return False
+
+
+def _remove(folder: Path) -> None:
+    """Removes what a pool puts into its folder, and then that: the pool's other workers end as well."""
+    for path in [path for pattern in _FILES for path in folder.glob(pattern)]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""What servers of the data service have in common."""

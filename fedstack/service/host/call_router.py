@@ -1,0 +1,319 @@
+"""Brings calls that gRPC receives to the methods of services, and their outcomes back as statuses."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from google.protobuf.message import DecodeError
+
+from fedstack.computations.leaves.work_scope import WorkScope, set_scope
+from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.foundations.traceback_filter import without_frames
+from fedstack.observe.events import RpcEnded
+from fedstack.observe.observers import observers
+from fedstack.service.host.call_log import CallLog
+from fedstack.service.host.call_stream import CallStream, Context, Task, WholeCalls, too_slow
+from fedstack.service.host.call_table import SMALL_BYTES, CallCounts, CallTable, MessageRoom
+from fedstack.service.host.limits import ServerLimits, exceeded, option_of
+from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.grpc.tokens import TOKEN_REFUSED, bearer_token
+from fedstack.transport.peers.methods import (
+    DownloadMethod,
+    ExchangeMethod,
+    Method,
+    Service,
+    StreamMethod,
+    UnaryMethod,
+    UploadMethod,
+)
+from fedstack.transport.wire.status import DETAILS_KEY, Code, StatusError, code_of, details_of, message_of
+from fedstack.transport.wire.wholes import JOIN, SUFFIX
+
+_logger = logging.getLogger(__name__)
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+_Work: TypeAlias = Callable[[CallStream], Awaitable[bytes | None]]
+_Handle: TypeAlias = Callable[[bytes, CallStream], Awaitable[bytes]]
+
+_OTHER_METHODS = "(other)"
+_WATCHERS_SECONDS = 0.5
+# How long a large message waits for others to be done.
+_ROOM_SECONDS = 30.0
+_STOPPING = "Expected a server that takes calls, found one that is stopping; dial another one, or this one later"
+_CANCELLED = "The method was cancelled at the server"
+
+
+class CallRouter(grpc.GenericRpcHandler):
+    """Finds the method for a call, runs it and counts it.
+
+    Args:
+      services: Whose methods these are.
+      is_allowed: Returns by a call's metadata whether it may go on; it is asked first, whatever the call wants.
+      limits: How many calls there may be, how large, and how slow.
+      caller: Returns the name of a caller, for fair shares.
+      background: More services, whose calls do not count among the others: a busy server still says that it is healthy,
+        and one that stops does not wait for those who watch.
+      public: Those of all services that clients may call without being allowed.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        is_allowed: Callable[[Metadata], bool],
+        limits: ServerLimits,
+        caller: Callable[[Context], str],
+        background: Sequence[Service] = (),
+        public: Sequence[Service] = (),
+        counts: CallCounts | None = None,
+    ) -> None:
+        self.counts = counts or CallCounts()
+        self._log = CallLog()
+        self._is_allowed = is_allowed
+        self._limits = limits
+        self._caller = caller
+        self._room = MessageRoom(limits.max_unary_bytes, _ROOM_SECONDS)
+        self._foreground = CallTable(limits, "max_calls", limits.header_seconds)
+        self._watches = CallTable(limits, "max_watches", 0.0)
+        # Those that join a call, which has its place among the others; there cannot be more of them than of those.
+        self._joins = CallTable(limits, "max_calls", limits.header_seconds)
+        self._wholes = WholeCalls(self._foreground.hand_over)
+        self._checks = CallTable(limits, "max_watches", 0.0)  # who fills the server with watches does not fill these
+        self._stopping = False
+        self._handlers: dict[str, Handler] = {}
+        for in_background, group in ((False, services), (True, background)):
+            for service in group:
+                for name, methods in service.methods.items():
+                    for method_name, method in methods.items():
+                        path = f"{name}/{method_name}"
+                        self._handlers[f"/{path}"] = self._handler(path, method, in_background=in_background)
+                        if isinstance(method, ExchangeMethod):
+                            self._handlers[f"/{path}{SUFFIX}"] = self._whole_handler(path, method)
+                            self._handlers[f"/{name}/{JOIN}"] = self._join_handler(f"{name}/{JOIN}")
+        self._public = frozenset(f"/{n}/{m}" for service in public for n, ms in service.methods.items() for m in ms)
+        self._known = f"services are {', '.join(sorted({path.split('/')[1] for path in self._handlers}))}"
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+        """Returns what handles a call; gRPC asks for each."""
+        path = handler_call_details.method
+        metadata = cast("Metadata", handler_call_details.invocation_metadata or ())
+        if path not in self._public and not self._is_allowed(metadata):
+            had_token = bool(bearer_token(metadata))
+            return self._refusal(
+                Code.UNAUTHENTICATED, TOKEN_REFUSED, lambda peer: self._log.refused(peer, had_token=had_token)
+            )
+        return self._handlers.get(path) or self._refusal(Code.UNIMPLEMENTED, f"no method {path}; {self._known}")
+
+    @property
+    def running(self) -> int:
+        """How many calls are running, those in the background aside."""
+        return len(self._foreground.running)
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is running, those in the background aside."""
+        while running := {*self._foreground.running, *self._joins.running}:
+            await asyncio.wait(running)
+
+    async def end_calls(self) -> None:
+        """Ends all calls that are running or still come in as if the server could not be reached; returns when done.
+
+        A client may try these again, elsewhere or later. gRPC itself would report them as cancelled.
+        """
+        self._stopping = True
+        watching = {*self._watches.running, *self._checks.running}
+        if watching:  # watchers of the server's health learn of the end, and leave
+            await asyncio.wait(watching, timeout=_WATCHERS_SECONDS)
+        tables = self._foreground, self._joins, self._watches, self._checks
+        while running := {task for table in tables for task in table.running}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+
+    def _handler(self, name: str, method: Method, *, in_background: bool) -> Handler:
+        # gRPC's handlers of single messages are not asked before the message is there. So these are all for streams:
+        # a call counts from its beginning, may be refused before it has sent anything, and lets go of its message soon.
+        if in_background:
+            table = self._checks if isinstance(method, UnaryMethod) else self._watches
+        else:
+            table = self._foreground
+        one_answer = isinstance(method, (UnaryMethod, UploadMethod))
+        return self._served(
+            name, table, self._work_of(name, method), one_answer=one_answer, in_background=in_background
+        )
+
+    def _work_of(self, name: str, method: Method) -> _Work:
+        match method:
+            case UnaryMethod(handle):
+                answer: _Handle = lambda request, _: handle(request)  # noqa: E731
+                return lambda call: self._answer(name, call, answer)
+            case UploadMethod(handle):
+                return lambda call: handle(call.incoming())
+            case DownloadMethod(handle):
+
+                async def download(call: CallStream) -> None:
+                    await call.send_parcels(handle(await call.only_message(name)))
+
+                return download
+            case ExchangeMethod(handle):
+                return lambda call: call.send_parcels(handle(call.incoming()))
+            case StreamMethod(handle):
+                return lambda call: call.send(handle(call))
+
+    def _whole_handler(self, name: str, method: ExchangeMethod) -> Handler:
+        answer = functools.partial(self._wholes.answer, method)
+        return self._served(name, self._foreground, lambda call: self._answer(name, call, answer), one_answer=True)
+
+    def _join_handler(self, name: str) -> Handler:
+        async def join(call: CallStream) -> None:
+            await call.send_parcels(self._wholes.join(await call.only_message(name), call))
+
+        return self._served(name, self._joins, join, one_answer=False)
+
+    def _served(
+        self, name: str, table: CallTable, work: _Work, *, one_answer: bool, in_background: bool = False
+    ) -> Handler:
+        header_seconds = None if in_background else self._limits.header_seconds
+
+        async def handle(_: object, context: Context) -> bytes | None:
+            return await self._run(name, context, table, header_seconds, work)
+
+        if one_answer:
+            return grpc.stream_unary_rpc_method_handler(cast("Any", handle))
+        return grpc.stream_stream_rpc_method_handler(cast("Any", handle))
+
+    async def _answer(self, name: str, call: CallStream, handle: _Handle) -> bytes:
+        """Runs a method while there is room for its message, and returns the answer once there is room for that."""
+        request = await call.only_message(name)
+        size = len(request)
+        if size > SMALL_BYTES:
+            await self._take_room(size)
+        try:
+            answer = handle(request, call)
+            del request
+            response = await answer
+        finally:
+            self._room.give_back(size)
+        if len(response) > SMALL_BYTES:
+            await self._take_room(len(response))
+            give_back = functools.partial(self._room.give_back, len(response))
+            call.task.add_done_callback(lambda _: give_back())  # not before gRPC has sent it
+        return response
+
+    async def _take_room(self, size: int) -> None:
+        if not await self._room.take(size):
+            raise exceeded(
+                self._limits, "max_unary_bytes", f"no room for {size} more", "call again when others are done"
+            )
+
+    def _refusal(self, code: Code, message: str, note: Callable[[str], None] = lambda peer: None) -> Handler:
+        async def refuse(_: object, context: Context) -> None:
+            self._ended(_OTHER_METHODS, code, 0.0, 0, 0)
+            note(context.peer())
+            await _abort(context, code, message)
+
+        # The one kind that answers without waiting for a message, and so good for calls of every kind.
+        return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
+
+    async def _run(
+        self, name: str, context: Context, table: CallTable, header_seconds: float | None, work: _Work
+    ) -> bytes | None:
+        """Does the work of a call in its task: counts it, and ends the call with a status if it raises."""
+        call = CallStream(context, cast("Task", asyncio.current_task()), name, table.silent, header_seconds)
+        code, result = Code.UNKNOWN, None
+        try:
+            caller = self._caller(context)
+            # A call is a task of its own, so this affects no other.
+            set_scope(_scope_of(caller, context.peer()))
+            table.add(call.task, caller)
+            if self._stopping:
+                raise WorkerUnavailableError(_STOPPING)
+            result = await work(call)
+            code = Code.OK
+            return result
+        except grpc.aio.BaseError as error:  # the client has gone away while a message went there or back; gRPC knows
+            code = Code.CANCELLED
+            raise without_frames(error) from None
+        except asyncio.CancelledError as cancelled:
+            # Nearly always the client is gone, and this goes nowhere. But without a status a client that is there would
+            # wait for ever.
+            error: Exception = StatusError(Code.CANCELLED, _CANCELLED)
+            if self._stopping:
+                error = WorkerUnavailableError(_STOPPING)
+            elif table.gave_way(call.task):
+                error = too_slow(self._limits.header_seconds) if table is self._foreground else _gave_way()
+            code = code_of(error)
+            await _fail(context, error, cancelled)
+        except Exception as error:
+            known = _known_error(error, name)
+            code = code_of(known)
+            if code == Code.INTERNAL:
+                _logger.error("%s failed with an error that is not foreseen", name, exc_info=error)
+            else:
+                _logger.debug("%s failed: %s", name, error)
+                self._log.failed(context.peer(), call.method or name, known)
+            await _fail(context, known, error)
+        finally:
+            if call.method is not None:
+                sent = call.bytes_sent + len(result or b"")
+                self._ended(call.method, code, time.perf_counter() - call.begun, call.bytes_received, sent)
+        return None
+
+    def _ended(self, name: str, code: Code, seconds: float, received: int, sent: int) -> None:
+        """Counts a call that has ended, and tells of it."""
+        self.counts.add(name, code.name)
+        if observers.present:
+            observers.tell(
+                RpcEnded(method=name, code=code.name, seconds=seconds, bytes_received=received, bytes_sent=sent)
+            )
+
+
+@functools.lru_cache(maxsize=1024)
+def _scope_of(caller: str, origin: str) -> WorkScope:
+    """Returns the scope of calls over one connection."""
+    return WorkScope(caller=caller, origin=origin)
+
+
+def _gave_way() -> DeadlineExceededError:
+    return DeadlineExceededError(
+        "The first message of a call that watches had not come when another call wanted its place; send it at "
+        f"once, or start the worker with a larger {option_of('max_watches')}"
+    )
+
+
+async def _fail(context: Context, error: Exception, raised: BaseException) -> None:
+    """Ends a call with the status of an error, and lets go of the frames of what was raised."""
+    code, message, details = code_of(error), message_of(error), details_of(error)
+    without_frames(raised)
+    await _abort(context, code, message, ((DETAILS_KEY, details),))
+
+
+async def _abort(context: Context, code: Code, message: str, metadata: Metadata = ()) -> None:
+    """Ends a call; gRPC looks after the rest when its method returns."""
+    try:
+        await context.abort(grpc.StatusCode[code.name], message, metadata)
+    except grpc.aio.AbortError as error:
+        # The context keeps it, and is in the frames that it would go through, beside all that the call brought.
+        without_frames(error)
+
+
+def _known_error(error: Exception, name: str) -> Exception:
+    """Returns the error to answer with, in our words where Python, protobuf or the machine raised it."""
+    if isinstance(error, DecodeError):
+        return InvalidValueError(f"Expected a message for {name}, found bytes that are none: {error}")
+    # The frames of these hold what was too much; the client has no use for them.
+    if isinstance(error, MemoryError):
+        found = f": {error}" if str(error) else ""
+        return ResourceLimitError(
+            f"The server has no memory for {name}{found}; send or ask for less at a time, or try "
+            "again when others are done"
+        )
+    if isinstance(error, RecursionError):
+        return ResourceLimitError(
+            f"Expected values and computations for {name} that nest less deeply, found Python's limit; make them "
+            "flatter"
+        )
+    return error

@@ -1,0 +1,262 @@
+"""Reads what comes in on a call and writes the answers: messages as they are, parcels as frames, or all in one.
+
+An exchange may come in one message, and is answered in one too, if the answer is soon there and small. What sends a
+heartbeat first takes long; a large answer, or several, fit into no message. Such a call goes on without the stream that
+it came by: its client is given an id, and joins it by another. It is one call all the same, with one place among those
+that the server takes; if it is not joined for a while, it ends as if it had been cancelled.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TypeAlias
+
+import attrs
+
+from fedstack.errors import DeadlineExceededError, InvalidValueError, WorkerUnavailableError
+from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
+from fedstack.foundations.deadline import Deadline
+from fedstack.proto.extensions_pb2 import JoinRequest
+from fedstack.service.host.limits import option_of
+from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.peers.methods import Answers, ExchangeMethod
+from fedstack.transport.wire.frames import Heartbeat, data_of, heartbeat_frame, parse_frame
+from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, frames_of, incoming_of
+from fedstack.transport.wire.wholes import fits_whole, read_whole, write_goes_on, write_whole
+
+_JOIN_SECONDS = 10.0
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+Task: TypeAlias = "asyncio.Task[object]"
+
+
+async def _copied(size: int, work: Callable[[], None]) -> None:
+    await sized(size, work, LOOP_COPY_BYTES)
+
+
+class CallStream:
+    """A call that runs, and its two directions; to iterate over it gives the messages that come in.
+
+    Args:
+      context: What gRPC knows of it.
+      task: What runs it.
+      method: What it is counted as when it ends.
+      silent: Has the tasks of calls that have sent nothing yet, and since when, the longest first.
+      seconds: How long the first message of a stream, and each one of a parcel, may take; `None` for any time, in which
+        the call is silent.
+
+    Attributes:
+      task: What runs it.
+      method: What it is counted as when it ends; `None` if another one goes on with it.
+      begun: When it began, by `time.perf_counter`.
+      bytes_received: How much has come in.
+      bytes_sent: How much has gone out this way.
+    """
+
+    def __init__(
+        self, context: Context, task: Task, method: str, silent: dict[Task, float], seconds: float | None
+    ) -> None:
+        self.task = task
+        self.method: str | None = method
+        self.begun = time.perf_counter()
+        self._context = context
+        self._silent = silent
+        self._seconds = seconds
+        self._pause_seconds: float | None = None
+        self._has_read = False
+        self.bytes_received = self.bytes_sent = 0
+
+    async def only_message(self, name: str) -> bytes:
+        """Returns the message of a call that has one.
+
+        Args:
+          name: The method, for messages.
+
+        Raises:
+          InvalidValueError: If there is none.
+        """
+        message = await self._read_silently()
+        if message is None:
+            raise InvalidValueError(f"Expected a message for {name}, found the end of the call")
+        return message
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._has_read:
+            seconds = self._pause_seconds
+            message = await (self._read() if seconds is None else self._read_within(seconds, "next"))
+        else:
+            self._has_read = True
+            seconds = self._seconds
+            message = await (self._read_silently() if seconds is None else self._read_within(seconds, "first"))
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    def incoming(self) -> Incoming:
+        """Returns the parcel that comes in; a client that stops in the middle of one keeps what waits for the rest."""
+        self._pause_seconds = self._seconds
+        return Incoming(_Pieces(self), _copied)
+
+    async def _read(self) -> bytes | None:
+        message = await self._context.read()
+        if message is grpc.aio.EOF:
+            return None
+        self.bytes_received += len(message)
+        return message
+
+    async def _write(self, message: bytes) -> None:
+        self.bytes_sent += len(message)
+        await self._context.write(message)
+
+    async def _read_silently(self) -> bytes | None:
+        self._silent[self.task] = time.monotonic()
+        try:
+            return await self._read()
+        finally:
+            self._silent.pop(self.task, None)
+
+    async def _read_within(self, seconds: float, which: str) -> bytes | None:
+        try:
+            return await Deadline(seconds).wait(self._read())
+        except asyncio.TimeoutError:
+            raise too_slow(seconds, which) from None
+
+    async def send(self, messages: AsyncIterator[bytes]) -> None:
+        """Writes messages, each when it is there."""
+        try:
+            async for message in messages:
+                await self._write(message)
+        finally:
+            await end_answers(messages)
+
+    async def send_parcels(self, answers: Answers) -> None:
+        """Writes heartbeats and parcels."""
+        try:
+            async for answer in answers:
+                if isinstance(answer, Parcel):
+                    await self._send_parcel(answer)
+                else:
+                    beat = heartbeat_frame(answer.done, answer.running, answer.failed, answer.work)
+                    await self._write(beat)
+        finally:
+            await end_answers(answers)
+
+    async def _send_parcel(self, parcel: Parcel) -> None:
+        frames = frames_of(parcel)
+        await self._write(await sized(len(parcel.header), lambda: next(frames), LOOP_COPY_BYTES))
+        for frame in frames:
+            await self._write(frame)
+
+
+class _Pieces:
+    """What is in the frames that come in on a call; those that take long to read are read on a thread."""
+
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        self._frames = frames
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        frame = await anext(self._frames)
+        return data_of(frame) or await sized(len(frame), lambda: parse_frame(frame))
+
+
+async def end_answers(answers: AsyncIterator[object]) -> None:
+    """Ends a method whose client has gone away now, and not when the garbage collector finds it."""
+    if isinstance(answers, AsyncGenerator):
+        await answers.aclose()
+
+
+def too_slow(seconds: float, which: str = "first") -> DeadlineExceededError:
+    """Returns the error of a call that has sent nothing for so long."""
+    return DeadlineExceededError(
+        f"The {which} message of the call did not come within {seconds:g} seconds; send it, or start the worker "
+        f"with a larger {option_of('header_seconds')}"
+    )
+
+
+@attrs.frozen(eq=False)
+class _Kept:
+    """A call that goes on: what it has said first, and what it says after that."""
+
+    method: str | None
+    begun: float
+    first: Heartbeat | Parcel
+    answers: Answers
+    ended: "asyncio.Future[None]"
+
+
+class WholeCalls:
+    """The exchanges that came in one message, and those of them that go on.
+
+    Args:
+      hand_over: Gives the place of a call to the task that goes on with it.
+    """
+
+    def __init__(self, hand_over: Callable[[Task, Task], None]) -> None:
+        self._hand_over = hand_over
+        self._kept: dict[str, _Kept] = {}
+
+    async def answer(self, method: ExchangeMethod, request: bytes, call: CallStream) -> bytes:
+        """Runs a method, and returns its answer, or that it goes on."""
+        parcel = read_whole(request)
+        if not isinstance(parcel, Parcel):
+            raise InvalidValueError("Expected a header in one message, found the id of a call; join it instead")
+        del request
+        answers = method.handle(incoming_of(parcel, _copied))
+        del parcel
+        try:
+            first = await anext(answers)
+            if isinstance(first, Parcel) and first.is_last and fits_whole(first):
+                content = write_whole(first)
+                del first
+                await anext(answers, None)  # what the method does at its end
+                return content
+        except BaseException:
+            await end_answers(answers)
+            raise
+        kept = _Kept(call.method, call.begun, first, answers, asyncio.get_running_loop().create_future())
+        name = uuid.uuid4().hex
+        self._kept[name] = kept
+        self._hand_over(call.task, asyncio.ensure_future(self._keep(name, kept)))
+        call.method = None
+        return write_goes_on(name)
+
+    async def _keep(self, name: str, kept: _Kept) -> None:
+        """Returns when a call that goes on has ended, and ends one that is not joined."""
+        try:
+            await asyncio.wait([kept.ended], timeout=_JOIN_SECONDS)
+            if name not in self._kept:
+                await asyncio.wait([kept.ended])
+        finally:
+            if self._kept.pop(name, None) is not None:
+                await end_answers(kept.answers)
+
+    async def join(self, request: bytes, call: CallStream) -> Answers:
+        """Yields the answers of a call that goes on.
+
+        Raises:
+          WorkerUnavailableError: If there is none of that id.
+        """
+        kept = self._kept.pop(JoinRequest.FromString(request).call, None)
+        if kept is None:
+            raise WorkerUnavailableError(
+                "Expected the id of a call that goes on, found none that this server knows; it has ended, or was made "
+                "at another server; make the call again"
+            )
+        call.method, call.begun = kept.method, kept.begun
+        try:
+            yield kept.first
+            async for answer in kept.answers:
+                yield answer
+        finally:
+            await end_answers(kept.answers)
+            kept.ended.set_result(None)
+
+    def __repr__(self) -> str:
+        return f"<WholeCalls, {len(self._kept)} wait to be joined>"

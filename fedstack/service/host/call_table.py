@@ -1,0 +1,160 @@
+"""Holds the calls that run, gives each its place among those of other clients, and counts those that have ended."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from fedstack.service.host.call_stream import Task
+from fedstack.service.host.fair_shares import FairShares
+from fedstack.service.host.limits import ServerLimits, exceeded
+
+# A message that is this small neither waits nor counts: renewals of leases, questions, ends.
+SMALL_BYTES = 64 * 1024
+
+
+class CallTable:
+    """Calls that run, each at one of so many places.
+
+    Args:
+      limits: The limits of the server.
+      limit: Which of them is the number of places.
+      patience: How long a call that has sent nothing yet keeps its place from others, in seconds.
+    """
+
+    def __init__(self, limits: ServerLimits, limit: str, patience: float) -> None:
+        self.running: dict[Task, str] = {}
+        self.silent: dict[Task, float] = {}  # since when, the longest first
+        self._limits = limits
+        self._limit = limit
+        self._patience = patience
+        self._shares = FairShares(getattr(limits, limit))
+        self._gave_way = set[Task]()
+
+    def add(self, task: Task, caller: str) -> None:
+        """Gives a call a place until its task is done, which is not before gRPC has sent the outcome.
+
+        Raises:
+          ResourceLimitError: If there is none.
+        """
+        if not self._shares.take(caller) and not (self._make_room() and self._shares.take(caller)):
+            raise exceeded(self._limits, self._limit, self._shares.refused, "call again when others are done")
+        self.running[task] = caller
+        task.add_done_callback(self._remove)
+
+    def hand_over(self, task: Task, successor: Task) -> None:
+        """Gives the place of a call to the task that goes on with it."""
+        caller = self.running.pop(task, None)
+        if caller is not None:
+            self.running[successor] = caller
+            successor.add_done_callback(self._remove)
+
+    def gave_way(self, task: Task) -> bool:
+        """Returns whether a call was cancelled because it had sent nothing and others wanted its place."""
+        return task in self._gave_way
+
+    def _make_room(self) -> bool:
+        for task, since in self.silent.items():
+            if time.monotonic() - since < self._patience:
+                return False
+            del self.silent[task]
+            self._remove(task)
+            self._gave_way.add(task)
+            task.add_done_callback(self._gave_way.discard)
+            task.cancel()
+            return True
+        return False
+
+    def _remove(self, task: Task) -> None:
+        caller = self.running.pop(task, None)
+        if caller is not None:
+            self._shares.give_back(caller)
+
+
+class MessageRoom:
+    """Room for messages, in bytes. A message for which there is none waits for its turn, and gives up after a while.
+
+    One that is larger than all the room goes alone. Those that wait are in memory too, so their bytes together have no
+    more room than the others.
+
+    Args:
+      most: The bytes that there is room for.
+      seconds: How long a message waits.
+    """
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._taken = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting_bytes = 0
+
+    async def take(self, size: int) -> bool:
+        """Takes room for a message, at once or within a while; tells whether there was any."""
+        if size <= SMALL_BYTES:
+            return True
+        if not self._waiting and self._has_room(size):
+            self._taken += size
+            return True
+        if self._waiting and self._waiting_bytes + size > self._most:
+            return False
+        turn = asyncio.get_running_loop().create_future(), size
+        self._waiting.append(turn)
+        self._waiting_bytes += size
+        try:
+            done, _ = await asyncio.wait([turn[0]], timeout=self._seconds)
+        except asyncio.CancelledError:
+            self._leave(turn)
+            if turn[0].done():
+                self.give_back(size)
+            raise
+        if not done:
+            self._leave(turn)
+        return bool(done)
+
+    def give_back(self, size: int) -> None:
+        """Gives back the room of a message that took it."""
+        if size > SMALL_BYTES:
+            self._taken -= size
+            self._admit()
+
+    def _has_room(self, size: int) -> bool:
+        return self._taken + size <= self._most or not self._taken
+
+    def _leave(self, turn: tuple["asyncio.Future[None]", int]) -> None:
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+            self._waiting_bytes -= turn[1]
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._has_room(self._waiting[0][1]):
+            turn, size = self._waiting.popleft()
+            self._waiting_bytes -= size
+            self._taken += size
+            turn.set_result(None)
+
+    def __repr__(self) -> str:
+        return f"<MessageRoom: {self._taken} of {self._most} bytes taken, {len(self._waiting)} messages wait>"
+
+
+class CallCounts:
+    """How many calls ended, by method and by code.
+
+    Only methods that the server has are counted by name, so a client cannot make the table grow.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, method: str, code: str) -> None:
+        """Counts one call of `method`, such as `grpc.health.v1.Health/Check`, that ended with `code`, such as `OK`."""
+        self._counts[method, code] += 1
+
+    def __iter__(self) -> Iterator[tuple[str, str, int]]:
+        """Yields method, code and count, in the order of the names."""
+        for (method, code), count in sorted(self._counts.items()):
+            yield method, code, count
+
+    def __repr__(self) -> str:
+        return f"CallCounts({dict(self._counts)})"

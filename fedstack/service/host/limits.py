@@ -1,0 +1,205 @@
+"""Says how much a service and its server let clients have: a table of limits.
+
+A limit is a field. Its metadata say what is counted and by which option of `fedstack serve` it is set; `exceeded` words
+the error from them, `serve_options.py` makes the options of them, and `docs/wire.md` shows them.
+"""
+
+from typing import Any
+
+import attrs
+
+from fedstack.errors import ResourceLimitError
+from fedstack.foundations.number_checks import (
+    MOST_BYTES,
+    MOST_CLIENTS,
+    MOST_MESSAGE_BYTES,
+    number_validator,
+    whole_number_validator,
+)
+from fedstack.proto.extensions_pb2 import GetStatusResponse
+from fedstack.transport.wire.frames import Chunking
+
+
+def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
+    """A field with a whole number of at least 1.
+
+    Args:
+      default: What an honest client does not reach.
+      what: What is counted, as in "at most 5 sessions at a time".
+      most: The most that it may be set to.
+    """
+    return attrs.field(
+        default=default, validator=whole_number_validator(1, most), metadata={"what": what, "most": most}
+    )
+
+
+def _seconds(default: float, what: str) -> Any:
+    """A field with a length of time."""
+    return attrs.field(default=default, validator=number_validator(positive=True), metadata={"what": what})
+
+
+@attrs.frozen(kw_only=True)
+class ServiceLimits:
+    """The limits of an executor service.
+
+    Attributes:
+      max_sessions: Sessions at the same time.
+      max_values: Values in one session.
+      max_session_bytes: Bytes of values that a client has put into one session.
+      max_value_bytes: Bytes of arrays in one value or phase.
+      max_clients: Clients in one session or phase.
+      max_steps: Steps of a computation once its calls are unfolded.
+      max_leaves: Tensors in the type of one value; what comes several times counts each time.
+      max_depth: Structs inside of each other in one value.
+      max_name_bytes: Bytes of names and type URLs in one type or computation, each counted once.
+      max_abandoned: Pieces of cancelled work that run on, on threads beside the others; a function cannot be stopped.
+      max_isolated: Child processes at a time that look for a client that ends its process.
+      lease_seconds: The longest that a client with a lease may be silent.
+      plain_lease_seconds: How long a client without fedstack's extensions, which renews nothing, may be silent.
+      isolation_seconds: How long it may take to look for a client that ends its process.
+      heartbeat_seconds: How often a long call shows that it is alive.
+      chunking: What is sent back in chunks.
+
+    Raises:
+      InvalidValueError: If a number is out of its range.
+    """
+
+    max_sessions: int = _count(1000, "sessions at a time")
+    max_values: int = _count(100_000, "values in a session")
+    max_session_bytes: int = _count(64 << 30, "bytes of values in a session")
+    max_value_bytes: int = _count(16 << 30, "bytes in a value or phase")
+    max_clients: int = _count(1_000_000, "clients in a session or phase", MOST_CLIENTS)
+    max_steps: int = _count(100_000, "steps in a computation")
+    max_leaves: int = _count(100_000, "tensors in the type of a value")
+    max_depth: int = _count(100, "structs inside of each other")
+    max_name_bytes: int = _count(1 << 20, "bytes of names in a type or computation")
+    max_abandoned: int = _count(256, "pieces of work that run on although they were cancelled")
+    max_isolated: int = _count(4, "child processes that look for a client that ends its process")
+    lease_seconds: float = _seconds(60.0, "a client may be silent")
+    plain_lease_seconds: float = _seconds(3600.0, "a client that renews nothing may be silent")
+    isolation_seconds: float = _seconds(600.0, "the search for a client that ends its process may take")
+    heartbeat_seconds: float = _seconds(5.0, "a long call shows that it is alive")
+    chunking: Chunking = attrs.field(factory=Chunking)
+
+
+@attrs.frozen(kw_only=True)
+class ServerLimits:
+    """The limits of a server, whatever it serves.
+
+    Attributes:
+      max_connections: Connections at the same time; at most three quarters of the descriptors of the process.
+      max_calls: Calls at the same time.
+      max_watches: Calls at the same time that watch the server: its health, or what reflection tells of it.
+      max_message_bytes: Bytes of one message; protobuf has no larger ones.
+      max_unary_bytes: Bytes of messages without a stream that are worked on at the same time; a larger one goes alone.
+      handshake_seconds: How long a new connection may take to say what it is.
+      idle_seconds: How long a connection may be without a call. gRPC's clients close such ones after half an hour.
+      header_seconds: How long a stream may take to send its first message, and each one of announced arrays.
+
+    Raises:
+      InvalidValueError: If a number is out of its range.
+    """
+
+    max_connections: int = _count(4096, "connections at a time")
+    max_calls: int = _count(16_384, "calls at a time")
+    max_watches: int = _count(1000, "calls at a time that watch the server")
+    max_message_bytes: int = _count(MOST_MESSAGE_BYTES, "bytes in a message", MOST_MESSAGE_BYTES)
+    max_unary_bytes: int = _count(2 << 30, "bytes of messages without a stream that are worked on at a time")
+    handshake_seconds: float = _seconds(20.0, "a new connection may take to say what it is")
+    idle_seconds: float = _seconds(3600.0, "a connection may be without a call")
+    header_seconds: float = _seconds(30.0, "a stream may take to send its next message")
+
+
+@attrs.frozen(kw_only=True)
+class DataWorkerLimits:
+    """The limits of a data worker, beside those of an executor service.
+
+    Attributes:
+      max_streams: Streams of elements at the same time.
+      max_block_bytes: Bytes of elements in a block, unless one element has more.
+      max_ahead_bytes: Bytes of elements that are made and not sent yet.
+      max_definition_bytes: Bytes of the definition of a dataset, and of all that are kept.
+      max_client_bytes: Bytes of elements of datasets that are read by client, which are held.
+      max_gathered_bytes: Bytes of elements that steps of all streams gather or take apart.
+
+    Raises:
+      InvalidValueError: If a number is out of its range.
+    """
+
+    max_streams: int = _count(1000, "streams of elements at a time")
+    max_block_bytes: int = _count(16 << 20, "bytes of elements in a block")
+    max_ahead_bytes: int = _count(1 << 30, "bytes of elements that are made ahead")
+    max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
+    max_client_bytes: int = _count(4 << 30, "bytes of elements of datasets that are read by client")
+    max_gathered_bytes: int = _count(1 << 30, "bytes of elements that steps of datasets gather")
+
+
+@attrs.frozen(kw_only=True)
+class DispatcherLimits:
+    """The limits of a dispatcher of the data service.
+
+    Attributes:
+      max_datasets: Datasets that are registered.
+      max_definition_bytes: Bytes of the definition of a dataset, its arrays included.
+      max_passes: Passes over datasets that are open, or may be resumed.
+      max_consumers: Consumers that take part in passes.
+      max_data_workers: Workers at the same time that read data.
+
+    Raises:
+      InvalidValueError: If a number is out of its range.
+    """
+
+    max_datasets: int = _count(10_000, "datasets")
+    max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
+    max_passes: int = _count(10_000, "passes over datasets at a time")
+    max_consumers: int = _count(10_000, "consumers in passes at a time")
+    max_data_workers: int = _count(10_000, "workers at a time that read data")
+
+
+def option_of(name: str) -> str:
+    """Returns the option of `fedstack serve` that sets a limit."""
+    return f"--{name.replace('_', '-')}"
+
+
+def exceeded(
+    limits: attrs.AttrsInstance, name: str, found: object = "one more", advice: str = ""
+) -> ResourceLimitError:
+    """Returns the error to raise for more than a limit allows.
+
+    Args:
+      limits: The table.
+      name: The limit.
+      found: What was found in its place.
+      advice: What else to do than to start the worker with a larger limit.
+    """
+    most: int = getattr(limits, name)
+    what: str = attrs.fields_dict(type(limits))[name].metadata["what"]
+    if most == 1:
+        things, _, rest = what.partition(" ")
+        what = f"{things.removesuffix('s')} {rest}"
+    other = f"{advice}, or " if advice else ""
+    return ResourceLimitError(
+        f"Expected at most {most} {what}, found {found}; {other}start the worker with a larger {option_of(name)}, "
+        f"or {type(limits).__name__}({name}=…) in a program"
+    )
+
+
+def check_sizes(limits: ServiceLimits, leaves: int, depth: int) -> None:
+    """Checks how many tensors a type has, and how many structs are inside of each other in it.
+
+    Raises:
+      ResourceLimitError: If there are more than a client may have.
+    """
+    if leaves > limits.max_leaves:
+        raise exceeded(limits, "max_leaves", leaves, "put numbers into arrays")
+    if depth > limits.max_depth:
+        raise exceeded(limits, "max_depth", depth, "make the structure flatter")
+
+
+def add_limits(status: GetStatusResponse, limits: attrs.AttrsInstance) -> None:
+    """Adds a table of limits to a status: those that are numbers, each once."""
+    known = {limit.name for limit in status.limit}
+    for field in attrs.fields(type(limits)):
+        value: object = getattr(limits, field.name)
+        if isinstance(value, (int, float)) and field.name not in known:
+            status.limit.add(name=field.name, value=value)

@@ -1,0 +1,150 @@
+"""Finds out whether a server can listen at an address, before gRPC tries and says little about it; and lets go of it.
+
+The sockets are gRPC's, which does not tell which they are; the address does.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import cast
+
+from fedstack.errors import AddressError
+from fedstack.transport.wire.addresses import Target
+
+# What every system takes for the path of a socket; Linux would take four bytes more.
+_MAX_PATH_BYTES = 103
+_OWN_DESCRIPTORS = "/dev/fd"  # Linux and macOS; other systems cannot fork, or let the sockets be
+
+
+def check_free(address: Target) -> None:
+    """Checks that a server can listen at an address; a socket that a killed server has left behind is removed.
+
+    Raises:
+      AddressError: If it cannot.
+    """
+    if address.socket_path:
+        _check_path(Path(address.socket_path))
+    else:
+        _check_port(address.host, address.port, is_everywhere=address.is_everywhere)
+
+
+def dialled(address: Target, port: int) -> str:
+    """Returns what clients on this machine dial.
+
+    Args:
+      address: Where a server listens now.
+      port: The port that gRPC has bound.
+    """
+    if address.socket_path:
+        # Write permission is permission to connect; without a umask all users would have it.
+        Path(address.socket_path).chmod(0o600)
+        return address.address
+    if address.is_everywhere:
+        address = address.at_host("::1" if ":" in address.host else "127.0.0.1")
+    return address.at_port(port).address
+
+
+def _check_port(host: str, port: int, *, is_everywhere: bool) -> None:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise AddressError(
+            f"Expected a name or an address of this machine, found {host!r}: {error.strerror}; 127.0.0.1 is "
+            "for this machine alone, 0.0.0.0 for every network it is in"
+        ) from error
+    if host == "localhost" or is_everywhere:
+        # There gRPC listens at addresses of both kinds, whatever the system makes of the name.
+        both = "::1" if host == "localhost" else "::"
+        found += socket.getaddrinfo(both, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    failures: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as attempt:
+                if os.name == "posix":  # elsewhere it would let two servers share a port
+                    attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                attempt.bind(address)
+        except OSError as error:
+            failures.append(error)
+    in_use = [failure for failure in failures if failure.errno == errno.EADDRINUSE]
+    # A name may stand for addresses that this machine does not have, if it has one of them.
+    if not in_use and len(failures) < len(found):
+        return
+    error = (in_use or failures)[0]
+    complaint = f"Expected an address of this machine, found {host}: {error.strerror}"
+    if error.errno == errno.EADDRINUSE:
+        complaint = (
+            f"Port {port} of {host} is in use; stop what listens there, or choose another port (0 for any that is free)"
+        )
+    elif error.errno == errno.EACCES:
+        complaint = f"Expected a port that this user may listen at, found {port}; choose one above 1023"
+    raise AddressError(complaint) from error
+
+
+def _check_path(path: Path) -> None:
+    if not hasattr(socket, "AF_UNIX"):
+        raise AddressError("Expected a system with Unix sockets, found one without; listen at a port of 127.0.0.1")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise AddressError(
+            f"Expected a path of at most {_MAX_PATH_BYTES} bytes for a socket, found {len(os.fsencode(path))}: "
+            f"{path}; choose a shorter one"
+        )
+    if not path.parent.is_dir():
+        raise AddressError(f"Expected a folder for the socket, found none at {path.parent}; make it first")
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise AddressError(f"There is a file at {path}, where the socket would be; choose another path")
+    if _is_listened_at(path):
+        raise AddressError(f"The socket {path} is in use; stop what listens there, or choose another path")
+    path.unlink()  # left behind by a server that was killed
+
+
+def _is_listened_at(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
+        attempt.settimeout(1.0)
+        try:
+            attempt.connect(str(path))
+        except TimeoutError:
+            return True  # its queue is full
+        except OSError:
+            return False
+        return True
+
+
+def let_go_of_sockets(target: str) -> None:
+    """Replaces what listens at an address, and the connections that came in there, by what leads nowhere.
+
+    For a forked child, which may outlive the server: as long as any process has its sockets, the address stays taken,
+    who dials it gets no answer, and clients of a server that was killed do not see that it is gone. They are not
+    closed: gRPC's memory still has the numbers of their descriptors, which nothing else should get.
+
+    Args:
+      target: The address, as in `127.0.0.1:8000` or `unix:/path`.
+    """
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(None)  # else to look at a socket changes it, in the parent too
+    with contextlib.suppress(OSError):
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for name in os.listdir(_OWN_DESCRIPTORS):
+            if _is_at(int(name), target):
+                os.dup2(nothing, int(name), inheritable=False)
+        os.close(nothing)
+    socket.setdefaulttimeout(timeout)
+
+
+def _is_at(descriptor: int, target: str) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            if copy.type != socket.SOCK_STREAM:
+                return False
+            name: object = copy.getsockname()
+    except OSError:  # it is no socket, or the descriptor with which we look
+        return False
+    if isinstance(name, tuple):
+        return target.endswith(f":{cast('tuple[object, ...]', name)[1]}")
+    return target == f"unix:{name}"

@@ -1,0 +1,208 @@
+"""Shows metrics of this process to Prometheus, in one page over HTTP. Alone imports `prometheus_client`.
+
+The page has a thread and an event loop of its own; what clients can cost it is bounded.
+"""
+
+import asyncio
+import contextlib
+import functools
+import http
+import logging
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from fedstack.errors import AddressError
+from fedstack.foundations.deadline import Deadline
+from fedstack.observe.metrics import Metrics
+from fedstack.observe.observers import Subscription, add_observer
+from fedstack.observe.telemetry_api import PrometheusMetricReader, SdkMeterProvider
+from fedstack.service.host.config import HostConfig
+from fedstack.service.host.listening import check_free, dialled
+from fedstack.transport.peers.daemon_threads import start_daemon
+
+try:
+    import prometheus_client
+except ImportError as error:
+    raise ImportError('A page of metrics needs prometheus_client: pip install "fedstack[metrics]"') from error
+
+PATH = "/metrics"
+# How long a client has for its request and for taking the answer, in all.
+SECONDS = 10.0
+MOST_CONNECTIONS = 32
+MOST_REQUEST_BYTES = 16 * 1024
+# Prometheus takes this form whatever it asks for.
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PLAIN = "Content-Type: text/plain; charset=utf-8"
+_logger = logging.getLogger(__name__)
+
+
+class PageServer:
+    """A server of `/metrics`.
+
+    Args:
+      make: Makes the page.
+      content_type: What it is.
+      host: Name or address to listen at.
+      port: The port, 0 for any free one.
+    """
+
+    def __init__(self, make: Callable[[], bytes], content_type: str, host: str, port: int) -> None:
+        self._make = make
+        self._content_type = content_type
+        self._failed = False
+        self._address = HostConfig(host=host, port=port).listens
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}  # connections, the oldest first
+        self._thread: threading.Thread | None = None
+        self._end_it: Callable[[], object] = lambda: None
+        self._is_over = False
+        self._target = ""
+
+    @property
+    def url(self) -> str:
+        """Where the page is, once the server has been started."""
+        return f"http://{self._target}{PATH}"
+
+    def start(self) -> None:
+        """Returns when the page can be asked for.
+
+        Raises:
+          AddressError: If the server cannot listen at its address.
+          ResourceLimitError: If there can be no thread for it.
+        """
+        check_free(self._address)
+        started: futures.Future[None] = futures.Future()
+        self._thread = start_daemon(lambda: asyncio.run(self._serve(started)), name="fedstack-metrics")
+        started.result()
+
+    def stop(self) -> None:
+        """Ends connections, and the thread. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():
+            self._end_it()
+            thread.join(SECONDS)
+
+    async def _serve(self, started: "futures.Future[None]") -> None:
+        over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._end_it = lambda: loop.call_soon_threadsafe(over.set)
+        try:
+            server = await asyncio.start_server(
+                self._connected, self._address.host, self._address.port, limit=MOST_REQUEST_BYTES
+            )
+        except OSError as error:  # the port was taken in the meantime
+            started.set_exception(AddressError(f"Cannot listen at {self._address}: {error}; choose another"))
+            return
+        self._target = dialled(self._address, server.sockets[0].getsockname()[1])
+        started.set_result(None)
+        await over.wait()
+        self._is_over = True
+        server.close()
+        writers = list(self._open)
+        for writer in writers:
+            self._end(writer)
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_over:
+            writer.transport.abort()
+            return
+        if len(self._open) >= MOST_CONNECTIONS:
+            self._end(next(iter(self._open)))  # a page takes milliseconds: who is slow makes way
+        self._open[writer] = asyncio.create_task(self._converse(reader, writer))
+
+    def _end(self, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        self._open.pop(writer).cancel()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            # What clients do wrong, or do not do in time, is an end of their connection and nothing else.
+            with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+                await Deadline(SECONDS).wait(self._answer(reader, writer))
+        finally:
+            writer.transport.abort()
+            self._open.pop(writer, None)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method = ""
+        try:
+            method, path = _method_and_path(await reader.readuntil(b"\r\n\r\n"))
+            status, headers, body = self._page(method, path)
+        except (ValueError, asyncio.LimitOverrunError):
+            status, headers, body = 400, [_PLAIN], b"This is no request for a page.\n"
+        first = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"
+        head = "\r\n".join([first, f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""])
+        writer.write(head.encode("ascii") + (b"" if method == "HEAD" else body))
+        await writer.drain()
+        writer.write_eof()
+        while await reader.read(MOST_REQUEST_BYTES):  # until the client has taken all: an abort could drop the rest
+            pass
+
+    def _page(self, method: str, path: str) -> tuple[int, list[str], bytes]:
+        if method not in ("GET", "HEAD"):
+            return 405, [_PLAIN, "Allow: GET, HEAD"], b"This page can only be read.\n"
+        if path != PATH:
+            return 404, [_PLAIN], f"There is one page here: {PATH}\n".encode()
+        try:
+            page = self._make()
+        except Exception:
+            if not self._failed:  # repeated requests must not fill the disk
+                _logger.warning("The page of metrics could not be made", exc_info=True)
+            self._failed = True
+            return 500, [_PLAIN], b"The page could not be made; the log says why.\n"
+        self._failed = False
+        return 200, [f"Content-Type: {self._content_type}"], page
+
+
+def _method_and_path(head: bytes) -> tuple[str, str]:
+    """Returns what matters of the head of a request: nothing else that a client says goes any further.
+
+    Raises:
+      ValueError: If it is none.
+    """
+    first, *headers = head.decode("ascii").rstrip().split("\r\n")
+    method, target, version = first.split(" ")
+    if not version.startswith("HTTP/1.") or not all(":" in header for header in headers):
+        raise ValueError(f"Expected a request of HTTP/1, found {first!r}")
+    return method, target.partition("?")[0]
+
+
+class MetricsPage:
+    """A page that is served, and the observer that counts what it shows; as a context manager.
+
+    Args:
+      host: Name or address to listen at.
+      port: The port, 0 for any free one.
+
+    Raises:
+      AddressError: When it is entered, if it cannot listen there.
+      ResourceLimitError: When it is entered, if there can be no threads for it.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=registry)
+        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
+        self._provider = SdkMeterProvider(metric_readers=[reader], shutdown_on_exit=False)
+        self._metrics = Metrics(self._provider.get_meter("fedstack"))
+        make = functools.partial(prometheus_client.generate_latest, registry)
+        self._server = PageServer(make, _CONTENT_TYPE, host, port)
+        self._subscription: Subscription | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return self._server.url
+
+    def __enter__(self) -> "MetricsPage":
+        self._server.start()
+        self._subscription = add_observer(self._metrics)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.stop()
+        if self._subscription is not None:
+            self._subscription.remove()
+        self._provider.shutdown()

@@ -1,1 +1,0 @@
-"""What clients of a server may take, each and all together."""

@@ -1,1 +1,0 @@
-"""A page of metrics of a server, for Prometheus."""

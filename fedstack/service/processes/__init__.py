@@ -1,1 +1,0 @@
-"""Processes of this machine: how they end, and what they hold."""

@@ -1,1 +1,0 @@
-"""One gRPC server, whatever it serves."""

@@ -1,1 +1,0 @@
-"""Calls on their way from gRPC to the methods of services."""
