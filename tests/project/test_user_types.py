@@ -60,10 +60,10 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the user's code, and a file for each page but the one of mistakes."""
+    """A folder with the user's code, and a file for each page but the one with mistakes."""
     folder = tmp_path_factory.mktemp("code")
     (folder / USER.name).write_text(USER.read_text(encoding="utf-8"), encoding="utf-8")
-    for page in BLOCKS.keys() - {"docs/mistakes.md"}:
+    for page in BLOCKS.keys() - {"docs/troubleshooting.md"}:
         source = "\n".join(block.source for block in BLOCKS[page])
         (folder / f"{Path(page).stem}_page.py").write_text(source, encoding="utf-8")
     return folder

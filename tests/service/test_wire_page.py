@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pool, text_format
@@ -90,15 +89,3 @@ def test_the_raw_client_is_short_and_uses_messages_only() -> None:
     assert len(source.splitlines()) <= 70
     imports = re.findall(r"^(?:import|from) .+", source, re.MULTILINE)
     assert [line for line in imports if "fedstack" in line] == ["from fedstack.proto import executor_pb2"]
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)", TEXT))
-def test_a_link_leads_to_a_file(link: str) -> None:
-    assert (Path(PAGE).parent / link).is_file()
-
-
-def test_a_link_within_the_page_leads_to_a_heading() -> None:
-    headings = {
-        re.sub(r"[^\w -]", "", found).lower().replace(" ", "-") for found in re.findall(r"^#+ (.+)$", TEXT, re.M)
-    }
-    assert [anchor for anchor in re.findall(r"\]\(#([^)]+)\)", TEXT) if anchor not in headings] == []

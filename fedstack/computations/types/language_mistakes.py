@@ -2,7 +2,7 @@
 
 The language raises while it builds a computation. fedstack sees the error only if it is among the callers: a leaf that
 is called, a block with a context in force, a program that ends. There the advice becomes a note on the language's own
-exception. `docs/mistakes.md` has them all.
+exception. `docs/troubleshooting.md` has them all.
 """
 
 import re

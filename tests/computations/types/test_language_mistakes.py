@@ -14,7 +14,7 @@ import fedstack
 from fedstack.computations.types.language_mistakes import MISTAKES, advice_on, fix_of, note_fix
 from fedstack.errors import LeafError, TypeMismatchError
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "mistakes.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "troubleshooting.md"
 VALUE = np.float32
 AT_CLIENTS = fl.FederatedType(VALUE, fl.CLIENTS)
 INTEGERS = fl.FederatedType(np.int32, fl.CLIENTS)

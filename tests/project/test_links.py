@@ -1,0 +1,60 @@
+"""The links of all pages, and the index of docs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, ROOT / "benchmarks" / "README.md"]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+
+
+def text_of(page: Path) -> str:
+    """Returns the text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Returns what GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def targets_of(page: Path) -> set[Path]:
+    """Returns the files of this repository that a page links to."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text_of(page))
+    return {(page.parent / link).resolve() for link in links}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_link_leads_to_a_file_and_to_a_heading(name: str) -> None:
+    page = ROOT / name
+    broken: list[str] = []
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text_of(page)):
+        target = (page.parent / link).resolve() if link else page
+        if not target.is_file() or (anchor and anchor not in anchors_of(target)):
+            broken.append(f"{link}#{anchor}" if anchor else link)
+    assert broken == []
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = targets_of(ROOT / "docs" / "README.md")
+    assert [page.name for page in DOCS if page.name != "README.md" and page not in listed] == []
+
+
+def test_the_readme_lists_every_page() -> None:
+    listed = targets_of(ROOT / "README.md")
+    assert [page.name for page in DOCS if page not in listed] == []
+
+
+def test_pages_that_code_and_tests_name_exist() -> None:
+    files = [path for folder in ("fedstack", "tests", "examples", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in files
+        for page in re.findall(r"\bdocs/[\w-]+\.md\b", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name[1]).is_file()] == []
