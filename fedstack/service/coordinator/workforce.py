@@ -167,7 +167,7 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
         super().__init__(scheduler, fleet.io)
         self._fleet = fleet
         self._source = source  # a pool ends its processes when nobody refers to it
-        self._workers: dict[Worker, CoordinatedWorker] = {}
+        self._by_member: dict[Worker, CoordinatedWorker] = {}
         self._indices = {worker: index for index, worker in enumerate(fleet.members)}
         self._unsubscribe = fleet.subscribe(self)
 
@@ -175,10 +175,10 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
         await self._fleet.ready()
 
     def _replace(self, worker: CoordinatedWorker, error: Exception) -> None:
-        member = next((member for member, found in self._workers.items() if found is worker), None)
+        member = next((member for member, found in self._by_member.items() if found is worker), None)
         if member is None:
             return
-        del self._workers[member]
+        del self._by_member[member]
         if isinstance(error, StaleSessionError) and member.is_ready:
             self.ready(member)  # it is there, and has lost what it held
         else:
@@ -189,15 +189,15 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
         self._fleet.close()
 
     def ready(self, member: Worker) -> None:
-        if member not in self._workers and not self.closed:
+        if member not in self._by_member and not self.closed:
             index = self._indices.setdefault(member, len(self._indices))
             state = WorkerState(index, member.address, member.features.threads)
-            self._workers[member] = worker = RemoteWorker(state, self, member.stub)
+            self._by_member[member] = worker = RemoteWorker(state, self, member.stub)
             self.add(worker)
 
     def lost(self, member: Worker, error: Exception) -> None:
-        if member in self._workers:
-            self.lose(self._workers[member], error)
+        if member in self._by_member:
+            self.lose(self._by_member[member], error)
 
     def removed(self, member: Worker) -> None:
         self.lost(member, WorkerUnavailableError(f"The worker at {member.address} has been removed"))
