@@ -1,9 +1,10 @@
-"""Runs work for others: on the right thread, for as long as somebody wants it and has time.
+"""Runs work for others: on the right thread, for as long as it is wanted and has time.
 
 Phases, closures and methods all come through here. Their work is a coroutine, and there are two ways to run it. Most
 work waits for something: for several functions, for other workers. It is a task, and each of its functions goes to a
 thread of its executor and back. A method that is one function may be one of many that wait for each other, more than an
-executor has threads: it is a job of a thread of the service's, from argument to answer. That is no faster than a task.
+executor has threads: it is a job of a thread of the service's, from argument to answer. With many
+calls in flight that is a few percent faster, too.
 """
 
 import asyncio
@@ -107,4 +108,6 @@ class Work(Generic[_T]):
 
     def result(self) -> _T:
         """Returns the result of work that is done, or raises its error."""
+        if not isinstance(self._work, asyncio.Future) and isinstance(self._outcome, Job):
+            self._work.close()  # the threads may have refused it, and a coroutine that has never begun would complain
         return self._outcome.result()

@@ -25,6 +25,7 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
+from fedstack.foundations.deadline import Deadline
 from fedstack.service import rpc
 from fedstack.service.rpc import Code, method_calls
 from fedstack.service.rpc.method_calls import MethodCalls
@@ -199,10 +200,11 @@ def test_what_a_method_itself_calls_says_nothing_about_the_call_of_it(server, cl
 
 
 def test_a_deadline_that_the_server_notices_first_is_told_in_the_same_words(client, gate, monkeypatch):
-    async def without_limit(seconds, work, late):
-        return await work
+    class WithoutLimit(Deadline):
+        async def wait(self, work, late=asyncio.TimeoutError):
+            return await work
 
-    monkeypatch.setattr(method_calls, "within", without_limit)
+    monkeypatch.setattr(method_calls, "Deadline", WithoutLimit)
     with pytest.raises(DeadlineExceededError, match="Expected an answer of 'wait' from .* within 1.5 seconds"):
         client.wait(1, timeout_in_ms=1500).get_value()
 
