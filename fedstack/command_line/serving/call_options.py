@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption
 
 if TYPE_CHECKING:
-    from fedstack.service.data.clients.reference_reader import ReferenceReader
+    from fedstack.service.data.consumer.reference_reader import ReferenceReader
     from fedstack.transport.grpc.credentials import ClientCredentials
 
 CALL_OPTIONS = (
@@ -50,6 +50,6 @@ def data_reader(options: SimpleNamespace) -> "ReferenceReader | None":
     """
     if not options.data_service:
         return None
-    from fedstack.service.data.clients.reference_reader import ReferenceReader
+    from fedstack.service.data.consumer.reference_reader import ReferenceReader
 
     return ReferenceReader(calls_with(options), options.data_service)

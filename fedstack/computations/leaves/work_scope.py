@@ -27,7 +27,7 @@ MAX_STEPS = 1_000_000
 
 
 class GatheredBytes(Protocol):
-    """Bounds what steps of datasets gather: `service/data/worker/gathered_room.py`."""
+    """Bounds what steps of datasets gather: a `Budget` of `service/data/reading/ahead.py`."""
 
     def take(self, size: int, what: str) -> None:
         """Takes room for so many bytes, which a step gathers; gives it back for a negative number.
@@ -110,7 +110,7 @@ class Abandoned(Protocol):
 
 
 class ReadsReferences(Protocol):
-    """Reads sequences that have come as references: `service/data/clients/reference_reader.py`."""
+    """Reads sequences that have come as references: `service/data/consumer/reference_reader.py`."""
 
     def blocks(self, group: Any, place: int) -> Iterator[Any]:
         """Yields the elements of a sequence, some at a time.

@@ -3,7 +3,7 @@
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.cluster.server_config import ServerConfig, checked_config
 from fedstack.service.cluster.task import Task, task_of
-from fedstack.service.data.clients.reference_reader import ReferenceReader
+from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.rpc.registering import RegistersMethods

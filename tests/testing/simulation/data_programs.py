@@ -12,12 +12,10 @@ import fedstack
 from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError, ResourceLimitError, StaleSessionError, WorkerUnavailableError
 from fedstack.service.data import Dataset
-from fedstack.service.data.consumer.cursors import read_cursor
-from fedstack.service.data.consumer.descriptions import KnownDataset, described
-from fedstack.service.data.consumer.distributed_dataset import DistributedSource, Terms
+from fedstack.service.data.consumer.descriptions import KnownDataset, ShardingPolicy, Terms, described, read_cursor
+from fedstack.service.data.consumer.distributed_dataset import DistributedSource
 from fedstack.service.data.consumer.pass_driver import PassDriver
 from fedstack.service.data.consumer.pass_plan import Guarantee
-from fedstack.service.data.consumer.sharding import ShardingPolicy
 from fedstack.testing import SimulatedFaults
 from fedstack.testing.simulation.simulated_data_cluster import SimulatedDataCluster
 from fedstack.testing.simulation.simulated_worker import SimulatedWorker

@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 import attrs
 
+from fedstack.proto.data_service_pb2 import PassCursor
+
 
 @attrs.frozen
 class Position:
@@ -20,6 +22,11 @@ class Position:
     finished: Collection[int] = frozenset()
     rows: Mapping[int, int] = MappingProxyType({})
     left_out: int = 0
+
+    @classmethod
+    def of(cls, cursor: PassCursor) -> "Position":
+        """Returns the place that a cursor has."""
+        return cls(frozenset(cursor.finished), {one.range: one.rows for one in cursor.begun}, cursor.left_out)
 
 
 class Deliveries:

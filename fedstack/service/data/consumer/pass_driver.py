@@ -21,11 +21,10 @@ from fedstack.proto.data_service_pb2 import (
     SplitRange,
     TakeResponse,
 )
-from fedstack.service.data.consumer.connections import Connections
+from fedstack.service.data.consumer.connections import Connections, Opening, PassClient, taken_range
 from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.participation import Opening, Participation, taken_range
 from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take
-from fedstack.service.data.worker.readers import Reader, Reading
+from fedstack.service.data.reading.readers import Reader, Reading
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.loop_calls import calls_on
 from fedstack.transport.wire.connection_errors import never_arrived
@@ -58,7 +57,7 @@ class PassDriver:
         self._plan = plan
         self._connections = connections
         self._opening = opening
-        self._participation = Participation(connections.dispatcher, opening, register)
+        self._client = PassClient(connections.dispatcher, opening, register)
         self._io = connections.io
         self._arrived = threading.Condition()
         self._error: Exception | None = None
@@ -167,7 +166,7 @@ class PassDriver:
     @property
     def commit(self) -> Commit:
         """The dispatcher's latest commit that this has heard of; number 0 before the pass has begun."""
-        return self._participation.commit
+        return self._client.commit
 
     def close(self, seconds: float = 0.0) -> None:
         """Ends the pass: the dispatcher hears what has been done with. Idempotent; never raises.
@@ -215,7 +214,7 @@ class PassDriver:
             self._fail(error)
 
     async def _open(self) -> None:
-        response = await self._participation.open()
+        response = await self._client.open()
         with self._arrived:
             self._plan.resume(map(taken_range, response.taken), self._opening.position, response.next_number)
 
@@ -236,12 +235,12 @@ class PassDriver:
             else:
                 self._took(await self._answer(take))
                 self._check_workers()
-                pause = self._participation.renewal_seconds if self._away_since is None else _LOOK_SECONDS
+                pause = self._client.renewal_seconds if self._away_since is None else _LOOK_SECONDS
                 due = self._io.time() + pause
 
     async def _answer(self, take: Take) -> TakeResponse:
         """Waits for what the dispatcher answers, and tells it meanwhile what others wait for."""
-        asking = asyncio.ensure_future(self._participation.take(take))
+        asking = asyncio.ensure_future(self._client.take(take))
         try:
             while not asking.done():
                 waking = asyncio.ensure_future(self._wake.wait())
@@ -253,7 +252,7 @@ class PassDriver:
                 with self._arrived:
                     news = self._plan.news_for_others()
                 if news is not None and not asking.done():
-                    await self._participation.tell(news)
+                    await self._client.tell(news)
             return asking.result()
         finally:
             asking.cancel()
@@ -330,8 +329,8 @@ class PassDriver:
             splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole, shard=one.shard),
             num_splits=self._opening.num_splits,
             first_element=one.rows,
-            commit=self._participation.commit,
-            pass_id=self._participation.pass_id,
+            commit=self._client.commit,
+            pass_id=self._client.pass_id,
         )
         return self._reader(read.worker).open(request, self._opening.element, self._opening.ahead)
 
@@ -392,7 +391,7 @@ class PassDriver:
         with self._arrived:
             # A cursor may be of any time before: what was read to its end can be resumed, too.
             last = self._plan.leave(self._is_resumable)
-        await self._participation.leave(last, self._is_resumable)
+        await self._client.leave(last, self._is_resumable)
 
     def __repr__(self) -> str:
         return f"<PassDriver of {self._plan!r}>"

@@ -12,9 +12,8 @@ import attrs
 from fedstack.computations.values.columns import Column
 from fedstack.errors import WorkerUnavailableError
 from fedstack.service.data.consumer.deliveries import Deliveries, Position
+from fedstack.service.data.reading.budget import AHEAD
 
-# How many blocks for each worker wait to be consumed.
-_BLOCKS_FOR_WORKER = 2
 # How many ranges there are for each worker beside the one that it reads: a lost dispatcher stops nobody at once.
 _RANGES_AHEAD = 2
 # How often a worker may get lost over the same element.
@@ -292,7 +291,7 @@ class PassPlan:
 
     def reads(self) -> list[Read]:
         """Returns where to ask for elements now; each time for those after the ones that have arrived."""
-        most = self._max_requests or _BLOCKS_FOR_WORKER * max(1, len(self._usable))
+        most = self._max_requests or AHEAD * max(1, len(self._usable))
         room = most - self._blocks_waiting - sum(place.asked is not None for place in self._places.values())
         found: list[Read] = []
         for place in self._places.values():

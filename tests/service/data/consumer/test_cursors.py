@@ -17,12 +17,11 @@ from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidComputationError
 from fedstack.proto.data_service_pb2 import Commit, OpenPassRequest
 from fedstack.service.data import Dataset, ShardingPolicy
-from fedstack.service.data.consumer.cursors import read_cursor
 from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.descriptions import described
-from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource, Terms
+from fedstack.service.data.consumer.descriptions import Terms, described, read_cursor
+from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource
 from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan, Read, TakenRange
-from fedstack.service.data.datasets.blocks import pieces
+from fedstack.service.data.reading.budget import pieces
 
 WORKER = b"w"
 
@@ -173,7 +172,7 @@ class Source(DistributedSource):
 
     def begin(self) -> Any:
         request = OpenPassRequest(digest=b"d", consumer=b"c")
-        return Driver(self._journal, request, Position() if self._resume is None else self._resume.position)
+        return Driver(self._journal, request, Position() if self._resume is None else Position.of(self._resume))
 
 
 def distributed(journal: Journal, resume: bytes | None = None) -> Dataset:
