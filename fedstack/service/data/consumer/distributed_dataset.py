@@ -116,7 +116,7 @@ class DistributedSource(Source):
                 f"Expected the guarantee 'exactly_once' for a cursor, found {self._terms.guarantee.value!r}; give it "
                 "to distribute"
             )
-        request, position = driver.request, driver.position(rows)
+        request, position = driver.opening.request, driver.position(rows)
         # Heard of after all that the position has.
         cursor = PassCursor(
             commit=driver.commit,
@@ -163,7 +163,7 @@ class Passes:
         driver = self._driver = self._source.begin()
         if self._in_work:
             self.work_on(0)
-        yield from without_first(iter(driver.take, None), driver.left_out)
+        yield from without_first(iter(driver.take, None), driver.opening.position.left_out)
 
     def _taken(self, made: int) -> int | Step:
         """Returns how many elements of the pass made so many, or the step after which that cannot be told."""
@@ -172,7 +172,7 @@ class Passes:
             if found is None:
                 return step
             made = found
-        return made + (0 if self._driver is None else self._driver.left_out)
+        return made + (0 if self._driver is None else self._driver.opening.position.left_out)
 
     def work_on(self, more: int) -> None:
         """So many more blocks are in work on another thread than the one that asks the driver, or fewer."""

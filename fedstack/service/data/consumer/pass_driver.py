@@ -16,7 +16,6 @@ from fedstack.proto.data_service_pb2 import (
     Commit,
     DatasetDescription,
     DataWorkerAddress,
-    OpenPassRequest,
     ReadRequest,
     SplitRange,
     TakeResponse,
@@ -45,6 +44,9 @@ class PassDriver:
       connections: The ways to the dispatcher and to workers.
       opening: What it begins with.
       register: Sees to it that the dispatcher knows the dataset.
+
+    Attributes:
+      opening: What it has begun with.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class PassDriver:
     ) -> None:
         self._plan = plan
         self._connections = connections
-        self._opening = opening
+        self.opening = opening
         self._client = PassClient(connections.dispatcher, opening, register)
         self._io = connections.io
         self._arrived = threading.Condition()
@@ -154,16 +156,6 @@ class PassDriver:
         return self._plan.missing
 
     @property
-    def left_out(self) -> int:
-        """How many elements at the beginning are to be left out: the consumer had done with them before."""
-        return self._opening.position.left_out
-
-    @property
-    def request(self) -> OpenPassRequest:
-        """Which pass it is."""
-        return self._opening.request
-
-    @property
     def commit(self) -> Commit:
         """The dispatcher's latest commit that this has heard of; number 0 before the pass has begun."""
         return self._client.commit
@@ -216,7 +208,7 @@ class PassDriver:
     async def _open(self) -> None:
         response = await self._client.open()
         with self._arrived:
-            self._plan.resume(map(taken_range, response.taken), self._opening.position, response.next_number)
+            self._plan.resume(map(taken_range, response.taken), self.opening.position, response.next_number)
 
     async def _go_on(self) -> None:
         """Takes ranges, and shows now and then that there is somebody."""
@@ -293,10 +285,10 @@ class PassDriver:
         now = self._io.time()
         self._away_since = self._away_since or now
         dispatcher = self._connections.dispatcher.address
-        if now - self._away_since > self._opening.timeout:
+        if now - self._away_since > self.opening.timeout:
             raise NoWorkersError(
                 f"Expected a data worker that can be reached, found none at the dispatcher {dispatcher} for "
-                f"{self._opening.timeout:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
+                f"{self.opening.timeout:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
             )
         if not self._told and now - self._away_since > _TELL_SECONDS:
             self._told = True
@@ -325,14 +317,14 @@ class PassDriver:
     def _begin(self, read: Read) -> Reading:
         one = read.range
         request = ReadRequest(
-            digest=self._opening.request.digest,
+            digest=self.opening.request.digest,
             splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole, shard=one.shard),
-            num_splits=self._opening.num_splits,
+            num_splits=self.opening.num_splits,
             first_element=one.rows,
             commit=self._client.commit,
             pass_id=self._client.pass_id,
         )
-        return self._reader(read.worker).open(request, self._opening.element, self._opening.ahead)
+        return self._reader(read.worker).open(request, self.opening.element, self.opening.ahead)
 
     def _reader(self, worker: bytes) -> Reader:
         return self._connections.reader(worker, self._addresses[worker])

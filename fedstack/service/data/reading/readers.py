@@ -200,7 +200,7 @@ class _RemoteReading(Reading, Ahead[Column]):
         ahead: int,
         explained: Callable[[Exception], Exception],
     ) -> None:
-        Ahead.__init__(self, ahead)
+        super().__init__(ahead)
         self._stub = stub
         self._explained = explained
         self._request = ReadRequest()
