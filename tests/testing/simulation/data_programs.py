@@ -173,7 +173,7 @@ class _Consumer:
             column = await take(driver)
             if column is None:
                 self.found += kept_back
-                driver.deliver(None)
+                driver.acknowledge(None)
                 return
             elements = [*kept_back, *column]
             whole = len(elements) - len(elements) % self._batch
@@ -187,7 +187,7 @@ class _Consumer:
                 if self._chance.random() < self._kill_rate:
                     raise KilledError
             self.found += elements[some:]
-            driver.deliver(len(self.found) - begin)
+            driver.acknowledge(len(self.found) - begin)
 
 
 def check(job: Job, consumers: Sequence[_Consumer], copies: int) -> None:
@@ -249,8 +249,8 @@ async def passes_over_fatal_elements(cluster: SimulatedDataCluster) -> None:
     try:
         while (column := await take(driver)) is not None:
             found += map(int, column)
-            driver.deliver(len(found))
-        driver.deliver(None)
+            driver.acknowledge(len(found))
+        driver.acknowledge(None)
     except WorkerUnavailableError as error:
         failure = error
     finally:

@@ -207,12 +207,12 @@ def test_a_disk_that_is_full_costs_the_requests_meanwhile_and_nothing_else(monke
         full = False
         driver = source.begin()
         found = [int(element) for element in await take(driver) or ()]
-        driver.deliver(len(found))
+        driver.acknowledge(len(found))
         cursor = source.cursor(driver, len(found))
         full = True
         with pytest.raises(ResourceLimitError, match="The disk of the dispatcher's journal is full"):
             while (column := await take(driver)) is not None:
-                driver.deliver(None)
+                driver.acknowledge(None)
         driver.close()
         full = False
         await asyncio.sleep(10.0)
@@ -220,7 +220,7 @@ def test_a_disk_that_is_full_costs_the_requests_meanwhile_and_nothing_else(monke
         driver = again.begin()
         while (column := await take(driver)) is not None:
             found += map(int, column)
-            driver.deliver(None)
+            driver.acknowledge(None)
         driver.close()
         return found
 

@@ -21,7 +21,7 @@ from fedstack.proto.data_service_pb2 import (
     TakeRequest,
     TakeResponse,
 )
-from fedstack.service.data.consumer.deliveries import Position
+from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.pass_plan import Take, TakenRange
 from fedstack.service.data.reading.readers import Reader, is_here, reader_at
 from fedstack.service.data.serving.local_servers import connect

@@ -24,6 +24,7 @@ from fedstack.proto.data_service_pb2 import (
     PassCursor,
     RegisterDatasetRequest,
 )
+from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.pass_plan import Guarantee
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.definitions import definition_of, with_steps, written_steps
@@ -113,6 +114,11 @@ def read_cursor(content: object) -> PassCursor:
             "other bytes, or some of them have changed"
         )
     return found
+
+
+def position_of(cursor: PassCursor) -> Position:
+    """Returns the place within the pass."""
+    return Position(frozenset(cursor.finished), {one.range: one.rows for one in cursor.begun}, cursor.left_out)
 
 
 def _check_sum(content: bytes) -> bytes:

@@ -13,9 +13,16 @@ from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueE
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.error_text import counted, name_text
 from fedstack.proto.data_service_pb2 import OpenPassRequest, PassCursor
+from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.connections import Connections, Opening
-from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.descriptions import KnownDataset, ShardingPolicy, Terms, registered, written_cursor
+from fedstack.service.data.consumer.descriptions import (
+    KnownDataset,
+    ShardingPolicy,
+    Terms,
+    position_of,
+    registered,
+    written_cursor,
+)
 from fedstack.service.data.consumer.pass_driver import PassDriver
 from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan
 from fedstack.service.data.datasets.dataset import Dataset
@@ -77,7 +84,7 @@ class DistributedSource(Source):
             opening=draw_id(),
             commit=None if resumed is None else resumed.commit,
         )
-        position = Position() if resumed is None else Position.of(resumed)
+        position = Position() if resumed is None else position_of(resumed)
         ahead = min(AHEAD, terms.max_requests or AHEAD)
         opening = Opening(request, known.description.num_splits, self.element, position, terms.timeout, ahead)
         driver = PassDriver(plan, self._connections, opening, lambda: registered(known, self._connections.dispatcher))
@@ -191,7 +198,7 @@ class Passes:
         """Whoever iterates has done with all that was made."""
         taken = self._taken(self.made)
         if self._driver is not None and isinstance(taken, int):
-            self._driver.deliver(taken)
+            self._driver.acknowledge(taken)
 
     def cursor(self, made: int) -> bytes:
         """Returns the place after so many elements.
@@ -219,7 +226,7 @@ class Passes:
 
     def _leave(self, seconds: float = 0.0) -> None:
         if self._driver is not None:
-            self._driver.deliver(None)
+            self._driver.acknowledge(None)
             self._driver.close(seconds)
             self._lost, self._driver = self.missing, None
 

@@ -20,8 +20,8 @@ from fedstack.proto.data_service_pb2 import (
     SplitRange,
     TakeResponse,
 )
+from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.connections import Connections, Opening, PassClient, taken_range
-from fedstack.service.data.consumer.deliveries import Position
 from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take
 from fedstack.service.data.reading.readers import Reader, Reading
 from fedstack.transport.peers.io_loop import start_apart
@@ -126,9 +126,9 @@ class PassDriver:
             raise ClosedError("Expected an iterator that is open, found one that has been closed; make a new one")
         return column
 
-    def deliver(self, rows: int | None) -> None:
-        """The consumer has done with so many elements since the beginning; with all that it has got if `None`."""
-        self._note(lambda: self._plan.deliver(rows))
+    def acknowledge(self, rows: int | None) -> None:
+        """Acknowledges the first `rows` elements, or all that the consumer has got."""
+        self._note(lambda: self._plan.acknowledge(rows))
 
     def position(self, rows: int) -> Position:
         """Returns the place after so many elements since the beginning; from now on the pass may be resumed there.

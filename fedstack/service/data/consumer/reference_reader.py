@@ -36,7 +36,7 @@ from fedstack.transport.wire.addresses import Target, parse_target
 _FIRST_CLIENTS = 32
 _MOST_CLIENTS = 512
 # What has been read: by the dataset and the type of its elements, and the client's id.
-Held: TypeAlias = SharedCache[tuple[bytes, bytes], Column]
+ClientColumns: TypeAlias = SharedCache[tuple[bytes, bytes], Column]
 
 
 class GroupReader:
@@ -49,12 +49,14 @@ class GroupReader:
       held: Keeps what has been read, so that a client's function can go over it several times.
     """
 
-    def __init__(self, group: ReferenceGroup, dataset: ClientDataset, workers: DataWorkers, held: Held) -> None:
+    def __init__(
+        self, group: ReferenceGroup, dataset: ClientDataset, workers: DataWorkers, held: ClientColumns
+    ) -> None:
         self._keys = group.keys
         self._dataset = dataset.digest + group.element.to_proto().SerializeToString(deterministic=True)
         self._element = group.element
         self._bytes_of = size_in(group.element)
-        self._request = ReadRequest(digest=dataset.digest, block_bytes=CLIENTS_BYTES)
+        self._digest = dataset.digest
         self._workers = workers
         self._lock = threading.RLock()  # what has come may have done so before its callback is added, under the lock
         self._held = held
@@ -145,12 +147,13 @@ class GroupReader:
                 most = CLIENTS_BYTES * len(columns) // max(1, sum(sizes))
                 self._clients = max(1, min(most, 2 * self._clients, _MOST_CLIENTS))
 
+    def _request(self, places: Sequence[int]) -> ReadRequest:
+        keys = [self._keys[place] for place in places]
+        return ReadRequest(digest=self._digest, block_bytes=CLIENTS_BYTES, client=keys)
+
     async def _read_whole(self, worker: bytes, places: Sequence[int]) -> tuple[list[Column], list[int]]:
         """Returns the elements of the first clients, those that fit into a window, and how many bytes they have."""
-        request = ReadRequest()
-        request.CopyFrom(self._request)
-        request.client.extend(self._keys[place] for place in places)
-        reading = self._workers.reader(worker).open(request, self._element)
+        reading = self._workers.reader(worker).open(self._request(places), self._element)
         parts: list[Column] = []
         size = 0
         try:
@@ -164,10 +167,7 @@ class GroupReader:
 
     def _streamed(self, place: int) -> Iterator[Column]:
         """Yields the elements of one client as they come; from another worker on where the first is lost."""
-        run, workers = self._workers.io.run_sync, self._workers
-        request = ReadRequest()
-        request.CopyFrom(self._request)
-        request.client.append(self._keys[place])
+        run, workers, request = self._workers.io.run_sync, self._workers, self._request([place])
         begun = workers.io.time()
         while True:
             worker = run(workers.preferred(self._keys[place]))
@@ -231,7 +231,7 @@ class ReferenceReader(ClosesOnExit):
         self._credentials = credentials
         self._allowed = None if allowed is None else {canonical(address): address for address in allowed}
         self._patience = patience
-        self._held: Held = SharedCache(_MOST_HELD, _HELD_BYTES)
+        self._held: ClientColumns = SharedCache(_MOST_HELD, _HELD_BYTES)
         self.renew()
         renew_after_fork(self)
 

@@ -27,7 +27,6 @@ from fedstack.service.data.serving.local_servers import connect, is_local
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.executor_stub import check_protocol
-from fedstack.transport.peers.loop_calls import outcome_of
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.wholes import WHOLE_BYTES
@@ -212,7 +211,12 @@ class _RemoteReading(Reading, Ahead[Column]):
         self._row_bytes = [exact_bytes(tensor) or 0 for _, tensor in tensor_leaves(element)]
 
     async def next(self) -> Sequence[Column]:
-        found = await outcome_of(self.take())
+        coming = self.take()
+        if not coming.done():
+            arrived = asyncio.get_running_loop().create_future()
+            coming.add_done_callback(lambda _: arrived.done() or arrived.set_result(None))  # on this loop, too
+            await arrived
+        found = coming.result()
         return () if found is None else (found,)
 
     def _start(self) -> None:

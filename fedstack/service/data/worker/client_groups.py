@@ -270,9 +270,6 @@ class _Bounded(HasBlocks):
                 raise _TooManyError
             yield block
 
-    def __repr__(self) -> str:
-        return repr(self._dataset)
-
 
 def _rows_of(grouped: GroupedClients, key: bytes, clients: ClientDatasets[Dataset]) -> int:
     found = grouped.rows.get(key)

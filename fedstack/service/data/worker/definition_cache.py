@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.computations.types.bounded_cache import BoundedCache
-from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import consume_exception
@@ -96,7 +96,9 @@ class DefinitionCache:
 
     async def _come(self, digest: bytes, commit: Commit | None) -> CachedDataset:
         request = DescribeDatasetRequest(digest=digest, commit=commit)
-        content = await self._dispatcher.persistently(lambda: self._fetch(request), _DISPATCHER_SECONDS, _is_awaited)
+        content = await self._dispatcher.persistently(
+            lambda: self._fetch(request), _DISPATCHER_SECONDS, lambda loss: None
+        )
         set_scope(self._scope)
         known = await off_loop(lambda: _read(content, digest))
         self._known.put(digest, known, len(content))
@@ -119,10 +121,6 @@ class DefinitionCache:
 
     def __repr__(self) -> str:
         return f"<DefinitionCache of {len(self._known)}>"
-
-
-def _is_awaited(loss: FedstackError) -> None:
-    """Is called when the dispatcher is away; those who wait for its answer are told when it stays away."""
 
 
 def _read(content: memoryview, digest: bytes) -> CachedDataset:
