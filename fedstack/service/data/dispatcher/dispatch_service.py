@@ -108,7 +108,7 @@ class DispatchService(Service):
         self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
-        # Done when there may be something new for those who wait in a pass; each is here as long as somebody waits.
+        # By pass: done when there may be news for the requests that wait in it. An entry lives as long as one waits.
         self._news: weakref.WeakValueDictionary[bytes, asyncio.Future[None]] = weakref.WeakValueDictionary()
         self._heard = HeardCommits(self._journal, lambda work: self._on(self.threads, work), self._end_all)
         self._watching: asyncio.Task[None] | None = None
@@ -299,7 +299,7 @@ class DispatchService(Service):
         self._written = workers
 
     def _wake(self, *pass_ids: bytes) -> None:
-        """Wakes those who wait in passes; by default all."""
+        """Wakes the requests that wait in passes; by default in all."""
         for news in [self._news.pop(pass_id, None) for pass_id in pass_ids or tuple(self._news)]:
             if news is not None:
                 news.set_result(None)

@@ -37,19 +37,19 @@ _T = TypeVar("_T")
 # The elements of a dataset, some at a time, each block with one element at least.
 Blocks: TypeAlias = Iterator[Column]
 
-# What a block has at most where it is made: many enough that the work of one is not what counts, few enough to stay in
-# the cache. So many bytes a data worker sends, too, to those who do not say how many they want.
+# The most of a block where it is made: enough rows that the work per block does not count, few enough bytes to stay in
+# the cache. A data worker also sends blocks of this size to readers that ask for no other.
 BLOCK_ROWS = 1 << 13
 BLOCK_BYTES = 1 << 20
-# What a consumer asks for at a time: enough that the work of a message is not what counts.
+# The blocks that a consumer asks for: large enough that the work per message does not count.
 SENT_BYTES = 8 << 20
-# What is read of clients at a time, ahead of those who consume them: whole clients, and often of more than one worker.
+# How much is read ahead of the clients of a group of references, in one call for each data worker.
 CLIENTS_BYTES = 4 << 20
 # How long an element may wait for those after it in the same block, or for those that travel with it.
 SECONDS_TOGETHER = 0.005
-# How many blocks wait at each place: with one that is taken and one that is being made, neither side stands still.
+# How many blocks wait at each place: one to take and one in the making, so that neither side stands still.
 AHEAD = 2
-# What makes items without a pause gives its thread to others now and then.
+# A producer that never pauses gives its thread to other work after so many items.
 _ITEMS_IN_A_TURN = 16
 
 
@@ -98,8 +98,8 @@ class Budget:
 
     Args:
       most: The number.
-      refusal: Returns the error for more than that, of what was found in its place; by default nobody is refused, and
-        those who look at `is_full` wait.
+      refusal: Makes the error for taking more, from a description of what was found. Without it `take` always
+        succeeds, and producers look at `is_full`.
 
     Attributes:
       taken: How many are taken.
@@ -244,10 +244,10 @@ class Ahead(abc.ABC, Generic[_T]):
 
 
 class MadeAhead(Ahead[_T]):
-    """Items of an iterator, which runs on threads, in the scope of whoever makes this.
+    """Items of an iterator, which runs on threads, in the scope in which this is made.
 
-    When this ends the iterator is closed on a thread; and it sees in its scope that nobody wants its items
-    any more, since steps that leave out all that they get would go on for ever.
+    When the consumer ends, the iterator is closed on a thread. Its scope then says that its items are no longer wanted,
+    since a step that leaves out all elements would never end.
 
     Args:
       items: The iterator.

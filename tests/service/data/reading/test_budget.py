@@ -1,4 +1,4 @@
-"""Items are made a few ahead of whoever takes them, in order; what makes them is closed when nobody does any more."""
+"""A few items are made ahead of their consumer, in order; what makes them is closed when the consumer ends."""
 
 import asyncio
 import threading
