@@ -180,8 +180,10 @@ class Ahead(abc.ABC, Generic[_T]):
             self._stop()
         self._go_on()  # without an item
 
-    def put(self, item: _T, size: int = 0) -> bool:
+    def put(self, item: _T, size: int = 0, is_last: bool = False) -> bool:
         """Adds an item of so many bytes; returns whether there is room for another one. Else the producer pauses.
+
+        After the last one, if that is known, the producer has ended.
 
         Raises:
           ClosedError: If the consumer takes no more.
@@ -190,11 +192,12 @@ class Ahead(abc.ABC, Generic[_T]):
             if self._has_ended:
                 raise ClosedError("Expected a consumer of what is made ahead, found that it has ended")
             self._made.append((item, size))
+            self._is_over = is_last
             if self._budget is not None:
                 self._budget.take(size)
         self._go_on()
         with self._lock:
-            self._is_at_work = not self._is_full
+            self._is_at_work = not (self._is_over or self._is_full)
             return self._is_at_work
 
     def finish(self, error: Exception | None = None) -> None:
@@ -255,6 +258,7 @@ class MadeAhead(Ahead[_T]):
       most: How many items may wait.
       size_of: Returns how many bytes of the budget an item takes.
       budget: The budget.
+      is_last: Returns whether it is known of an item that there are none after it: no job is given up for these.
     """
 
     def __init__(
@@ -264,11 +268,13 @@ class MadeAhead(Ahead[_T]):
         most: int = AHEAD,
         size_of: Callable[[_T], int] = lambda item: 0,
         budget: Budget | None = None,
+        is_last: Callable[[_T], bool] = lambda item: False,
     ) -> None:
         super().__init__(most, budget)
         self._items = items
         self._threads = threads
         self._size_of = size_of
+        self._is_last = is_last
         self._job: Job[None] | None = None
         self._gone = gone = threading.Event()
         scope = current_scope()
@@ -278,7 +284,7 @@ class MadeAhead(Ahead[_T]):
     def end(self) -> None:
         self._gone.set()
         super().end()
-        if self._job is not None:
+        if self._job is not None and not self._is_over:
             self._threads.abandon(self._job)
 
     def _start(self) -> None:
@@ -291,7 +297,8 @@ class MadeAhead(Ahead[_T]):
             item = next(self._items, None)
             if item is None:
                 return self.finish()
-            if not self.put(item, self._size_of(item)):
+            is_last = self._is_last(item) and next(self._items, None) is None
+            if not self.put(item, self._size_of(item), is_last):
                 return None
         return self._start()
 

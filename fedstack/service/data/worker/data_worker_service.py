@@ -182,7 +182,7 @@ class DataWorkerService(Service):
         most = max(1, min(request.block_bytes or BLOCK_BYTES, limits.max_block_bytes, self._rules.max_value_bytes))
         with found.scope.entered():
             made = self._sent(found, most)
-            stream = MadeAhead(made, self.threads, size_of=lambda sent: sent.size, budget=self._ahead)
+            stream = MadeAhead(made, self.threads, size_of=lambda sent: sent.size, budget=self._ahead, is_last=_is_last)
         self._streams[stream] = draw_id()
         try:
             yield stream
@@ -359,6 +359,10 @@ def _elements(known: CachedDataset, request: ReadRequest) -> tuple[Type, Blocks,
         )
     what = f"splits {splits.first} to {splits.last}"
     return pipeline.element_type, pipeline.read(splits.first, splits.last, start), what
+
+
+def _is_last(sent: _Sent) -> bool:
+    return sent.parcel.is_last
 
 
 def _placed(blocks: Blocks, place: str) -> Blocks:

@@ -172,6 +172,15 @@ def test_an_error_comes_after_the_items_before_it(threads: LeafThreads) -> None:
     asyncio.run(work())
 
 
+def test_what_makes_items_has_ended_when_the_last_is_taken(threads: LeafThreads) -> None:
+    counted = Counted(3)
+    ahead = MadeAhead(counted.items, threads, is_last=lambda item: item == 2)
+    assert [ahead.take().result(WALL) for _ in range(3)] == [0, 1, 2]
+    assert counted.closed == 1
+    ahead.end()
+    assert ahead.take().result(WALL) is None
+
+
 def test_a_thread_takes_items_too(threads: LeafThreads) -> None:
     counted = Counted(40)
     ahead = ahead_of(counted.items, threads)
