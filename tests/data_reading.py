@@ -3,7 +3,7 @@
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.proto.data_service_pb2 import ReadRequest, SplitRange
-from fedstack.service.data.worker.readers import Reader, reader_at
+from fedstack.service.data.reading.readers import Reader, reader_at
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import io_loop
 

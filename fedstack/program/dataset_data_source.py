@@ -20,7 +20,7 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.value_text import describe
 from fedstack.proto.client_references_pb2 import ClientSelections
-from fedstack.service.data.clients.client_references import RegisteredClients
+from fedstack.service.data.consumer.client_references import RegisteredClients
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, drawn
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.definitions import definition_of, read_definition

@@ -77,11 +77,11 @@ MACHINES = (
         ),
     ),
     Machine(
-        ("fedstack/service/data/consumer/pass_plan.py", "fedstack/service/data/consumer/deliveries.py"),
+        ("fedstack/service/data/consumer/pass_plan.py", "fedstack/service/data/consumer/acknowledgements.py"),
         (
             Tests(
                 (
-                    f"{_DATA}/consumer/test_deliveries.py",
+                    f"{_DATA}/consumer/test_acknowledgements.py",
                     f"{_DATA}/consumer/test_what_a_pass_takes.py",
                     f"{_DATA}/consumer/test_who_reads_in_a_pass.py",
                     f"{_DATA}/consumer/test_pass_plan.py",

@@ -55,7 +55,7 @@ class ClientCounter(Protocol):
 
 
 class ReadsReferences(Protocol):
-    """Reads sequences that have come as references: `service/data/clients/reference_reader.py`."""
+    """Reads sequences that have come as references: `service/data/consumer/reference_reader.py`."""
 
     def blocks(self, group: Any, place: int) -> Iterator[Any]:
         """Yields the elements of a sequence, some at a time.

@@ -12,6 +12,7 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.cluster.task import Task, task_of
+from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.config import HostConfig, unbracketed
 from fedstack.service.host.host import Host
@@ -104,7 +105,6 @@ class ServerConfig:
         reads = None
         if self.data_services:
             # A worker without datasets starts sooner without the modules of the data service.
-            from fedstack.service.data.clients.reference_reader import ReferenceReader
 
             reads = ReferenceReader(self.client_credentials, self.data_services)
         return ExecutorService(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from fedstack.foundations.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from fedstack.service.data.consumer.descriptions import ShardingPolicy
     from fedstack.service.data.consumer.distribute import distribute, from_dataset_id, register_dataset
-    from fedstack.service.data.consumer.sharding import ShardingPolicy
     from fedstack.service.data.datasets.dataset import Dataset
     from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
     from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
@@ -35,7 +35,7 @@ _MODULES = {
     "DispatchServer": "service.data.dispatcher.dispatch_server",
     "DispatcherConfig": "service.data.dispatcher.dispatch_server",
     "DispatcherLimits": "service.host.limits",
-    "ShardingPolicy": "service.data.consumer.sharding",
+    "ShardingPolicy": "service.data.consumer.descriptions",
     "WorkerConfig": "service.data.worker.worker_server",
     "WorkerServer": "service.data.worker.worker_server",
     "distribute": "service.data.consumer.distribute",

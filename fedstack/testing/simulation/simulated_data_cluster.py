@@ -9,8 +9,8 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService
+from fedstack.service.data.reading.readers import Reader, RemoteReader
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
-from fedstack.service.data.worker.readers import Reader, RemoteReader
 from fedstack.service.host.limits import DataWorkerLimits
 from fedstack.testing.simulation.simulated_cluster import SimulatedCluster
 from fedstack.testing.simulation.simulated_connection import SimulatedConnection

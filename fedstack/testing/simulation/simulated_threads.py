@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.service.data.datasets.blocks import reading
+from fedstack.service.data.reading.dataset_scope import reading
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 
 _T = TypeVar("_T")

@@ -5,6 +5,7 @@ both loops would spend more time on waking each other than on what they do.
 """
 
 import asyncio
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -80,6 +81,32 @@ class Arriving(Protocol[_T]):
     def exception(self) -> BaseException | None:
         """Returns the error, if there is one."""
         ...
+
+
+def outcome_of(future: Arriving[_T]) -> "asyncio.Future[_T]":
+    """Returns a future of this loop with the outcome of one that another thread fulfils."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+    calls = calls_on(loop)
+
+    def arrive() -> None:
+        if outcome.done():
+            return
+        error = future.exception()
+        if error is None:
+            outcome.set_result(future.result())
+        else:
+            outcome.set_exception(error)
+
+    def done(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            calls.add(arrive)
+
+    if future.done():
+        arrive()
+    else:
+        future.add_done_callback(done)
+    return outcome
 
 
 async def arrival(future: Arriving[Any], seconds: float | None = None) -> bool:

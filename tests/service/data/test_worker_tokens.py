@@ -23,7 +23,7 @@ from fedstack.service.data import (
     distribute,
     register_dataset,
 )
-from fedstack.service.data.worker import readers
+from fedstack.service.data.reading import readers
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 ALICE, STRANGER = ClientCredentials(token="token-of-alice"), ClientCredentials(token="token-of-a-stranger")
@@ -155,7 +155,7 @@ def test_no_token_goes_to_a_worker_without_tls(
 def test_a_worker_that_asks_for_a_token_without_tls_is_refused_with_what_to_do(
     tokens: Path, worker_token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "services_here", {})  # as if it were elsewhere
+    monkeypatch.setattr(readers, "readers_here", {})  # as if it were elsewhere
     config = DispatcherConfig(token_file=tokens, worker_token_file=worker_token)
     with DispatchServer(config) as dispatcher:
         with WorkerServer(

@@ -12,12 +12,10 @@ import fedstack
 from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError, ResourceLimitError, StaleSessionError, WorkerUnavailableError
 from fedstack.service.data import Dataset
-from fedstack.service.data.consumer.cursors import read_cursor
-from fedstack.service.data.consumer.descriptions import KnownDataset, described
-from fedstack.service.data.consumer.distributed_dataset import DistributedSource, Terms
+from fedstack.service.data.consumer.descriptions import KnownDataset, ShardingPolicy, Terms, described, read_cursor
+from fedstack.service.data.consumer.distributed_dataset import DistributedSource
 from fedstack.service.data.consumer.pass_driver import PassDriver
 from fedstack.service.data.consumer.pass_plan import Guarantee
-from fedstack.service.data.consumer.sharding import ShardingPolicy
 from fedstack.testing import SimulatedFaults
 from fedstack.testing.simulation.simulated_data_cluster import SimulatedDataCluster
 from fedstack.testing.simulation.simulated_worker import SimulatedWorker
@@ -175,7 +173,7 @@ class _Consumer:
             column = await take(driver)
             if column is None:
                 self.found += kept_back
-                driver.deliver(None)
+                driver.acknowledge(None)
                 return
             elements = [*kept_back, *column]
             whole = len(elements) - len(elements) % self._batch
@@ -189,7 +187,7 @@ class _Consumer:
                 if self._chance.random() < self._kill_rate:
                     raise KilledError
             self.found += elements[some:]
-            driver.deliver(len(self.found) - begin)
+            driver.acknowledge(len(self.found) - begin)
 
 
 def check(job: Job, consumers: Sequence[_Consumer], copies: int) -> None:
@@ -251,8 +249,8 @@ async def passes_over_fatal_elements(cluster: SimulatedDataCluster) -> None:
     try:
         while (column := await take(driver)) is not None:
             found += map(int, column)
-            driver.deliver(len(found))
-        driver.deliver(None)
+            driver.acknowledge(len(found))
+        driver.acknowledge(None)
     except WorkerUnavailableError as error:
         failure = error
     finally:

@@ -17,13 +17,10 @@ from data_programs import Job, fatal_passes, passes, rough_passes, run_job, take
 
 from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.service.data import Dataset
-from fedstack.service.data.consumer.cursors import read_cursor
-from fedstack.service.data.consumer.descriptions import described
-from fedstack.service.data.consumer.distributed_dataset import DistributedSource, Terms
+from fedstack.service.data.consumer.descriptions import ShardingPolicy, Terms, described, read_cursor
+from fedstack.service.data.consumer.distributed_dataset import DistributedSource
 from fedstack.service.data.consumer.pass_plan import Guarantee
-from fedstack.service.data.consumer.sharding import ShardingPolicy
-from fedstack.service.data.datasets import blocks
-from fedstack.service.data.worker import sized_blocks
+from fedstack.service.data.reading import blocks, budget
 from fedstack.testing import SimulatedFaults, SimulationError
 from fedstack.testing.simulation.simulated_data_cluster import SimulatedDataCluster
 from fedstack.testing.simulation.simulated_disk import SimulatedDisk
@@ -92,8 +89,8 @@ def test_rough_services_see_faults_of_all_kinds() -> None:
 def test_a_seed_does_the_same_again_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [rough_passes(seed).trace for seed in range(4)]
     # No machine makes elements so fast.
-    monkeypatch.setattr(sized_blocks, "_SECONDS_TOGETHER", 0.0)
-    monkeypatch.setattr(blocks, "_SECONDS_AHEAD", 0.0)
+    monkeypatch.setattr(budget, "SECONDS_TOGETHER", 0.0)
+    monkeypatch.setattr(blocks, "SECONDS_TOGETHER", 0.0)
     assert [rough_passes(seed).trace for seed in range(4)] == traces
 
 
@@ -210,12 +207,12 @@ def test_a_disk_that_is_full_costs_the_requests_meanwhile_and_nothing_else(monke
         full = False
         driver = source.begin()
         found = [int(element) for element in await take(driver) or ()]
-        driver.deliver(len(found))
+        driver.acknowledge(len(found))
         cursor = source.cursor(driver, len(found))
         full = True
         with pytest.raises(ResourceLimitError, match="The disk of the dispatcher's journal is full"):
             while (column := await take(driver)) is not None:
-                driver.deliver(None)
+                driver.acknowledge(None)
         driver.close()
         full = False
         await asyncio.sleep(10.0)
@@ -223,7 +220,7 @@ def test_a_disk_that_is_full_costs_the_requests_meanwhile_and_nothing_else(monke
         driver = again.begin()
         while (column := await take(driver)) is not None:
             found += map(int, column)
-            driver.deliver(None)
+            driver.acknowledge(None)
         driver.close()
         return found
 

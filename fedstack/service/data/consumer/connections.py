@@ -1,11 +1,29 @@
-"""Keeps the ways to a dispatcher and its workers, for all passes over a dataset."""
+"""Speaks to a dispatcher and knows its workers, however often either is away."""
 
+import functools
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import attrs
 
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.errors import CarrierError
-from fedstack.service.data.worker.readers import Reader, is_here, reader_at
+from fedstack.computations.types.language import Type
+from fedstack.errors import CarrierError, FedstackError
+from fedstack.proto.data_service_pb2 import (
+    Commit,
+    DatasetDescription,
+    OpenPassRequest,
+    OpenPassResponse,
+    ReleasePassRequest,
+    SplitRange,
+    TakeRequest,
+    TakeResponse,
+)
+from fedstack.service.data.consumer.acknowledgements import Position
+from fedstack.service.data.consumer.pass_plan import Take, TakenRange
+from fedstack.service.data.reading.readers import Reader, is_here, reader_at
 from fedstack.service.host.local_servers import connect
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -89,3 +107,163 @@ def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) 
             await reader.close()
 
     dispatcher.io.call_soon(lambda: start_apart(close()))
+
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+# How long a dispatcher that is away is told that a pass has ended; later it finds out by itself.
+_GOODBYE_SECONDS = 5.0
+# A consumer shows so often in its lease that it is there.
+_SIGNS_IN_A_LEASE = 3
+_LEAST_SECONDS = 0.1
+
+
+async def asked(stub: DispatcherStub, ask: Callable[[], Coroutine[Any, Any, _T]], seconds: float) -> _T:
+    """Returns what a dispatcher answers, which may be away for so many seconds; a log line says that it is looked for.
+
+    Raises:
+      WorkerUnavailableError: If it is away for longer.
+    """
+    is_told = False
+
+    def lost(error: FedstackError) -> None:
+        nonlocal is_told
+        if not is_told:
+            _logger.warning("Looking for the dispatcher, for %g s at most: %s", seconds, error)
+        is_told = True
+
+    return await stub.persistently(ask, seconds, lost)
+
+
+def taken_range(message: SplitRange) -> TakenRange:
+    """Returns a range as plans have it."""
+    return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)
+
+
+@attrs.frozen(eq=False)
+class Opening:
+    """What a pass begins with.
+
+    Attributes:
+      request: Says which pass it is.
+      num_splits: How many splits the dataset has.
+      element: The type of the elements that workers send.
+      position: The place to go on from, for one that resumes.
+      timeout: How long the dispatcher may be away, in seconds.
+      ahead: How many blocks of a range are asked for at a time.
+    """
+
+    request: OpenPassRequest
+    num_splits: int
+    element: Type
+    position: Position
+    timeout: float
+    ahead: int
+
+
+class PassClient:
+    """One consumer in one pass. Its coroutines run on the loop of the stub.
+
+    Args:
+      stub: Calls the dispatcher.
+      opening: What the pass begins with.
+      register: Sees to it that the dispatcher knows the dataset.
+
+    Attributes:
+      commit: The dispatcher's latest commit that this has heard of; number 0 before the pass has begun.
+    """
+
+    def __init__(
+        self, stub: DispatcherStub, opening: Opening, register: Callable[[], Coroutine[Any, Any, DatasetDescription]]
+    ) -> None:
+        self.commit = Commit()
+        self._stub = stub
+        self._opening = opening
+        self._register = register
+        self._pass = OpenPassResponse()
+        self._workers_version = 0
+
+    async def open(self) -> OpenPassResponse:
+        """Begins."""
+        request = self._opening.request
+        if not request.HasField("commit"):
+            request.commit.CopyFrom((await self._persistently(self._register)).commit)
+        self._pass = await self._persistently(functools.partial(self._stub.open_pass, request))
+        self._hear(self._pass.commit)
+        if self._pass.is_over:
+            _logger.warning(
+                "The pass %d of the job %r is over: other consumers have read all its elements, and there are none "
+                "for this one; iterate again for the next pass, or choose another job_name",
+                request.repetition,
+                request.job_name,
+            )
+        return self._pass
+
+    @property
+    def pass_id(self) -> bytes:
+        """Stands for the pass; empty before it has begun."""
+        return self._pass.pass_id
+
+    @property
+    def renewal_seconds(self) -> float:
+        """How long the dispatcher may hear nothing."""
+        return max(_LEAST_SECONDS, self._pass.lease_seconds / _SIGNS_IN_A_LEASE)
+
+    async def take(self, take: Take) -> TakeResponse:
+        """Says what has been read, and takes more; the answer has workers only if they are others than before."""
+        response = await self.tell(take)
+        if response.workers_version == self._workers_version:
+            response.workers_version = 0
+        else:
+            self._workers_version = response.workers_version
+        return response
+
+    async def tell(self, take: Take) -> TakeResponse:
+        """Says what has been read, and returns the answer as it is."""
+        request = TakeRequest(
+            commit=self.commit,
+            pass_id=self._pass.pass_id,
+            consumer=self._opening.request.consumer,
+            number=take.number,
+            want=take.want,
+            wait_seconds=self.renewal_seconds if take.want else 0.0,
+            finished=take.finished,
+            given_back=take.given_back,
+            workers_version=self._workers_version,
+            waits=take.waits,
+        )
+        response = await self._persistently(functools.partial(self._stub.take, request))
+        self._hear(response.commit)
+        return response
+
+    def _hear(self, commit: Commit) -> None:
+        if commit.number >= self.commit.number:  # answers may come in another order
+            self.commit = commit
+
+    async def leave(self, last: Take, may_resume: bool) -> None:
+        """Takes part no more. Never raises.
+
+        Args:
+          last: What the dispatcher is to hear.
+          may_resume: Whether this may come back, and what it has taken is to be kept.
+        """
+        if not self._pass.pass_id:
+            return
+        request = ReleasePassRequest(
+            commit=self.commit,
+            pass_id=self._pass.pass_id,
+            consumer=self._opening.request.consumer,
+            finished=last.finished,
+            given_back=last.given_back,
+            may_resume=may_resume,
+        )
+        try:
+            # Whoever stops a dispatcher right after its last consumer need not hear that it is missed.
+            await self._stub.persistently(
+                functools.partial(self._stub.release, request), _GOODBYE_SECONDS, lambda error: None
+            )
+        except FedstackError as error:
+            _logger.info("The dispatcher has not heard of the end of a pass: %s", error)
+
+    async def _persistently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        return await asked(self._stub, ask, self._opening.timeout)

@@ -1,10 +1,13 @@
-"""Describes datasets to dispatchers, and makes of such a description what is left to do for a consumer."""
+"""Describes datasets to dispatchers, and says how they are read: by which policy, how often, from which place on."""
 
+import enum
 import hashlib
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 
 import attrs
+from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import Destination
@@ -12,9 +15,17 @@ from fedstack.computations.leaves.work_scope import current_policy, current_scop
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.columns import empty_column
-from fedstack.errors import CarrierError
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import CarrierError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
-from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, RegisterDatasetRequest
+from fedstack.proto.data_service_pb2 import (
+    DatasetDescription,
+    DescribeDatasetRequest,
+    PassCursor,
+    RegisterDatasetRequest,
+)
+from fedstack.service.data.consumer.acknowledgements import Position
+from fedstack.service.data.consumer.pass_plan import Guarantee
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.definitions import definition_of, with_steps, written_steps
 from fedstack.service.data.datasets.files import FilesSource
@@ -24,9 +35,122 @@ from fedstack.service.data.datasets.steps import Step
 from fedstack.service.data.dispatcher.datasets import MOST_FILES
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 
+
+class ShardingPolicy(enum.Enum):
+    """How the elements of a dataset are divided among data workers.
+
+    Attributes:
+      OFF: Each worker reads the whole dataset.
+      DYNAMIC: Each element is read once, by whichever worker comes to it.
+      FILE: Each of at most 100,000 files is read at one address: of `n` `worker_addresses` of the dispatcher, the file
+        of the number `i` at that of the number `i % n`. Where that worker is not there, another one reads the file.
+      DATA: The worker at each of `n` addresses reads the whole dataset, and sends every `n`-th element of it.
+      FILE_OR_DATA, HINT: Not offered.
+    """
+
+    OFF = "off"
+    DYNAMIC = "dynamic"
+    FILE = "file"
+    DATA = "data"
+    FILE_OR_DATA = "file_or_data"
+    HINT = "hint"
+
+
+_NAMES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
+_FORMS = "ShardingPolicy.OFF ('parallel_epochs'), DYNAMIC ('distributed_epoch'), FILE or DATA"
+_NOT_OFFERED = (ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT)
+
+
+def checked_policy(mode: object) -> ShardingPolicy:
+    """Returns the policy that users mean.
+
+    Raises:
+      TypeMismatchError: If it is neither a policy nor text.
+      InvalidValueError: If it is none that is offered.
+    """
+    if isinstance(mode, str):
+        known = {**_NAMES, **{one.value: one for one in _NOT_OFFERED}}
+        if mode not in known:
+            raise InvalidValueError(f"Expected {_FORMS} as processing_mode, found {mode!r}")
+        mode = known[mode]
+    if not isinstance(mode, ShardingPolicy):
+        raise TypeMismatchError(f"Expected {_FORMS} as processing_mode, found {describe(mode)}")
+    if mode in _NOT_OFFERED:
+        raise InvalidValueError(
+            f"Expected {_FORMS} as processing_mode, found {mode}, which is not offered; give ShardingPolicy.FILE or "
+            "ShardingPolicy.DATA, or add a step shard(n, index)"
+        )
+    return mode
+
+
+_CHECK_BYTES = 4
+
+
+def written_cursor(cursor: PassCursor) -> bytes:
+    """Returns what `read_cursor` reads: the message with a check sum, as users keep it."""
+    content = cursor.SerializeToString()
+    return content + _check_sum(content)
+
+
+def read_cursor(content: object) -> PassCursor:
+    """Returns the place in a pass that bytes stand for.
+
+    Raises:
+      TypeMismatchError: If they are no bytes.
+      InvalidValueError: If they are not what an iterator's `cursor()` has returned.
+    """
+    if not isinstance(content, bytes):
+        raise TypeMismatchError(
+            f"Expected resume to be what an iterator's cursor() has returned, found {describe(content)}"
+        )
+    content, check_sum = content[:-_CHECK_BYTES], content[-_CHECK_BYTES:]
+    try:
+        found = PassCursor.FromString(content)
+    except DecodeError:
+        found = PassCursor()
+    if check_sum != _check_sum(content) or not found.consumer or not found.digest:
+        raise InvalidValueError(
+            f"Expected resume to be what an iterator's cursor() has returned, found {len(content) + len(check_sum)} "
+            "other bytes, or some of them have changed"
+        )
+    return found
+
+
+def position_of(cursor: PassCursor) -> Position:
+    """Returns the place within the pass."""
+    return Position(frozenset(cursor.finished), {one.range: one.rows for one in cursor.begun}, cursor.left_out)
+
+
+def _check_sum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(_CHECK_BYTES, "big")
+
+
 # Workers say what they let in. What a function needs to travel by value, it gets.
 _WORKERS = Destination(takes_code=True)
 _ID_CHARACTERS = 32
+
+
+@attrs.frozen
+class Terms:
+    """How a dataset is read.
+
+    Attributes:
+      policy: How it is divided among workers.
+      guarantee: How often its elements come when workers or consumers get lost.
+      job_name: The job that consumers share; empty for passes of one consumer.
+      target_workers: Which workers are asked.
+      max_requests: How many blocks may be on their way or wait here; by default some for each worker.
+      timeout: How long the dispatcher may be away, in seconds.
+      resume: The place to go on from.
+    """
+
+    policy: ShardingPolicy
+    guarantee: Guarantee = Guarantee.AT_MOST_ONCE
+    job_name: str = ""
+    target_workers: str = "AUTO"
+    max_requests: int | None = None
+    timeout: float = 60.0
+    resume: PassCursor | None = None
 
 
 @attrs.frozen(eq=False)

@@ -1,7 +1,7 @@
 """Distributes datasets: what users call, and what is checked of their arguments."""
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, cast, runtime_checkable
+from typing import TypeAlias, cast
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
 from fedstack.computations.types.language import Type
@@ -11,16 +11,23 @@ from fedstack.foundations.error_text import name_text
 from fedstack.foundations.number_checks import check_number
 from fedstack.foundations.value_text import describe
 from fedstack.proto.data_service_pb2 import DescribeDatasetRequest
-from fedstack.service.data.consumer.connections import Connections
-from fedstack.service.data.consumer.cursors import read_cursor
-from fedstack.service.data.consumer.descriptions import KnownDataset, described, known_dataset, registered
-from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource, Terms
-from fedstack.service.data.consumer.participation import asked
+from fedstack.service.data.consumer.connections import Connections, asked
+from fedstack.service.data.consumer.descriptions import (
+    KnownDataset,
+    ShardingPolicy,
+    Terms,
+    checked_policy,
+    described,
+    known_dataset,
+    read_cursor,
+    registered,
+)
+from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource
 from fedstack.service.data.consumer.pass_plan import Guarantee
-from fedstack.service.data.consumer.sharding import ShardingPolicy, checked_policy
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
-from fedstack.service.data.datasets.element_types import type_of
+from fedstack.service.data.datasets.elements import type_of
+from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import TargetResolver, resolve_target
@@ -35,22 +42,12 @@ _REFUSED = {
 }
 
 
-@runtime_checkable
-class Dispatcher(Protocol):
-    """A dispatcher that runs in this process."""
-
-    @property
-    def target(self) -> str:
-        """Its address."""
-        ...
-
-
-Place: TypeAlias = "str | Target | tuple[str, str] | Dispatcher | TargetResolver | Channel"
+Service: TypeAlias = "str | Target | tuple[str, str] | OwnedServer | TargetResolver | Channel"
 
 
 def distribute(
     processing_mode: ShardingPolicy | str,
-    service: Place,
+    service: Service,
     job_name: str | None = None,
     *,
     max_outstanding_requests: int | None = None,
@@ -108,7 +105,7 @@ def distribute(
 
 
 def register_dataset(
-    service: Place,
+    service: Service,
     dataset: "Dataset | ClientDatasets[Dataset]",
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
@@ -147,7 +144,7 @@ def register_dataset(
 
 def from_dataset_id(
     processing_mode: ShardingPolicy | str,
-    service: Place,
+    service: Service,
     dataset_id: str,
     element_spec: object = None,
     job_name: str | None = None,
@@ -268,7 +265,7 @@ def _address(service: object) -> str | Target | Channel:
         return resolve_target(service)
     if is_channel(service):
         return service
-    if isinstance(service, Dispatcher):
+    if isinstance(service, OwnedServer):
         service = service.target
     if isinstance(service, tuple):
         parts = cast("tuple[object, ...]", service)

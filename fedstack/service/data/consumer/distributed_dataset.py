@@ -12,48 +12,30 @@ from fedstack.computations.types.language import Type
 from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.error_text import counted, name_text
-from fedstack.proto.data_service_pb2 import OpenPassRequest
-from fedstack.service.data.consumer.connections import Connections
-from fedstack.service.data.consumer.cursors import Cursor
-from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.descriptions import KnownDataset, registered
-from fedstack.service.data.consumer.participation import Opening
+from fedstack.proto.data_service_pb2 import OpenPassRequest, PassCursor
+from fedstack.service.data.consumer.acknowledgements import Position
+from fedstack.service.data.consumer.connections import Connections, Opening
+from fedstack.service.data.consumer.descriptions import (
+    KnownDataset,
+    ShardingPolicy,
+    Terms,
+    position_of,
+    registered,
+    written_cursor,
+)
 from fedstack.service.data.consumer.pass_driver import PassDriver
 from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan
-from fedstack.service.data.consumer.sharding import ShardingPolicy
-from fedstack.service.data.datasets.blocks import Blocks, without_first
 from fedstack.service.data.datasets.dataset import Dataset
-from fedstack.service.data.datasets.element_types import ElementIterator, Shown
+from fedstack.service.data.datasets.elements import ElementIterator, Shown
 from fedstack.service.data.datasets.rearranging_steps import PrefetchStep
 from fedstack.service.data.datasets.sources import Source
 from fedstack.service.data.datasets.steps import Step, Upstream
-from fedstack.service.data.worker.readers import AHEAD
+from fedstack.service.data.reading.blocks import without_first
+from fedstack.service.data.reading.budget import Blocks
+from fedstack.service.data.reading.readers import AHEAD
 
 # How long the end of a pass waits until the dispatcher has heard of it.
 _END_SECONDS = 1.0
-
-
-@attrs.frozen
-class Terms:
-    """How a dataset is read.
-
-    Attributes:
-      policy: How it is divided among workers.
-      guarantee: How often its elements come when workers or consumers get lost.
-      job_name: The job that consumers share; empty for passes of one consumer.
-      target_workers: Which workers are asked.
-      max_requests: How many blocks may be on their way or wait here; by default some for each worker.
-      timeout: How long the dispatcher may be away, in seconds.
-      resume: The place to go on from.
-    """
-
-    policy: ShardingPolicy
-    guarantee: Guarantee = Guarantee.AT_MOST_ONCE
-    job_name: str = ""
-    target_workers: str = "AUTO"
-    max_requests: int | None = None
-    timeout: float = 60.0
-    resume: Cursor | None = None
 
 
 class DistributedSource(Source):
@@ -102,7 +84,7 @@ class DistributedSource(Source):
             opening=draw_id(),
             commit=None if resumed is None else resumed.commit,
         )
-        position = Position() if resumed is None else resumed.position
+        position = Position() if resumed is None else position_of(resumed)
         ahead = min(AHEAD, terms.max_requests or AHEAD)
         opening = Opening(request, known.description.num_splits, self.element, position, terms.timeout, ahead)
         driver = PassDriver(plan, self._connections, opening, lambda: registered(known, self._connections.dispatcher))
@@ -141,17 +123,20 @@ class DistributedSource(Source):
                 f"Expected the guarantee 'exactly_once' for a cursor, found {self._terms.guarantee.value!r}; give it "
                 "to distribute"
             )
-        request, position = driver.request, driver.position(rows)
+        request, position = driver.opening.request, driver.position(rows)
         # Heard of after all that the position has.
-        return Cursor(
+        cursor = PassCursor(
             commit=driver.commit,
             digest=request.digest,
             job_name=request.job_name,
             policy=self._terms.policy.name,
             repetition=request.repetition,
             consumer=request.consumer,
-            position=position,
-        ).to_bytes()
+            finished=position.finished,
+            begun=[PassCursor.Begun(range=id, rows=rows) for id, rows in position.rows.items()],
+            left_out=position.left_out,
+        )
+        return written_cursor(cursor)
 
     def __repr__(self) -> str:
         shown = name_text(self._known.description.dataset_id)
@@ -185,7 +170,7 @@ class Passes:
         driver = self._driver = self._source.begin()
         if self._in_work:
             self.work_on(0)
-        yield from without_first(iter(driver.take, None), driver.left_out)
+        yield from without_first(iter(driver.take, None), driver.opening.position.left_out)
 
     def _taken(self, made: int) -> int | Step:
         """Returns how many elements of the pass made so many, or the step after which that cannot be told."""
@@ -194,7 +179,7 @@ class Passes:
             if found is None:
                 return step
             made = found
-        return made + (0 if self._driver is None else self._driver.left_out)
+        return made + (0 if self._driver is None else self._driver.opening.position.left_out)
 
     def work_on(self, more: int) -> None:
         """So many more blocks are in work on another thread than the one that asks the driver, or fewer."""
@@ -213,7 +198,7 @@ class Passes:
         """Whoever iterates has done with all that was made."""
         taken = self._taken(self.made)
         if self._driver is not None and isinstance(taken, int):
-            self._driver.deliver(taken)
+            self._driver.acknowledge(taken)
 
     def cursor(self, made: int) -> bytes:
         """Returns the place after so many elements.
@@ -241,7 +226,7 @@ class Passes:
 
     def _leave(self, seconds: float = 0.0) -> None:
         if self._driver is not None:
-            self._driver.deliver(None)
+            self._driver.acknowledge(None)
             self._driver.close(seconds)
             self._lost, self._driver = self.missing, None
 

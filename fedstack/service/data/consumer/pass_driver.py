@@ -16,16 +16,14 @@ from fedstack.proto.data_service_pb2 import (
     Commit,
     DatasetDescription,
     DataWorkerAddress,
-    OpenPassRequest,
     ReadRequest,
     SplitRange,
     TakeResponse,
 )
-from fedstack.service.data.consumer.connections import Connections
-from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.participation import Opening, Participation, taken_range
+from fedstack.service.data.consumer.acknowledgements import Position
+from fedstack.service.data.consumer.connections import Connections, Opening, PassClient, taken_range
 from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take
-from fedstack.service.data.worker.readers import Reader, Reading
+from fedstack.service.data.reading.readers import Reader, Reading
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.loop_calls import calls_on
 from fedstack.transport.wire.connection_errors import never_arrived
@@ -46,6 +44,9 @@ class PassDriver:
       connections: The ways to the dispatcher and to workers.
       opening: What it begins with.
       register: Sees to it that the dispatcher knows the dataset.
+
+    Attributes:
+      opening: What it has begun with.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class PassDriver:
     ) -> None:
         self._plan = plan
         self._connections = connections
-        self._opening = opening
-        self._participation = Participation(connections.dispatcher, opening, register)
+        self.opening = opening
+        self._client = PassClient(connections.dispatcher, opening, register)
         self._io = connections.io
         self._arrived = threading.Condition()
         self._error: Exception | None = None
@@ -125,9 +126,9 @@ class PassDriver:
             raise ClosedError("Expected an iterator that is open, found one that has been closed; make a new one")
         return column
 
-    def deliver(self, rows: int | None) -> None:
-        """The consumer has done with so many elements since the beginning; with all that it has got if `None`."""
-        self._note(lambda: self._plan.deliver(rows))
+    def acknowledge(self, rows: int | None) -> None:
+        """Acknowledges the first `rows` elements, or all that the consumer has got."""
+        self._note(lambda: self._plan.acknowledge(rows))
 
     def position(self, rows: int) -> Position:
         """Returns the place after so many elements since the beginning; from now on the pass may be resumed there.
@@ -155,19 +156,9 @@ class PassDriver:
         return self._plan.missing
 
     @property
-    def left_out(self) -> int:
-        """How many elements at the beginning are to be left out: the consumer had done with them before."""
-        return self._opening.position.left_out
-
-    @property
-    def request(self) -> OpenPassRequest:
-        """Which pass it is."""
-        return self._opening.request
-
-    @property
     def commit(self) -> Commit:
         """The dispatcher's latest commit that this has heard of; number 0 before the pass has begun."""
-        return self._participation.commit
+        return self._client.commit
 
     def close(self, seconds: float = 0.0) -> None:
         """Ends the pass: the dispatcher hears what has been done with. Idempotent; never raises.
@@ -215,9 +206,9 @@ class PassDriver:
             self._fail(error)
 
     async def _open(self) -> None:
-        response = await self._participation.open()
+        response = await self._client.open()
         with self._arrived:
-            self._plan.resume(map(taken_range, response.taken), self._opening.position, response.next_number)
+            self._plan.resume(map(taken_range, response.taken), self.opening.position, response.next_number)
 
     async def _go_on(self) -> None:
         """Takes ranges, and shows now and then that there is somebody."""
@@ -236,12 +227,12 @@ class PassDriver:
             else:
                 self._took(await self._answer(take))
                 self._check_workers()
-                pause = self._participation.renewal_seconds if self._away_since is None else _LOOK_SECONDS
+                pause = self._client.renewal_seconds if self._away_since is None else _LOOK_SECONDS
                 due = self._io.time() + pause
 
     async def _answer(self, take: Take) -> TakeResponse:
         """Waits for what the dispatcher answers, and tells it meanwhile what others wait for."""
-        asking = asyncio.ensure_future(self._participation.take(take))
+        asking = asyncio.ensure_future(self._client.take(take))
         try:
             while not asking.done():
                 waking = asyncio.ensure_future(self._wake.wait())
@@ -253,7 +244,7 @@ class PassDriver:
                 with self._arrived:
                     news = self._plan.news_for_others()
                 if news is not None and not asking.done():
-                    await self._participation.tell(news)
+                    await self._client.tell(news)
             return asking.result()
         finally:
             asking.cancel()
@@ -294,10 +285,10 @@ class PassDriver:
         now = self._io.time()
         self._away_since = self._away_since or now
         dispatcher = self._connections.dispatcher.address
-        if now - self._away_since > self._opening.timeout:
+        if now - self._away_since > self.opening.timeout:
             raise NoWorkersError(
                 f"Expected a data worker that can be reached, found none at the dispatcher {dispatcher} for "
-                f"{self._opening.timeout:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
+                f"{self.opening.timeout:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
             )
         if not self._told and now - self._away_since > _TELL_SECONDS:
             self._told = True
@@ -326,14 +317,14 @@ class PassDriver:
     def _begin(self, read: Read) -> Reading:
         one = read.range
         request = ReadRequest(
-            digest=self._opening.request.digest,
+            digest=self.opening.request.digest,
             splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole, shard=one.shard),
-            num_splits=self._opening.num_splits,
+            num_splits=self.opening.num_splits,
             first_element=one.rows,
-            commit=self._participation.commit,
-            pass_id=self._participation.pass_id,
+            commit=self._client.commit,
+            pass_id=self._client.pass_id,
         )
-        return self._reader(read.worker).open(request, self._opening.element, self._opening.ahead)
+        return self._reader(read.worker).open(request, self.opening.element, self.opening.ahead)
 
     def _reader(self, worker: bytes) -> Reader:
         return self._connections.reader(worker, self._addresses[worker])
@@ -392,7 +383,7 @@ class PassDriver:
         with self._arrived:
             # A cursor may be of any time before: what was read to its end can be resumed, too.
             last = self._plan.leave(self._is_resumable)
-        await self._participation.leave(last, self._is_resumable)
+        await self._client.leave(last, self._is_resumable)
 
     def __repr__(self) -> str:
         return f"<PassDriver of {self._plan!r}>"

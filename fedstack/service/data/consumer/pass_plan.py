@@ -11,10 +11,9 @@ import attrs
 
 from fedstack.computations.values.columns import Column
 from fedstack.errors import WorkerUnavailableError
-from fedstack.service.data.consumer.deliveries import Deliveries, Position
+from fedstack.service.data.consumer.acknowledgements import Acknowledgements, Position
+from fedstack.service.data.reading.budget import AHEAD
 
-# How many blocks for each worker wait to be consumed.
-_BLOCKS_FOR_WORKER = 2
 # How many ranges there are for each worker beside the one that it reads: a lost dispatcher stops nobody at once.
 _RANGES_AHEAD = 2
 # How often a worker may get lost over the same element.
@@ -132,7 +131,7 @@ class PassPlan:
         # Elements, and in place of them the end of a range.
         self._waiting: deque[tuple[TakenRange, Column | None]] = deque()
         self._blocks_waiting = 0
-        self._deliveries = Deliveries()
+        self._acknowledgements = Acknowledgements()
         self._asking: Take | None = None
         self._next_number = 0
         self._told_others: tuple[int, bool] = (0, False)
@@ -146,10 +145,10 @@ class PassPlan:
         self._next_number = next_number
         for one in ranges:
             if one.id in positions.finished:
-                self._deliveries.finish(one.id)
+                self._acknowledgements.finish(one.id)
             else:
                 one.rows = positions.rows.get(one.id, 0)
-                self._deliveries.begin(one.id, one.rows)
+                self._acknowledgements.begin(one.id, one.rows)
                 self._ranges.append(one)
 
     def take(self, must: bool = False) -> Take | None:
@@ -163,7 +162,7 @@ class PassPlan:
             lacking = ahead - len(self._ranges)
             want = 0 if self.is_exhausted or lacking * 2 < ahead else lacking
             if want or must:
-                finished = tuple(self._deliveries.take_finished())
+                finished = tuple(self._acknowledgements.take_finished())
                 self._asking = Take(self._next_number, want, finished, waits=self.waits)
                 self._next_number += 1
                 self._told_others = 0, self._asking.waits
@@ -181,11 +180,11 @@ class PassPlan:
 
         That stays so until the dispatcher has answered: a step keeps elements back until others come, or the end.
         """
-        return self._is_asked and not self._in_work and self.others_wait and not self._deliveries.is_done
+        return self._is_asked and not self._in_work and self.others_wait and not self._acknowledgements.is_done
 
     def news_for_others(self) -> Take | None:
         """Returns what to tell them while the dispatcher has not answered; the next `take` says it again."""
-        finished = tuple(self._deliveries.finished_since)
+        finished = tuple(self._acknowledgements.finished_since)
         news = len(finished), self.waits
         if self._asking is None or not self.others_wait or news <= self._told_others:
             return None
@@ -200,7 +199,7 @@ class PassPlan:
 
     def pass_over(self, id: int) -> None:
         """A range is not to be read."""
-        self._deliveries.finish(id)
+        self._acknowledgements.finish(id)
 
     def leave(self, may_resume: bool = False) -> Take:
         """Returns the last that the dispatcher hears: what is read, and what others may read.
@@ -209,11 +208,11 @@ class PassPlan:
           may_resume: Whether this comes back, and goes on with what it has taken.
         """
         unheard = () if self._asking is None else self._asking.finished
-        finished = (*unheard, *self._deliveries.take_finished())
+        finished = (*unheard, *self._acknowledgements.take_finished())
         begun = (place.range for place in self._places.values() if place.range is not None)
         all_taken = {one.id for one in (*self._ranges, *begun, *(one for one, _ in self._waiting))}
         # Of these no element has been handed out.
-        untouched = () if may_resume else sorted(id for id in all_taken if not self._deliveries.has_begun(id))
+        untouched = () if may_resume else sorted(id for id in all_taken if not self._acknowledgements.has_begun(id))
         return Take(self._next_number, 0, finished, tuple(untouched))
 
     # The workers.
@@ -292,7 +291,7 @@ class PassPlan:
 
     def reads(self) -> list[Read]:
         """Returns where to ask for elements now; each time for those after the ones that have arrived."""
-        most = self._max_requests or _BLOCKS_FOR_WORKER * max(1, len(self._usable))
+        most = self._max_requests or AHEAD * max(1, len(self._usable))
         room = most - self._blocks_waiting - sum(place.asked is not None for place in self._places.values())
         found: list[Read] = []
         for place in self._places.values():
@@ -339,7 +338,7 @@ class PassPlan:
     def _hand_out_ends(self) -> None:
         """Hands out the ends of ranges that nothing waits before: nobody asks for those."""
         while self._waiting and self._waiting[0][1] is None:
-            self._deliveries.hand_out(self._waiting.popleft()[0].id, 0, True)
+            self._acknowledgements.hand_out(self._waiting.popleft()[0].id, 0, True)
 
     # The consumer.
 
@@ -359,7 +358,7 @@ class PassPlan:
         assert column is not None, "ends have been handed out"
         self._blocks_waiting -= 1
         self._is_asked = False
-        self._deliveries.hand_out(one.id, len(column), False)
+        self._acknowledgements.hand_out(one.id, len(column), False)
         self._hand_out_ends()
         return column
 
@@ -378,13 +377,13 @@ class PassPlan:
         """Whether there is something to read."""
         return bool(self._ranges) or any(place.range for place in self._places.values())
 
-    def deliver(self, rows: int | None) -> None:
-        """The consumer has done with so many elements since the beginning; with all that it has got if `None`."""
-        self._deliveries.deliver(rows)
+    def acknowledge(self, rows: int | None) -> None:
+        """Acknowledges the first `rows` elements, or all that the consumer has got."""
+        self._acknowledgements.acknowledge(rows)
 
     def position(self, rows: int) -> Position:
         """Returns the place after so many elements since the beginning."""
-        return self._deliveries.position(rows)
+        return self._acknowledgements.position(rows)
 
     def __repr__(self) -> str:
         reading = sum(place.range is not None for place in self._places.values())

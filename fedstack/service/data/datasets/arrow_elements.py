@@ -23,7 +23,7 @@ from fedstack.data.arrow_arrays import (
 )
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import shorten
-from fedstack.service.data.datasets.blocks import column_over
+from fedstack.service.data.reading.blocks import column_over
 
 # Where Arrow's names are others than NumPy's. What Arrow itself offers for this imports pandas.
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}

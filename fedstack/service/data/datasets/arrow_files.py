@@ -14,9 +14,10 @@ from fedstack.data.arrow_arrays import imported_pyarrow
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe, shorten
 from fedstack.service.data.datasets.arrow_elements import ArrowReader, arrow_type, check_text, type_of_arrow
-from fedstack.service.data.datasets.blocks import Blocks, pieces, without_first
-from fedstack.service.data.datasets.element_types import type_of
+from fedstack.service.data.datasets.elements import type_of
 from fedstack.service.data.datasets.files import FilesSource, check_named
+from fedstack.service.data.reading.blocks import without_first
+from fedstack.service.data.reading.budget import Blocks, pieces
 
 # How much of a file of text is read at a time; no line has more.
 _TEXT_BYTES = 16 << 20

@@ -18,9 +18,9 @@ from fedstack.data.client_tables import group_rows
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.value_text import describe
-from fedstack.service.data.datasets.blocks import picked
 from fedstack.service.data.datasets.pipeline import Pipeline
 from fedstack.service.data.datasets.sources import ArraysSource, Source
+from fedstack.service.data.reading.blocks import picked
 
 _P = TypeVar("_P", bound=Pipeline)
 

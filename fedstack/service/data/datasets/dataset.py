@@ -18,10 +18,9 @@ from fedstack.service.data.datasets.arrow_files import (
     ParquetFiles,
     type_in_file,
 )
-from fedstack.service.data.datasets.blocks import column_over
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
-from fedstack.service.data.datasets.element_functions import ElementFunction
-from fedstack.service.data.datasets.element_types import checked_element, laid_out, type_of
+from fedstack.service.data.datasets.elements import ElementFunction, checked_element, laid_out, type_of
+from fedstack.service.data.datasets.pipeline import INT64_NUMBERS, MOST_NUMBER, Pipeline
 from fedstack.service.data.datasets.sources import (
     ArraysSource,
     ComputationSource,
@@ -30,12 +29,12 @@ from fedstack.service.data.datasets.sources import (
     RangeSource,
     ZippedSource,
 )
-from fedstack.service.data.datasets.step_methods import INT64_NUMBERS, MOST_NUMBER, SteppedPipeline
+from fedstack.service.data.reading.blocks import column_over
 
 _T = TypeVar("_T")
 
 
-class Dataset(SteppedPipeline):
+class Dataset(Pipeline):
     """Elements of one type, in one order: the same ones each time that somebody iterates.
 
     A dataset is a *source* and the *steps* that are done to its elements. It is made by `Dataset.range`, `from_arrays`,

@@ -17,10 +17,8 @@ from fedstack.computations.values.columns import empty_column
 from fedstack.errors import CarrierError, InvalidComputationError
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetDefinitions, DatasetStep, FilesSource
 from fedstack.service.data.datasets import arrow_files, files, steps
-from fedstack.service.data.datasets.blocks import column_over, stacked
 from fedstack.service.data.datasets.dataset import Dataset
-from fedstack.service.data.datasets.element_functions import ElementFunction
-from fedstack.service.data.datasets.element_types import checked_element
+from fedstack.service.data.datasets.elements import ElementFunction, checked_element
 from fedstack.service.data.datasets.pipeline import Pipeline
 from fedstack.service.data.datasets.rearranging_steps import (
     CacheStep,
@@ -33,7 +31,6 @@ from fedstack.service.data.datasets.sources import (
     ArraysSource,
     ComputationSource,
     ConcatenatedSource,
-    Elements,
     GeneratorSource,
     RangeSource,
     Source,
@@ -41,6 +38,7 @@ from fedstack.service.data.datasets.sources import (
     registered_generator,
 )
 from fedstack.service.data.datasets.window_steps import PaddedBatchStep, Padding, WindowStep
+from fedstack.service.data.reading.blocks import column_over, stacked
 
 _THE_DATASET = "the definition of a dataset"
 
@@ -148,8 +146,8 @@ def _(source: ConcatenatedSource, proto: DatasetDefinition, destination: Destina
     _write_parts(source.parts, proto.concatenated, destination)
 
 
-def _write_parts(parts: tuple[Elements, ...], proto: DatasetDefinitions, destination: Destination) -> None:
-    proto.dataset.extend(definition_of(cast(Pipeline, part), destination) for part in parts)
+def _write_parts(parts: tuple[Pipeline, ...], proto: DatasetDefinitions, destination: Destination) -> None:
+    proto.dataset.extend(definition_of(part, destination) for part in parts)
 
 
 def _read_arrays(proto: DatasetDefinition, element: Type) -> Source:
@@ -193,7 +191,7 @@ def _read_computation(proto: DatasetDefinition, element: Type) -> Source:
     return ComputationSource(function, proto.computation.splits or None)
 
 
-def _read_parts(proto: DatasetDefinitions) -> tuple[Elements, ...]:
+def _read_parts(proto: DatasetDefinitions) -> tuple[Pipeline, ...]:
     if not proto.dataset:
         raise InvalidComputationError(f"Expected several datasets, found none; at {_THE_DATASET}")
     return tuple(read_definition(part) for part in proto.dataset)

@@ -18,17 +18,10 @@ from fedstack.computations.values.columns import Column, ListColumn, Payload, St
 from fedstack.data.npy_file import NpyFile
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe, shorten
-from fedstack.service.data.datasets.blocks import (
-    Blocks,
-    column_over,
-    dataset_scope,
-    pieces,
-    rows_at_once,
-    tensor_of_rows,
-    while_wanted,
-    without_first,
-)
 from fedstack.service.data.datasets.sources import Source
+from fedstack.service.data.reading.blocks import column_over, tensor_of_rows, while_wanted, without_first
+from fedstack.service.data.reading.budget import Blocks, pieces, rows_at_once
+from fedstack.service.data.reading.dataset_scope import dataset_scope
 
 _TEXT = TensorType(np.str_)
 # What shows that a file is another one than before, or was written to.
@@ -131,11 +124,6 @@ class FilesSource(Source):
           start: How many elements to leave out.
           rows: How many elements a block should have at most.
         """
-        del part, rows  # others say more of these
-        return self.read_file(path, start)
-
-    def read_file(self, path: str, start: int) -> Blocks:
-        """Yields the elements of a file, from a number of them on."""
         raise NotImplementedError
 
     def parts_of(self, path: str) -> int:
@@ -264,10 +252,10 @@ class NpyFiles(FilesSource):
 
     format = "NPY"
 
-    def read_file(self, path: str, start: int) -> Blocks:
+    def read_part(self, path: str, part: int | None, start: int, rows: int) -> Blocks:
         with npy_file(path) as array:
-            for first in range(start, len(array), rows := rows_at_once(self.element)):
-                last = min(first + rows, len(array))
+            for first in range(start, len(array), at_once := rows_at_once(self.element)):
+                last = min(first + at_once, len(array))
                 yield column_over(array.read(first, last), self.element, last - first, path)
 
 
@@ -280,14 +268,14 @@ class NpzFiles(FilesSource):
         super().__init__(element, paths, delimiter, **options)
         check_named(self.in_files, lambda t: isinstance(t, TensorType))
 
-    def read_file(self, path: str, start: int) -> Blocks:
+    def read_part(self, path: str, part: int | None, start: int, rows: int) -> Blocks:
         found = npz_arrays(path)
         names = [cast(str, name) for name, _ in fields_of(cast(StructType, self.in_files))]
         if missing := [name for name in names if name not in found]:
             raise InvalidValueError(f"Expected an array {missing[0]!r}, found {sorted(found)}; in {path}")
         arrays = tuple(found[name] for name in names)
-        rows = check_rows({name: found[name] for name in names}, path)
-        return pieces(column_over(arrays, self.in_files, rows, path), rows_at_once(self.in_files), start)
+        count = check_rows({name: found[name] for name in names}, path)
+        return pieces(column_over(arrays, self.in_files, count, path), rows_at_once(self.in_files), start)
 
 
 def check_named(element: Type, is_one: Callable[[Type], bool]) -> None:

@@ -3,7 +3,6 @@
 import itertools
 import math
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
@@ -23,19 +22,11 @@ from fedstack.computations.values.columns import (
     concatenate,
 )
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
-from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.service.data.datasets.blocks import (
-    Blocks,
-    Gathering,
-    packed,
-    picked,
-    pieces,
-    rows_at_once,
-    sequence_blocks,
-)
-from fedstack.service.data.datasets.element_functions import ElementFunction
+from fedstack.service.data.datasets.elements import ElementFunction
 from fedstack.service.data.datasets.steps import Asks, Step, Upstream
+from fedstack.service.data.reading.blocks import Gathering, packed, picked, sequence_blocks
+from fedstack.service.data.reading.budget import Blocks, MadeAhead, pieces, rows_at_once
 
 # About what a sequence takes beside its elements while some of them are still to come.
 _OPEN_BYTES = 512
@@ -277,30 +268,21 @@ class PrefetchStep(Step):
         return made
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        threads, blocks = LeafThreads(1), upstream(epoch)
-        ahead: deque[Job[Column | None]] = deque()
+        threads = LeafThreads(1)
         with Gathering(element, repr(self)) as gathering:
 
-            def make() -> Column | None:
-                block = next(blocks, None)
-                if block is not None:
+            def gathered() -> Blocks:
+                for block in upstream(epoch):
                     gathering.add(block)
-                return block
+                    yield block
 
+            ahead = MadeAhead(gathered(), threads, min(_MOST_AHEAD, max(1, self.number // rows_at_once(element))))
             try:
-                while True:
-                    while len(ahead) < min(_MOST_AHEAD, max(1, self.number // rows_at_once(element))):
-                        ahead.append(threads.submit(make))
-                    block = ahead.popleft().result()
-                    if block is None:
-                        return
-                    # The next one before this one, or nothing is made while somebody works on it.
-                    ahead.append(threads.submit(make))
+                while (block := ahead.take().result()) is not None:
                     gathering.remove(block)
                     yield block
             finally:
-                for future in ahead:
-                    threads.abandon(future)
+                ahead.end()
                 threads.close()
 
     def __repr__(self) -> str:

@@ -5,59 +5,34 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
-from fedstack.computations.values.column_sequence import HasBlocks
-from fedstack.computations.values.columns import Column, Payload, ScalarColumn
+from fedstack.computations.values.columns import Column, Payload, ScalarColumn, StructColumn
 from fedstack.computations.values.sequences import FromGenerator
 from fedstack.computations.values.values import SequenceView
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
-from fedstack.service.data.datasets.blocks import (
-    BLOCK_ROWS,
-    Blocks,
+from fedstack.service.data.datasets.elements import ElementFunction
+from fedstack.service.data.reading.blocks import (
     Gathering,
     packed,
-    pieces,
-    rows_at_once,
     sequence_blocks,
-    side_by_side,
     skipped,
     while_wanted,
     without_first,
 )
-from fedstack.service.data.datasets.element_functions import ElementFunction
+from fedstack.service.data.reading.budget import BLOCK_ROWS, Blocks, pieces, rows_at_once
+
+if TYPE_CHECKING:
+    from fedstack.service.data.datasets.pipeline import Pipeline
 
 INT64 = TensorType(np.int64)
 INT32 = TensorType(np.int32)
-
-
-class Elements(HasBlocks):
-    """What sources are put together of: datasets, as far as sources know them."""
-
-    @property
-    def cardinality(self) -> float | None:
-        """How many elements there are; infinite, or `None` if it is not known."""
-        raise NotImplementedError
-
-    @property
-    def num_splits(self) -> int:
-        """How many splits there are."""
-        raise NotImplementedError
-
-    @property
-    def depth(self) -> int:
-        """Through how many steps an element goes, one after the other."""
-        raise NotImplementedError
-
-    def read(self, first: int, last: int, start: int = 0) -> Blocks:
-        """Yields the elements of consecutive splits, from a number of them on."""
-        raise NotImplementedError
 
 
 class Source(abc.ABC):
@@ -277,7 +252,7 @@ class ComputationSource(Source):
 class ZippedSource(Source):
     """Elements of several datasets side by side; it ends with the first that does."""
 
-    def __init__(self, parts: tuple[Elements, ...]) -> None:
+    def __init__(self, parts: "tuple[Pipeline, ...]") -> None:
         super().__init__(StructType([part.element_type for part in parts]), 1)
         self.parts = parts
 
@@ -294,9 +269,25 @@ class ZippedSource(Source):
         return without_first(self._side_by_side(), start)
 
     def _side_by_side(self) -> Blocks:
+        waiting: list[Column | None] = [None] * len(self.parts)
         with contextlib.ExitStack() as stack:
+            # What waits for the others is gathered.
             rests = [stack.enter_context(Gathering(part.element_type, "zip")) for part in self.parts]
-            yield from side_by_side([part.blocks() for part in self.parts], rests)
+            parts = [part.blocks() for part in self.parts]
+            while True:
+                heads: list[Column] = []
+                for part, found in zip(parts, waiting):
+                    head = next(part, None) if found is None else found
+                    if head is None:
+                        return
+                    heads.append(head)
+                rows = min(map(len, heads))
+                yield StructColumn(tuple(head.slice(0, rows) for head in heads), rows)
+                waiting = [head.slice(rows, len(head)) if len(head) > rows else None for head in heads]
+                for rest, gathering in zip(waiting, rests):
+                    gathering.clear()
+                    if rest is not None:
+                        gathering.add(rest)
 
     def __repr__(self) -> str:
         return f"zip({', '.join(map(repr, self.parts))})"
@@ -305,7 +296,7 @@ class ZippedSource(Source):
 class ConcatenatedSource(Source):
     """Elements of several datasets one after the other. Its splits are theirs."""
 
-    def __init__(self, parts: tuple[Elements, ...]) -> None:
+    def __init__(self, parts: "tuple[Pipeline, ...]") -> None:
         super().__init__(parts[0].element_type, sum(part.num_splits for part in parts))
         self.parts = parts
 

@@ -25,17 +25,9 @@ from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, ScalarColumn, StructColumn, concatenate
 from fedstack.computations.values.sequences import drawn_order
 from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.service.data.datasets.blocks import (
-    Blocks,
-    Gathering,
-    only_first,
-    picked,
-    pieces,
-    rows_at_once,
-    stacked,
-    without_first,
-)
-from fedstack.service.data.datasets.element_functions import ElementFunction
+from fedstack.service.data.datasets.elements import ElementFunction
+from fedstack.service.data.reading.blocks import Gathering, only_first, picked, stacked, without_first
+from fedstack.service.data.reading.budget import Blocks, pieces, rows_at_once
 
 _BOOL = TensorType(np.bool_)
 _END_INT64 = 1 << 63

@@ -16,17 +16,9 @@ from fedstack.computations.values.tensor_values import normalize_tensor
 from fedstack.data.argument_checks import checked_integer
 from fedstack.errors import InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.foundations.value_text import describe
-from fedstack.service.data.datasets.blocks import (
-    BLOCK_BYTES,
-    Blocks,
-    Gathering,
-    picked,
-    pieces,
-    rows_at_once,
-    size_in,
-    stacked,
-)
 from fedstack.service.data.datasets.steps import Asks, BatchStep, Step, Upstream, batch_type
+from fedstack.service.data.reading.blocks import Gathering, picked, stacked
+from fedstack.service.data.reading.budget import BLOCK_BYTES, Blocks, pieces, rows_at_once, size_in
 
 # What a batch may have: a definition of a few bytes can ask for any padding.
 _MOST_BYTES = 1 << 31

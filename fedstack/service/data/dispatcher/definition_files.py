@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedstack.errors import JournalError
-from fedstack.service.data.dispatcher.private_folder import make_files_private, make_private_folder, open_private
+from fedstack.service.data.dispatcher.private_files import make_files_private, make_private_folder, open_private
 
 _UNFINISHED, _DAMAGED = ".new", ".damaged"
 _BLOCK_BYTES = 1 << 20

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
@@ -21,7 +22,6 @@ from fedstack.service.data.dispatcher import datasets, passes
 from fedstack.service.data.dispatcher.attendance import Attendance, addresses_of
 from fedstack.service.data.dispatcher.heard_commits import HeardCommits
 from fedstack.service.data.dispatcher.journal import Journal, Tables
-from fedstack.service.data.dispatcher.news import News
 from fedstack.service.executor.requests import control
 from fedstack.service.host.limits import DispatcherLimits, add_limits
 from fedstack.transport.grpc.file_watch import Renewed
@@ -108,7 +108,8 @@ class DispatchService(Service):
         self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
-        self._news = News()
+        # By pass: done when there may be news for the requests that wait in it. An entry lives as long as one waits.
+        self._news: weakref.WeakValueDictionary[bytes, asyncio.Future[None]] = weakref.WeakValueDictionary()
         self._heard = HeardCommits(self._journal, lambda work: self._on(self.threads, work), self._end_all)
         self._watching: asyncio.Task[None] | None = None
         self._draining = self._closed = False
@@ -201,22 +202,22 @@ class DispatchService(Service):
         consumer = request.pass_id, request.consumer
         loop = asyncio.get_running_loop()
         end = loop.time() + max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS))
+        is_first = True
         with self._held(consumer):
             while True:
-                here = self._attendance
-                workers, version, assigned = here.workers, here.version, here.assigned
+                there = self._attendance
+                workers, version = there.workers, there.version
                 may_wait = loop.time() < end and request.workers_version == version and not self._draining
                 # Before it is looked: what happens meanwhile is not missed.
-                with self._news.waiter(request.pass_id) as news:
-                    ask = functools.partial(
-                        passes.take, request=request, workers=workers, may_wait=may_wait, assigned=assigned
-                    )
-                    taken = await self._run(ask)
-                    if taken.wakes:
-                        self._news.tell(request.pass_id, but=news)
-                    if not (taken.is_empty and may_wait):
-                        break
-                    await asyncio.wait([news], timeout=end - loop.time())
+                news = self._news.setdefault(request.pass_id, loop.create_future())
+                ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
+                taken = await self._run(functools.partial(ask, assigned=there.assigned))
+                if taken.wakes and is_first:  # what it says is no news the next time
+                    self._wake(request.pass_id)
+                is_first = False
+                if not (taken.is_empty and may_wait):
+                    break
+                await asyncio.wait([news], timeout=end - loop.time())
         if taken.is_empty and self._draining:
             raise WorkerUnavailableError(_STOPPING)
         self._shows_life(consumer)
@@ -231,7 +232,7 @@ class DispatchService(Service):
         wakes = await self._run(lambda tables: passes.release(tables, request, self._wall_clock()))
         self._consumers.end((request.pass_id, request.consumer))
         if wakes:
-            self._news.tell(request.pass_id)
+            self._wake(request.pass_id)
         return messages.ReleasePassResponse()
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
@@ -239,18 +240,13 @@ class DispatchService(Service):
         check_protocol(request.protocol, request.version, "the data worker")
         worker = request.worker
         self._check_may_attend(request)
-        if request.leaves:
-            is_news = self._attendance.leave(worker.worker)
-        else:
-            is_news = self._attendance.attend(worker.worker, worker.address)
-        if is_news:
-            what = "leaves" if request.leaves else "attends"
-            _logger.info("The data worker at %s %s", worker.address, what)
+        here = self._attendance
+        if here.leave(worker.worker) if request.leaves else here.attend(worker.worker, worker.address):
+            _logger.info("The data worker at %s %s", worker.address, "leaves" if request.leaves else "attends")
         if self._attendance.workers is not self._written:  # now, or when the disk was full
             await self._workers_changed()
-        lease = self._times.worker
-        interval = min(_ATTENDS_SECONDS, lease / _SIGNS_IN_A_LEASE)
-        return with_protocol(messages.AttendResponse(interval_seconds=interval, lease_seconds=lease))
+        interval = min(_ATTENDS_SECONDS, self._times.worker / _SIGNS_IN_A_LEASE)
+        return with_protocol(messages.AttendResponse(interval_seconds=interval, lease_seconds=self._times.worker))
 
     def _check_may_attend(self, request: messages.AttendRequest) -> None:
         """Checks what proves that a worker is one: others dial it, with tokens of their own.
@@ -292,7 +288,7 @@ class DispatchService(Service):
             raise WorkerUnavailableError(_STOPPING) from error
 
     async def _workers_changed(self) -> None:
-        self._news.tell_all()
+        self._wake()
         workers = self._attendance.workers
 
         def write(tables: Tables) -> None:
@@ -302,6 +298,12 @@ class DispatchService(Service):
         await self._run(write)
         self._written = workers
 
+    def _wake(self, *pass_ids: bytes) -> None:
+        """Wakes the requests that wait in passes; by default in all."""
+        for news in [self._news.pop(pass_id, None) for pass_id in pass_ids or tuple(self._news)]:
+            if news is not None:
+                news.set_result(None)
+
     def _known_here(self, dataset: messages.DatasetDescription) -> messages.DatasetDescription:
         dataset.commit.CopyFrom(self._journal.commit)
         return with_protocol(dataset)
@@ -309,7 +311,7 @@ class DispatchService(Service):
     def _end_all(self) -> None:
         for consumer in tuple(self._consumers):
             self._consumers.end(consumer)
-        self._news.tell_all()
+        self._wake()
 
     @contextlib.contextmanager
     def _held(self, consumer: tuple[bytes, bytes]) -> Generator[None, None, None]:
@@ -348,8 +350,7 @@ class DispatchService(Service):
                 _logger.error("Looking after passes failed: %s", error)
 
     async def _expire(self) -> None:
-        lost = self._attendance.expire()
-        for address in lost:
+        for address in self._attendance.expire():
             _logger.warning("The data worker at %s is lost: silent for %g s", address, self._times.worker)
         if self._attendance.workers is not self._written:
             await self._workers_changed()
@@ -363,7 +364,7 @@ class DispatchService(Service):
         lose = functools.partial(passes.lose_consumer, pass_id=pass_id, consumer=consumer, now=self._wall_clock())
         try:
             if await self._run(lose):
-                self._news.tell(pass_id)
+                self._wake(pass_id)
         except FedstackError as error:  # of the disk: it is lost again after another lease
             _logger.error("A consumer that is lost could not be given up: %s", error)
             self._shows_life((pass_id, consumer))
@@ -380,14 +381,14 @@ class DispatchService(Service):
     def drain(self) -> None:
         """Lets nobody wait any more: whoever asks is to come again when it has been started again."""
         self._draining = True
-        self._news.tell_all()
+        self._wake()
 
     async def close(self) -> None:
         """Ends all work and closes the journal. Idempotent."""
         if self._closed:
             return
         self._draining = self._closed = True
-        self._news.tell_all()
+        self._wake()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

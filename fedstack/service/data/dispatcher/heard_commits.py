@@ -7,8 +7,8 @@ from typing import TypeVar
 from fedstack.errors import StaleSessionError
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.service.data.dispatcher import passes
-from fedstack.service.data.dispatcher.commits import Standing
 from fedstack.service.data.dispatcher.journal import Journal
+from fedstack.service.data.dispatcher.ledger import Standing
 
 _Q = TypeVar("_Q", messages.OpenPassRequest, messages.TakeRequest, messages.ReleasePassRequest, messages.AttendRequest)
 _A = TypeVar(

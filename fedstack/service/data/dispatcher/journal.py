@@ -13,11 +13,10 @@ from fedstack.errors import FedstackError, JournalError, ResourceLimitError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.proto.data_service_pb2 import Commit
 from fedstack.service.data.dispatcher import ledger
-from fedstack.service.data.dispatcher.commits import Standing
 from fedstack.service.data.dispatcher.definition_files import DefinitionFiles
-from fedstack.service.data.dispatcher.last_commit import LastCommit
-from fedstack.service.data.dispatcher.ledger import Ledger
-from fedstack.service.data.dispatcher.private_folder import (
+from fedstack.service.data.dispatcher.ledger import Ledger, Standing
+from fedstack.service.data.dispatcher.private_files import (
+    LastCommit,
     make_files_private,
     make_private_file,
     make_private_folder,

@@ -3,14 +3,14 @@
 import contextlib
 import os
 import threading
-import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import attrs
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import WorkScope, current_scope
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.bounded_cache import BoundedCache
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Type
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
@@ -23,44 +23,45 @@ from fedstack.executors.worker.work import Work
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.proto.extensions_pb2 import GetStatusResponse
-from fedstack.service.data.datasets.blocks import Blocks, reading, size_in, without_first
+from fedstack.service.data.reading.blocks import sized_blocks, without_first
+from fedstack.service.data.reading.budget import BLOCK_BYTES, Ahead, Blocks, Budget, MadeAhead, size_in
+from fedstack.service.data.reading.dataset_scope import reading
+from fedstack.service.data.reading.readers import LocalReader, Range, readers_here
 from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
-from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
-from fedstack.service.data.worker.gathered_room import GatheredRoom
-from fedstack.service.data.worker.opened_files import OpenedFiles
-from fedstack.service.data.worker.sized_blocks import sized_blocks
-from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
+from fedstack.service.data.worker.definition_cache import CachedDataset, DefinitionCache
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.host.fair_shares import FairShares
 from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
+from fedstack.service.host.local_servers import is_local
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
-from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, ServerFacts, Service
+from fedstack.transport.peers.loop_calls import outcome_of
+from fedstack.transport.peers.methods import (
+    Answers,
+    DownloadMethod,
+    ExchangeMethod,
+    Method,
+    ServerFacts,
+    Service,
+)
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
-_BLOCK_BYTES = 1 << 20
 _PORT = "%port%"
+# Of so many files in passes it is known how they were at first; those that were opened longest ago are forgotten.
+_MOST_FILES = 1 << 16
+_MOST_ID_BYTES = 64
 
 
 @attrs.frozen(eq=False)
-class Range:
-    """What a request asks for: elements, from one of them on.
+class _Sent:
+    """Some elements as they travel, and about how many bytes they take."""
 
-    Attributes:
-      element: The type of an element.
-      blocks: Yields them. Errors say where they came up.
-      scope: For whom and under which rules that runs.
-      client_rows: How many of them each client has, once the first block is there; empty if it is of no clients.
-    """
-
-    element: Type
-    blocks: Blocks
-    scope: WorkScope
-    client_rows: Sequence[int] = ()
+    parcel: Parcel
+    size: int
 
 
 class DataWorkerService(Service):
@@ -106,22 +107,28 @@ class DataWorkerService(Service):
             local_executor_factory(), self._rules, policy or CarrierPolicy(), client_credentials=client_credentials
         )
         roots = tuple(map(_real_folder, data_roots))
-        self._gathered = GatheredRoom(self._limits)
+        self._gathered = Budget(self._limits.max_gathered_bytes, self._too_much_gathered)
         self._scope = reading(core.scope, data_roots=roots, take_room=self._gathered.take)
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
-        self._streams: dict[Stream, bytes] = {}  # and the id of each, for status
+        self._streams: dict[Ahead[_Sent], bytes] = {}  # and the id of each, for status
         self._counting = threading.Lock()
         self._read = (0, 0, 0)  # ranges, elements and bytes, for status
         self._places = FairShares(self._limits.max_streams)
-        self._room = AheadRoom(self._limits.max_ahead_bytes)
+        self._ahead = Budget(self._limits.max_ahead_bytes)
         self._clients = ClientGroups(self._limits)
-        self._opened = OpenedFiles()
+        self._opened: BoundedCache[tuple[bytes, str], tuple[int, ...]] = BoundedCache(_MOST_FILES, _MOST_FILES)
+        self._opening = threading.Lock()
         self._no_clients = ProgressCounts()
         self._server: ServerFacts | None = None
         self._worker_address = worker_address
         self._draining = False
         self.attending = Attending(dispatcher, attends_seconds, worker_tokens)
         self.threads = LeafThreads()
+        self._reader = LocalReader(self.find, self.list_clients, self.threads)
+
+    def _too_much_gathered(self, found: str) -> Exception:
+        advice = "let the step hold less: a smaller number, smaller elements"
+        return exceeded(self._limits, "max_gathered_bytes", found, advice)
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
@@ -149,7 +156,9 @@ class DataWorkerService(Service):
 
     def started(self) -> None:
         target = self._server.target if self._server else ""
-        services_here[self.attending.worker] = self
+        readers_here[self.attending.worker] = self._reader
+        if is_local(target):
+            readers_here[target] = self._reader
         port = target.rpartition(":")[2]
         self.attending.start(target if self._worker_address is None else self._worker_address.replace(_PORT, port))
 
@@ -164,21 +173,23 @@ class DataWorkerService(Service):
         with self._open(received.message, opening.result()) as stream:
             is_last = False
             while not is_last:
-                coming = Work(stream.next())
+                coming = Work(outcome_of(stream.take()))
                 async for beat in coming.beats(self._no_clients, self._rules.heartbeat_seconds):
                     yield beat
-                block = coming.result()
-                parcel = _NO_MORE if block is None else block.parcel
+                sent = coming.result()
+                parcel = _NO_MORE if sent is None else sent.parcel
                 is_last = parcel.is_last
                 yield parcel
 
     @contextlib.contextmanager
-    def _open(self, request: ReadRequest, found: Range) -> Generator[Stream, None, None]:
+    def _open(self, request: ReadRequest, found: Range) -> Generator[Ahead[_Sent], None, None]:
         limits, caller = self._limits, found.scope.caller
         if not self._places.take(caller):
             raise exceeded(limits, "max_streams", self._places.refused, "read to their end those that are open")
-        most = max(1, min(request.block_bytes or _BLOCK_BYTES, limits.max_block_bytes, self._rules.max_value_bytes))
-        stream = Stream(self._sent(found, most), self.threads, found.scope, self._room)
+        most = max(1, min(request.block_bytes or BLOCK_BYTES, limits.max_block_bytes, self._rules.max_value_bytes))
+        with found.scope.entered():
+            made = self._sent(found, most)
+            stream = MadeAhead(made, self.threads, size_of=lambda sent: sent.size, budget=self._ahead, is_last=_is_last)
         self._streams[stream] = draw_id()
         try:
             yield stream
@@ -187,7 +198,7 @@ class DataWorkerService(Service):
             del self._streams[stream]
             self._places.give_back(caller)
 
-    def _sent(self, found: Range, most: int) -> Iterator[Block]:
+    def _sent(self, found: Range, most: int) -> Iterator[_Sent]:
         """Yields blocks as they travel."""
         chunking, element = self._rules.chunking, found.element
         client_rows, bytes_of = found.client_rows, size_in(element)
@@ -201,7 +212,7 @@ class DataWorkerService(Service):
                 with_protocol(response)
             client_rows = ()
             packer.pack_elements(response.elements, column, element, "elements")
-            yield Block(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
+            yield _Sent(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
 
     def _counted(self, blocks: Blocks, element: Type) -> Blocks:
         """Yields blocks, and counts them for the status: those that go to consumers of this process, too."""
@@ -216,6 +227,10 @@ class DataWorkerService(Service):
             before = self._read
             self._read = (before[0] + ranges, before[1] + elements, before[2] + size)
 
+    def _check_goes_on(self) -> None:
+        if self._draining:
+            raise WorkerUnavailableError("Expected a data worker that is there, found one that stops; read at another")
+
     async def find(self, request: ReadRequest) -> Range:
         """Returns what a request asks for.
 
@@ -223,13 +238,12 @@ class DataWorkerService(Service):
           InvalidValueError: If there is nothing like that.
           FedstackError: If the definition of the dataset cannot be had, or is refused.
         """
-        if self._draining:
-            raise WorkerUnavailableError("Expected a data worker that is there, found one that stops; read at another")
+        self._check_goes_on()
         known = await self._definitions.find(request.digest, request.commit)
         scope = current_scope()
         # A dataset as a whole may repeat its files, and each repetition is a pass.
         is_part = not (request.splits.whole or request.splits.shard)
-        first_stamp = self._opened.first_stamp(request.pass_id) if is_part else None
+        first_stamp = self._first_stamp(request.pass_id) if is_part else None
         ours = self._scope.replace(caller=scope.caller, origin=scope.origin, span=scope.span)
         scope = reading(ours, first_stamp=first_stamp)
         place = f"of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
@@ -240,12 +254,37 @@ class DataWorkerService(Service):
         element, blocks, what = _elements(known, request)
         return Range(element, self._counted(_placed(blocks, f"in {what} {place}"), element), scope)
 
+    def _first_stamp(self, pass_id: bytes) -> Callable[[str, tuple[int, ...]], tuple[int, ...]]:
+        """Returns what says how files were when a pass first opened them here; see `DatasetScope.first_stamp`.
+
+        Args:
+          pass_id: Stands for the pass; empty for one that has this range alone.
+
+        Raises:
+          InvalidValueError: If it is none.
+        """
+        if len(pass_id) > _MOST_ID_BYTES:
+            raise InvalidValueError(
+                f"Expected the id of a pass of at most {_MOST_ID_BYTES} bytes, found {len(pass_id)}"
+            )
+        if not pass_id:
+            return dict[str, tuple[int, ...]]().setdefault
+
+        def first_stamp(path: str, stamp: tuple[int, ...]) -> tuple[int, ...]:
+            with self._opening:
+                first = self._opened.get((pass_id, path)) or stamp
+                self._opened.put((pass_id, path), first, 1)
+                return first
+
+        return first_stamp
+
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
         """Lists the clients of a dataset.
 
         Raises:
           FedstackError: If the dataset cannot be had or read, or is none of clients.
         """
+        self._check_goes_on()
         known = await self._definitions.find(request.digest)
         clients = known.clients
         caller, gone = current_scope(), threading.Event()
@@ -274,7 +313,7 @@ class DataWorkerService(Service):
     def drain(self) -> None:
         """Opens no more streams; those that are open go on."""
         self._draining = True
-        services_here.pop(self.attending.worker, None)
+        self._reader.stop()
         self.attending.leave()
 
     async def close(self) -> None:
@@ -292,10 +331,6 @@ class DataWorkerService(Service):
         return f"<DataWorkerService with {len(self._streams)} open streams>"
 
 
-# The data workers of this process, by what stands for them at their dispatchers.
-services_here: "weakref.WeakValueDictionary[bytes, DataWorkerService]" = weakref.WeakValueDictionary()
-
-
 def _real_folder(root: str) -> str:
     found = os.path.realpath(root)
     if not os.path.isdir(found):
@@ -306,7 +341,7 @@ def _real_folder(root: str) -> str:
 _NO_MORE = Parcel(with_protocol(ReadResponse(is_last=True)).SerializeToString())
 
 
-def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:
+def _elements(known: CachedDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:
     """Returns the type of the elements that are asked for, these, and what they are called."""
     splits, start = request.splits, request.first_element
     if splits.shard:
@@ -326,6 +361,10 @@ def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, 
         )
     what = f"splits {splits.first} to {splits.last}"
     return pipeline.element_type, pipeline.read(splits.first, splits.last, start), what
+
+
+def _is_last(sent: _Sent) -> bool:
+    return sent.parcel.is_last
 
 
 def _placed(blocks: Blocks, place: str) -> Blocks:

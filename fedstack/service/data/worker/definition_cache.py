@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.computations.types.bounded_cache import BoundedCache
-from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import consume_exception
@@ -30,7 +30,7 @@ _DISPATCHER_SECONDS = 30.0
 
 
 @attrs.frozen(eq=False)
-class KnownDataset:
+class CachedDataset:
     """A dataset, how the work on it is divided, and which member of elements says whose they are."""
 
     dataset: Dataset
@@ -64,10 +64,10 @@ class DefinitionCache:
         self._dispatcher = dispatcher
         self._scope = scope
         self._limits = limits
-        self._known: BoundedCache[bytes, KnownDataset] = BoundedCache(_MOST_DATASETS, limits.max_definition_bytes)
-        self._coming: dict[bytes, asyncio.Task[KnownDataset]] = {}
+        self._known: BoundedCache[bytes, CachedDataset] = BoundedCache(_MOST_DATASETS, limits.max_definition_bytes)
+        self._coming: dict[bytes, asyncio.Task[CachedDataset]] = {}
 
-    async def find(self, digest: bytes, commit: Commit | None = None) -> KnownDataset:
+    async def find(self, digest: bytes, commit: Commit | None = None) -> CachedDataset:
         """Returns the dataset of a digest.
 
         Args:
@@ -90,13 +90,15 @@ class DefinitionCache:
             coming.add_done_callback(lambda task: self._has_come(digest, task))
         return await asyncio.shield(coming)  # others may wait for it too
 
-    def _has_come(self, digest: bytes, task: "asyncio.Task[KnownDataset]") -> None:
+    def _has_come(self, digest: bytes, task: "asyncio.Task[CachedDataset]") -> None:
         del self._coming[digest]
         consume_exception(task)
 
-    async def _come(self, digest: bytes, commit: Commit | None) -> KnownDataset:
+    async def _come(self, digest: bytes, commit: Commit | None) -> CachedDataset:
         request = DescribeDatasetRequest(digest=digest, commit=commit)
-        content = await self._dispatcher.persistently(lambda: self._fetch(request), _DISPATCHER_SECONDS, _is_awaited)
+        content = await self._dispatcher.persistently(
+            lambda: self._fetch(request), _DISPATCHER_SECONDS, lambda loss: None
+        )
         set_scope(self._scope)
         known = await off_loop(lambda: _read(content, digest))
         self._known.put(digest, known, len(content))
@@ -121,11 +123,7 @@ class DefinitionCache:
         return f"<DefinitionCache of {len(self._known)}>"
 
 
-def _is_awaited(loss: FedstackError) -> None:
-    """Is called when the dispatcher is away; those who wait for its answer are told when it stays away."""
-
-
-def _read(content: memoryview, digest: bytes) -> KnownDataset:
+def _read(content: memoryview, digest: bytes) -> CachedDataset:
     if hashlib.sha256(content).digest() != digest:
         raise InvalidValueError(
             f"Expected the definition of dataset {digest.hex()[:16]}…, found another one under that digest; the "
@@ -136,4 +134,4 @@ def _read(content: memoryview, digest: bytes) -> KnownDataset:
     except DecodeError as error:
         raise InvalidValueError(f"Expected the definition of a dataset, found other bytes: {error}") from error
     dataset = read_definition(definition)
-    return KnownDataset(dataset, dataset.divided(), definition.client_column)
+    return CachedDataset(dataset, dataset.divided(), definition.client_column)

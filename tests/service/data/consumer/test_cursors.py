@@ -17,12 +17,12 @@ from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidComputationError
 from fedstack.proto.data_service_pb2 import Commit, OpenPassRequest
 from fedstack.service.data import Dataset, ShardingPolicy
-from fedstack.service.data.consumer.cursors import read_cursor
-from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.descriptions import described
-from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource, Terms
+from fedstack.service.data.consumer.acknowledgements import Position
+from fedstack.service.data.consumer.connections import Opening
+from fedstack.service.data.consumer.descriptions import Terms, described, position_of, read_cursor
+from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource
 from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan, Read, TakenRange
-from fedstack.service.data.datasets.blocks import pieces
+from fedstack.service.data.reading.budget import pieces
 
 WORKER = b"w"
 
@@ -111,8 +111,8 @@ class Driver:
     missing = 0
 
     def __init__(self, journal: Journal, request: OpenPassRequest, position: Position) -> None:
-        self.request = request
-        self.left_out = position.left_out
+        known = described(journal.local)
+        self.opening = Opening(request, known.description.num_splits, known.split_element, position, 60.0, 1)
         self._journal = journal
         self._plan = PassPlan(Guarantee.EXACTLY_ONCE)
         self._plan.list_workers([WORKER])
@@ -152,8 +152,8 @@ class Driver:
     def work_on(self, blocks: int) -> None:
         self._plan.work_on(blocks)
 
-    def deliver(self, rows: int | None) -> None:
-        self._plan.deliver(rows)
+    def acknowledge(self, rows: int | None) -> None:
+        self._plan.acknowledge(rows)
 
     def position(self, rows: int) -> Position:
         return self._plan.position(rows)
@@ -173,7 +173,7 @@ class Source(DistributedSource):
 
     def begin(self) -> Any:
         request = OpenPassRequest(digest=b"d", consumer=b"c")
-        return Driver(self._journal, request, Position() if self._resume is None else self._resume.position)
+        return Driver(self._journal, request, Position() if self._resume is None else position_of(self._resume))
 
 
 def distributed(journal: Journal, resume: bytes | None = None) -> Dataset:

@@ -49,7 +49,7 @@ from fedstack.service.data import (
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
 from fedstack.service.data.dispatcher import passes
-from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range
+from fedstack.service.data.reading.readers import LocalReader, Reading
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 DYNAMIC, OFF = "distributed_epoch", "parallel_epochs"
@@ -869,12 +869,12 @@ def test_elements_before_an_error_come_first(dispatcher: DispatchServer, start_w
 def test_workers_hear_of_which_pass_a_range_is(service: DispatchServer, monkeypatch: pytest.MonkeyPatch) -> None:
     passes_read: list[bytes] = []
 
-    async def find(self: DataWorkerService, request: ReadRequest) -> Range:
-        passes_read.append(request.pass_id)
-        return await found(self, request)
+    def open(self: LocalReader, what: ReadRequest, *args: Any) -> Reading:
+        passes_read.append(what.pass_id)
+        return opened(self, what, *args)
 
-    found = DataWorkerService.find
-    monkeypatch.setattr(DataWorkerService, "find", find)
+    opened = LocalReader.open
+    monkeypatch.setattr(LocalReader, "open", open)
     dataset = Dataset.range(100).apply(distribute(DYNAMIC, service))
     for passes_until_now in (1, 2):
         assert len(list(dataset)) == 100

@@ -42,7 +42,7 @@ async def test_news_that_come_while_others_are_told_are_told_as_well() -> None:
             answered.set()
 
     driver = cast(Any, SimpleNamespace(_wake=asyncio.Event(), _arrived=threading.Lock()))
-    driver._participation = SimpleNamespace(take=take, tell=tell)
+    driver._client = SimpleNamespace(take=take, tell=tell)
     driver._plan = SimpleNamespace(news_for_others=lambda: news.pop(0) if news else None)
     answering = asyncio.ensure_future(PassDriver._answer(driver, Take(1, 1)))
     await asyncio.sleep(0)

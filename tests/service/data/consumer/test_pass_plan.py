@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pass_plans import AT_LEAST, AT_MOST, EXACTLY, column
 
 from fedstack.errors import WorkerUnavailableError
-from fedstack.service.data.consumer.deliveries import Position
+from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan, Read, TakenRange
 
 DRAWS = st.integers(0, 2**32).map(random.Random)
@@ -210,7 +210,7 @@ def test_a_pass_goes_on_after_any_element(draw: random.Random) -> None:
     for _ in range(draw.randrange(60)):
         draw.choice([world.take, world.ask, world.answer, world.answer, world.consume])()
     done = draw.randint(0, len(world.got))
-    world.plan.deliver(draw.randint(0, done))
+    world.plan.acknowledge(draw.randint(0, done))
     position = world.plan.position(done)
     before = world.got[:done]
     resumed = World(draw, EXACTLY, 2, world._sizes)
@@ -230,7 +230,7 @@ def test_ranges_are_acknowledged_when_the_consumer_has_done_with_them(draw: rand
     for id in before:
         reading = world.taken[id]
         assert not sum(world._sizes[reading.first : reading.last]), "nobody has done with its elements"
-    world.plan.deliver(None)
+    world.plan.acknowledge(None)
     assert before | set(world.plan.leave().finished) == set(world.taken)
 
 
@@ -325,7 +325,7 @@ def test_the_end_of_a_range_waits_for_nobody_who_asks_for_more() -> None:
     plan.arrive(rest, [])
     assert plan.next() is not None
     assert not plan.has_arrived, "so a consumer does not ask again"
-    plan.deliver(2)
+    plan.acknowledge(2)
     assert plan.leave().finished == (1,), "others may wait for that"
 
 
@@ -337,7 +337,7 @@ def test_an_end_that_comes_after_its_elements_are_done_with_is_acknowledged() ->
     (begin,) = plan.reads()
     plan.arrive(begin, [column([0, 1])])
     assert plan.next() is not None
-    plan.deliver(2)
+    plan.acknowledge(2)
     (rest,) = plan.reads()
     plan.arrive(rest, [])
     assert plan.leave().finished == (1,)

@@ -3,7 +3,7 @@
 import pytest
 from pass_plans import AT_LEAST, AT_MOST, EXACTLY, GONE, arrive, consume, plan_with, ranges, send
 
-from fedstack.service.data.consumer.deliveries import Position
+from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan, Take, TakenRange
 
 
@@ -63,7 +63,7 @@ def test_what_is_done_with_is_told_once() -> None:
     send(plan)
     assert consume(plan) == 3
     plan.pass_over(9)
-    plan.deliver(3)
+    plan.acknowledge(3)
     assert plan.take(must=True) == Take(1, 0, (9, 1))
     plan.took([], False)
     assert plan.take(must=True) == Take(2, 0)
@@ -128,16 +128,16 @@ def test_others_are_told_once_of_each_range_that_is_done_with_while_the_dispatch
     read_to_the_end(plan, 2)
     assert plan.take() == Take(1, 2)
     assert plan.news_for_others() is None, "nothing is done with"
-    plan.deliver(3)
+    plan.acknowledge(3)
     assert plan.news_for_others() == Take(1, 0, (1,))
     assert plan.news_for_others() is None
-    plan.deliver(6)
+    plan.acknowledge(6)
     assert plan.news_for_others() == Take(1, 0, (1, 2))
     plan.took(ranges(3), False)
     read_to_the_end(plan, 1)
     assert plan.take() == Take(2, 2, (1, 2)), "the dispatcher hears it again"
     assert plan.news_for_others() is None
-    plan.deliver(9)
+    plan.acknowledge(9)
     assert plan.news_for_others() == Take(2, 0, (3,))
 
 
@@ -153,7 +153,7 @@ def test_a_consumer_waits_that_keeps_elements_and_asks_for_others(guarantee: Gua
     plan.ask()
     assert plan.waits == (guarantee is AT_LEAST)
     assert plan.take() == Take(1, 2, waits=plan.waits)
-    plan.deliver(3)
+    plan.acknowledge(3)
     assert not plan.waits, "it keeps nothing"
 
 
@@ -188,7 +188,7 @@ def test_others_are_told_once_that_a_consumer_waits_while_the_dispatcher_does_no
 def test_nobody_is_told_anything_beside_a_question() -> None:
     plan = plan_with(ranges(1), guarantee=AT_LEAST)
     read_to_the_end(plan, 1)
-    plan.deliver(3)
+    plan.acknowledge(3)
     assert plan.others_wait
     assert plan.news_for_others() is None
     assert plan.take() == Take(1, 2, (1,))
@@ -198,7 +198,7 @@ def test_nobody_is_told_anything_while_there_is_something_to_read() -> None:
     plan = plan_with(ranges(1, 2), guarantee=AT_LEAST)
     read_to_the_end(plan, 1)
     plan.take(must=True)
-    plan.deliver(3)
+    plan.acknowledge(3)
     assert plan.news_for_others() is None
     read_to_the_end(plan, 1)
     assert plan.news_for_others() == Take(1, 0, (1,))
@@ -210,9 +210,9 @@ def test_nobody_is_told_anything_while_there_is_something_to_read() -> None:
 def test_the_last_that_the_dispatcher_hears_has_what_it_has_not_confirmed_and_what_came_since() -> None:
     plan = plan_with(ranges(1, 2, 3))
     read_to_the_end(plan, 2)
-    plan.deliver(3)
+    plan.acknowledge(3)
     plan.take(must=True)
-    plan.deliver(6)
+    plan.acknowledge(6)
     assert plan.leave() == Take(2, 0, (1, 2), (3,))
     assert plan.leave(may_resume=True) == Take(2, 0, (1,)), "the dispatcher has not answered yet"
 
@@ -233,6 +233,6 @@ def test_others_get_nothing_of_a_range_that_this_consumer_has_begun() -> None:
     for read in plan.reads():
         arrive(plan, read, 3)
     plan.next()
-    plan.deliver(3)
+    plan.acknowledge(3)
     plan.next()
     assert plan.leave().given_back == (3,)

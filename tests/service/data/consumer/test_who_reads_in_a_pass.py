@@ -181,7 +181,7 @@ def test_all_that_is_left_out_is_counted_and_done_with() -> None:
     assert lose_in_a_row(plan, 4) == [0, 0, 0, 10]
     assert plan.missing == 17
     assert consume(plan) == 3
-    plan.deliver(3)
+    plan.acknowledge(3)
     assert plan.leave().finished == (1, 2), "no others are to read those"
     assert asked(plan) == [(b"a", 3)]
 

@@ -8,8 +8,8 @@ from direct_passes import Direct
 from dispatching import EXACTLY_ONCE, description
 
 from fedstack.proto.data_service_pb2 import Commit, OpenPassRequest
-from fedstack.service.data.dispatcher.commits import Standing
 from fedstack.service.data.dispatcher.journal import FILE, Journal
+from fedstack.service.data.dispatcher.ledger import Standing
 
 # Where this has to change, the version of journals has to as well: those that there are are refused then.
 WRITTEN = """

@@ -12,8 +12,8 @@ import pytest
 
 from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.proto.data_service_pb2 import Commit
-from fedstack.service.data.dispatcher.commits import Standing
 from fedstack.service.data.dispatcher.journal import FILE, LAST, Journal, Tables
+from fedstack.service.data.dispatcher.ledger import Standing
 
 KNOWN, LOST, STRANGE = Standing.KNOWN, Standing.LOST, Standing.STRANGE
 MOST_BRANCHES = 10_000

@@ -13,8 +13,8 @@ from journal_histories import NAMES, Moment, Outcome, attend, consumer, history,
 
 from fedstack.errors import FedstackError, JournalError, ResourceLimitError, StaleSessionError
 from fedstack.proto.data_service_pb2 import Commit
-from fedstack.service.data.dispatcher.commits import Commits, Standing
 from fedstack.service.data.dispatcher.journal import FILE, LAST, Journal
+from fedstack.service.data.dispatcher.ledger import Commits, Standing
 
 WAL = f"{FILE}-wal"
 STEPS = 20

@@ -18,10 +18,10 @@ from fedstack.errors import InvalidComputationError, InvalidValueError, Resource
 from fedstack.proto.data_service_pb2 import ListClientsRequest
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetStep
 from fedstack.service.data import Dataset, DataWorkerLimits
-from fedstack.service.data.datasets import blocks
 from fedstack.service.data.datasets.definitions import definition_of, read_definition
 from fedstack.service.data.datasets.pipeline import MOST_STEPS
-from fedstack.service.data.worker.readers import Reader, reader_at
+from fedstack.service.data.reading import blocks, budget
+from fedstack.service.data.reading.readers import Reader, reader_at
 from fedstack.service.host.local_servers import GRPC, LOCAL
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -178,7 +178,7 @@ def test_what_steps_gather_is_bounded(name: str, catalogue: Catalogue, start_wor
 def test_windows_of_large_elements_are_made_a_few_at_a_time() -> None:
     kilobytes = fedstack.python_computation([np.int64], (np.int64, [None]))(lambda x: np.zeros(1250, np.int64))
     windows = Dataset.range(200).map(kilobytes).window(50, 1, drop_remainder=True)
-    assert max(map(len, windows.blocks())) * 50 * 10_000 <= blocks.BLOCK_BYTES
+    assert max(map(len, windows.blocks())) * 50 * 10_000 <= budget.BLOCK_BYTES
 
 
 def test_the_number_of_steps_is_bounded() -> None:

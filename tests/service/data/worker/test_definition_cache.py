@@ -15,7 +15,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError, ResourceLimitError
 from fedstack.proto.datasets_pb2 import DatasetDefinition
 from fedstack.service.data import Dataset, DataWorkerLimits
-from fedstack.service.data.worker.readers import reader_at
+from fedstack.service.data.reading.readers import reader_at
 from fedstack.transport.peers.io_loop import io_loop
 
 INT = fl.TensorType(np.int64)

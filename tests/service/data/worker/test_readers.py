@@ -17,9 +17,8 @@ from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
-from fedstack.service.data.worker.readers import AHEAD as RECEIVED_AHEAD
-from fedstack.service.data.worker.readers import BLOCK_BYTES, reader_at
-from fedstack.service.data.worker.streams import AHEAD
+from fedstack.service.data.reading.budget import AHEAD, SENT_BYTES
+from fedstack.service.data.reading.readers import reader_at
 from fedstack.service.host.local_servers import GRPC, LOCAL
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -303,8 +302,8 @@ def test_what_a_slow_consumer_has_not_asked_for_is_not_made(
         reading = reader.open(whole(digest), SLOWLY_READ.element_type)
         assert await reading.next()
         await asyncio.sleep(0.3)
-        per_block = BLOCK_BYTES >> 20
-        assert len(MADE) <= (1 + RECEIVED_AHEAD + AHEAD + 1) * per_block + 1 < 200
+        per_block = SENT_BYTES >> 20
+        assert len(MADE) <= (1 + 2 * AHEAD + 1) * per_block + 1 < 200
         await reading.close()
         await reader.close()
 

@@ -1,7 +1,6 @@
-"""Blocks are made a few ahead of whoever reads, sent in order in one call, and closed when nobody reads any more."""
+"""Blocks are sent in order in one call, and a peer that sends something else than it says is found out."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 
 import federated_language as fl
@@ -10,14 +9,11 @@ import pytest
 from catalogue import Catalogue, StartWorker
 from data_reading import read, whole
 
-from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.errors import FedstackError, InvalidValueError, ProtocolVersionError, ResourceLimitError
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.worker.received import receive
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest, ReadResponse, SplitRange
 from fedstack.service.data import Dataset, DataWorkerLimits
-from fedstack.service.data.worker.readers import RemoteReader, reader_at
-from fedstack.service.data.worker.streams import AHEAD, AheadRoom, Block, Stream
+from fedstack.service.data.reading.readers import RemoteReader, reader_at
 from fedstack.service.host.local_servers import connect
 from fedstack.transport.peers import data_worker_stub
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, DataWorkerStub
@@ -29,169 +25,6 @@ from fedstack.transport.wire.parcels import Incoming, Parcel
 
 WALL = 20.0
 NUMBERS = Dataset.range(40)
-
-
-class Counted:
-    """Makes blocks, and counts them; each may wait to be let go."""
-
-    def __init__(self, number: int, size: int = 1) -> None:
-        self.made = self.closed = 0
-        self.changed = threading.Condition()
-        self.blocks = self._make(number, size)
-
-    def _make(self, number: int, size: int) -> Iterator[Block]:
-        try:
-            for place in range(number):
-                self._count("made")
-                yield Block(Parcel(b"%d" % place, is_last=place == number - 1), size)
-        finally:
-            self._count("closed")
-
-    def _count(self, what: str) -> None:
-        with self.changed:
-            setattr(self, what, getattr(self, what) + 1)
-            self.changed.notify_all()
-
-    async def reaches(self, condition: Callable[[], bool]) -> None:
-        def wait() -> None:
-            with self.changed:
-                assert self.changed.wait_for(condition, WALL)
-
-        await asyncio.to_thread(wait)
-
-
-@pytest.fixture
-def threads() -> Iterator[LeafThreads]:
-    threads = LeafThreads()
-    yield threads
-    threads.close()
-
-
-def stream_of(counted: Counted, threads: LeafThreads, room: int = 1 << 30) -> Stream:
-    return Stream(counted.blocks, threads, WorkScope(), AheadRoom(room))
-
-
-async def content(future: "asyncio.Future[Block | None]") -> bytes | None:
-    block = await asyncio.wait_for(future, WALL)
-    return None if block is None else block.parcel.header
-
-
-def test_blocks_come_in_order_and_what_makes_them_is_closed(threads: LeafThreads) -> None:
-    async def work() -> None:
-        counted = Counted(5)
-        stream = stream_of(counted, threads)
-        assert [await content(stream.next()) for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
-        await counted.reaches(lambda: counted.closed == 1)
-        stream.end()
-
-    asyncio.run(work())
-
-
-def test_after_the_last_block_there_is_none_where_that_was_not_known(threads: LeafThreads) -> None:
-    async def work() -> None:
-        blocks = (Block(Parcel(b"%d" % number, is_last=False), 1) for number in range(2))
-        stream = Stream(blocks, threads, WorkScope(), AheadRoom(1))
-        assert [await content(stream.next()) for _ in range(3)] == [b"0", b"1", None]
-
-    asyncio.run(work())
-
-
-def test_a_few_blocks_are_made_ahead_and_no_more(threads: LeafThreads) -> None:
-    async def work() -> None:
-        counted = Counted(1000)
-        stream = stream_of(counted, threads)
-        for number in range(20):
-            assert await content(stream.next()) == b"%d" % number
-        await counted.reaches(lambda: counted.made == 20 + AHEAD)
-        await asyncio.sleep(0.05)
-        assert counted.made == 20 + AHEAD
-        stream.end()
-
-    asyncio.run(work())
-
-
-def test_without_room_for_blocks_ahead_each_is_made_when_it_is_asked_for(threads: LeafThreads) -> None:
-    async def work() -> None:
-        room = AheadRoom(20)
-        first, second = Counted(100, size=10), Counted(100, size=10)
-        streams = [Stream(counted.blocks, threads, WorkScope(), room) for counted in (first, second)]
-        await content(streams[0].next())
-        await first.reaches(lambda: first.made == 2)  # one is sent, one is ahead, and they take all the room
-        for number in range(10):
-            assert await content(streams[1].next()) == b"%d" % number
-        await asyncio.sleep(0.05)
-        assert (first.made, second.made) == (2, 10)
-        streams[0].end()
-        await content(streams[1].next())
-        await second.reaches(lambda: second.made > 11)
-        streams[1].end()
-        assert not room.is_full
-
-    asyncio.run(work())
-
-
-def test_a_stream_that_ends_closes_what_makes_its_blocks(threads: LeafThreads) -> None:
-    async def work() -> None:
-        counted = Counted(1000)
-        stream = stream_of(counted, threads)
-        await content(stream.next())
-        stream.end()
-        await counted.reaches(lambda: counted.closed == 1)
-
-    asyncio.run(work())
-
-
-def test_a_stream_that_ends_just_after_a_turn_closes_what_makes_its_blocks_too(threads: LeafThreads) -> None:
-    async def work() -> None:
-        counted = Counted(1000)
-        stream = stream_of(counted, threads)
-        stream.next()
-        job = stream._job
-        assert job is not None
-        job.exception(WALL)  # the thread has done its turn, and the loop has not heard of it
-        stream.end()
-        await counted.reaches(lambda: counted.closed == 1)
-
-    asyncio.run(work())
-
-
-def test_a_stream_that_ends_while_a_block_is_made_closes_what_makes_it(threads: LeafThreads) -> None:
-    async def work() -> None:
-        begun, gate, closed = threading.Event(), threading.Event(), threading.Event()
-
-        def blocks() -> Iterator[Block]:
-            try:
-                begun.set()
-                gate.wait(WALL)
-                yield Block(Parcel(b""), 1)
-            finally:
-                closed.set()
-
-        stream = Stream(blocks(), threads, WorkScope(), AheadRoom(1))
-        stream.next().cancel()
-        assert await asyncio.to_thread(begun.wait, WALL)
-        stream.end()
-        gate.set()
-        assert await asyncio.to_thread(closed.wait, WALL)
-
-    asyncio.run(work())
-
-
-def test_an_error_comes_after_the_blocks_before_it(threads: LeafThreads) -> None:
-    async def work() -> None:
-        def blocks() -> Iterator[Block]:
-            yield Block(Parcel(b"0", is_last=False), 1)
-            raise InvalidValueError("no more")
-
-        stream = Stream(blocks(), threads, WorkScope(), AheadRoom(1))
-        assert await content(stream.next()) == b"0"
-        with pytest.raises(InvalidValueError, match="no more"):
-            await content(stream.next())
-
-    asyncio.run(work())
-
-
-# Over a connection.
 
 
 @pytest.fixture

@@ -3,16 +3,13 @@
 import itertools
 import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.codec.payload_sizes import known_bytes
-from fedstack.computations.leaves.work_scope import SystemScope, WorkScope, current_scope
+from fedstack.computations.codec.sequence_rows import Pieces
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string
@@ -26,96 +23,21 @@ from fedstack.computations.values.columns import (
     ScalarColumn,
     StructColumn,
     column_from_payloads,
+    concatenate,
 )
 from fedstack.computations.values.sequences import take
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import ClosedError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe
+from fedstack.service.data.reading.budget import SECONDS_TOGETHER, Blocks, BlockSize, pieces, rows_at_once, size_in
+from fedstack.service.data.reading.dataset_scope import dataset_scope
 
 _T = TypeVar("_T")
-# The elements of a dataset, some at a time, each block with one element at least.
-Blocks: TypeAlias = Iterator[Column]
-
-# What a block has at most: many enough that the work of one is not what counts, few enough to stay in the cache.
-BLOCK_ROWS = 1 << 13
-BLOCK_BYTES = 1 << 20
-
-
-# How long an element may wait for those after it in the same block.
-_SECONDS_AHEAD = 0.005
+# The first block of a range fits into one message; those after it grow, as the work of each call is the same.
+_FIRST_BYTES = 1 << 20
+_GROWTH = 4
 # About what an array or a string takes beside its content, where each is an object.
 _OBJECT_BYTES = 64
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class DatasetScope(SystemScope):
-    """Under which rules datasets are read, and for whom.
-
-    Attributes:
-      data_roots: The folders below which they may read files; `None` for all of them.
-      is_wanted: Returns whether somebody still wants the elements that are read; `None` for always.
-      take_room: Takes room for so many bytes that a step of that name gathers, gives it back for a negative number, and
-        raises a `ResourceLimitError` if there is not so much; `None` where there is no bound.
-      first_stamp: Returns the stamp that a file had when the pass that is read first opened it, given its path and its
-        stamp now; `None` where each reading of a source is a pass.
-      clock: Tells how long elements take to make, in seconds; a simulation has its own.
-    """
-
-    data_roots: tuple[str, ...] | None = None
-    is_wanted: Callable[[], bool] | None = None
-    take_room: Callable[[int, str], None] | None = None
-    first_stamp: Callable[[str, tuple[int, ...]], tuple[int, ...]] | None = None
-    clock: Callable[[], float] = time.perf_counter
-
-    def of_invocation(self) -> "DatasetScope":
-        return attrs.evolve(self, first_stamp=None)  # what a function reads is none of the pass
-
-
-_ANY_DATASETS = DatasetScope()
-
-
-def dataset_scope() -> DatasetScope:
-    """Returns the rules for the datasets that are read now."""
-    return current_scope().of(DatasetScope) or _ANY_DATASETS
-
-
-def reading(scope: WorkScope, **rules: Any) -> WorkScope:
-    """Returns a scope with other rules for datasets, each an attribute of `DatasetScope`."""
-    return scope.adding(attrs.evolve(scope.of(DatasetScope) or _ANY_DATASETS, **rules))
-
-
-class Pace:
-    """Says how many elements to make at a time: one at first, then more, as long as they are small and quickly made.
-
-    Attributes:
-      rows: How many.
-    """
-
-    def __init__(self, element: Type) -> None:
-        self.rows = 1
-        self._bytes_of = size_in(element)
-
-    def note(self, block: Column, seconds: float) -> None:
-        """Notes what was made, and how long that took."""
-        size = self._bytes_of(block)
-        if seconds > _SECONDS_AHEAD or size > BLOCK_BYTES:
-            self.rows = max(1, self.rows // 2)
-        elif 2 * size <= BLOCK_BYTES:
-            self.rows = min(BLOCK_ROWS, self.rows * 2)
-
-
-def rows_at_once(element: Type) -> int:
-    """Returns how many elements of a type make a block."""
-    size = exact_bytes(element)
-    return BLOCK_ROWS if not size else max(1, min(BLOCK_ROWS, BLOCK_BYTES // size))
-
-
-def size_in(element: Type) -> Callable[[Column], int]:
-    """Returns what says about how much memory the elements of a block take, for many blocks of one type."""
-    each = exact_bytes(element)
-    if each:
-        return lambda block: len(block) * each
-    return lambda block: sum(known_bytes(item, element) for item in block.items())
 
 
 def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
@@ -163,12 +85,6 @@ def _strings(row: object, path: str) -> object:
     return strings
 
 
-def pieces(column: Column, rows: int, start: int = 0) -> Blocks:
-    """Cuts a column into blocks of so many rows."""
-    for first in range(start, len(column), rows):
-        yield column.slice(first, min(first + rows, len(column)))
-
-
 def picked(column: Column, rows: NDArray[np.intp]) -> Column:
     """Returns the column of some rows of another, in any order."""
     if isinstance(column, StructColumn):
@@ -212,25 +128,6 @@ def _array_of(items: Sequence[object], tensor: TensorType, place: str) -> NDArra
         array = np.stack(cast("Sequence[NDArray[Any]]", items))
     array.flags.writeable = False
     return array
-
-
-def side_by_side(parts: Sequence[Blocks], rests: "Sequence[Gathering]") -> Blocks:
-    """Yields structs of an element of each; it ends with the first that does. What waits for the others is gathered."""
-    waiting: list[Column | None] = [None] * len(parts)
-    while True:
-        heads: list[Column] = []
-        for part, found in zip(parts, waiting):
-            head = next(part, None) if found is None else found
-            if head is None:
-                return
-            heads.append(head)
-        rows = min(map(len, heads))
-        yield StructColumn(tuple(head.slice(0, rows) for head in heads), rows)
-        waiting = [head.slice(rows, len(head)) if len(head) > rows else None for head in heads]
-        for rest, gathering in zip(waiting, rests):
-            gathering.clear()
-            if rest is not None:
-                gathering.add(rest)
 
 
 def while_wanted(items: Iterator[_T]) -> Iterator[_T]:
@@ -290,7 +187,7 @@ def skipped(elements: Iterator[Payload], start: int) -> Iterator[Payload]:
 
 def packed(elements: Iterable[Payload], element: Type) -> Blocks:
     """Yields payloads in blocks; those before an error come out before it."""
-    rest, pace = iter(elements), Pace(element)
+    rest, pace = iter(elements), BlockSize(element)
     failure: Exception | None = None
     while failure is None:
         some: list[Payload] = []
@@ -355,28 +252,26 @@ class Gathering:
           ResourceLimitError: If there is no room for them.
         """
         with self._lock:
-            if self._take_room is not None and not self._is_over:
-                self._take_room(size, self._what)
-                self._taken += size
+            if not self._is_over:
+                self._take(size)
 
     def remove(self, block: Column) -> None:
         """Passes elements on."""
         if self._take_room is not None:
-            with self._lock:
-                self._give_back(self._size_of(block))
+            self.take(-self._size_of(block))
 
     def clear(self) -> None:
         """Passes all on."""
         with self._lock:
-            self._give_back(self._taken)
+            self._take(-self._taken)
 
     def _size_of(self, block: Column) -> int:
         return self._bytes_of(block) + self._beside * len(block)
 
-    def _give_back(self, size: int) -> None:
+    def _take(self, size: int) -> None:
         if self._take_room is not None and size:
-            self._take_room(-size, self._what)
-            self._taken -= size
+            self._take_room(size, self._what)
+            self._taken += size
 
     def __enter__(self) -> "Gathering":
         return self
@@ -387,3 +282,78 @@ class Gathering:
 
     def __repr__(self) -> str:
         return f"<Gathering of {self._what}: {self._taken} bytes>"
+
+
+# Some elements, and whether it is known that there are none after them.
+Sized: TypeAlias = tuple[Column, bool]
+
+
+def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Sized]:
+    """Yields the elements of blocks in blocks of about so many bytes; with fewer in them where making them takes long.
+
+    Those before an error come out before it.
+
+    Args:
+      blocks: The elements.
+      element: Their type.
+      most_bytes: How many bytes of elements a block has at most, unless one element has more.
+    """
+    held: list[Column] = []
+    held_bytes, begun = 0, dataset_scope().clock()
+    bound, most_bytes = most_bytes, min(most_bytes, _FIRST_BYTES)
+    failure: Exception | None = None
+    bytes_of = size_in(element)
+    while True:
+        block = None
+        try:
+            block = next(blocks, None)
+        except Exception as error:
+            failure = error
+        if block is None:
+            break
+        for piece, size in _cut(block, bytes_of(block), most_bytes):
+            if held and (held_bytes + size > most_bytes or not _fits(held[0], piece)):
+                yield _together(held, element), False
+                held, held_bytes, begun = [], 0, dataset_scope().clock()
+                most_bytes = min(bound, most_bytes * _GROWTH)
+            held.append(piece)
+            held_bytes += size
+            if held_bytes >= most_bytes or dataset_scope().clock() - begun > SECONDS_TOGETHER:
+                yield _together(held, element), False
+                held, held_bytes, begun = [], 0, dataset_scope().clock()
+                most_bytes = min(bound, most_bytes * _GROWTH)
+    if held:
+        yield _together(held, element), failure is None
+    if failure is not None:
+        raise failure
+
+
+def _fits(one: Column, other: Column) -> bool:
+    """Returns whether two columns make one of the same kind."""
+    if isinstance(one, StructColumn) and isinstance(other, StructColumn):
+        return all(map(_fits, one.fields, other.fields))
+    if isinstance(one, RowsColumn) and isinstance(other, RowsColumn):
+        return one.shape[1:] == other.shape[1:]
+    return type(one) is type(other)
+
+
+def _together(columns: Sequence[Column], element: Type) -> Column:
+    """Returns columns that fit as one to be packed, in which large arrays stay where they are."""
+    if len(columns) == 1:
+        return columns[0]
+    if isinstance(columns[0], StructColumn):
+        structs, members = cast("Sequence[StructColumn]", columns), enumerate(fields_of(cast(StructType, element)))
+        fields = [_together([column.fields[i] for column in structs], t) for i, (_, t) in members]
+        return StructColumn(tuple(fields), sum(map(len, structs)))
+    if isinstance(columns[0], RowsColumn):
+        return Pieces([column.values for column in cast("Sequence[RowsColumn]", columns)])
+    return concatenate(columns, element)
+
+
+def _cut(block: Column, size: int, most_bytes: int) -> Iterator[tuple[Column, int]]:
+    """Yields the pieces of a block, and about how many bytes each has."""
+    if size <= most_bytes:
+        yield block, size
+        return
+    for piece in pieces(block, max(1, most_bytes * len(block) // size)):
+        yield piece, size * len(piece) // len(block)

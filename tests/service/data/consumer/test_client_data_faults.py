@@ -28,8 +28,8 @@ from fedstack.service.data import (
     WorkerServer,
     register_dataset,
 )
-from fedstack.service.data.clients.client_references import RegisteredClients
-from fedstack.service.data.clients.reference_reader import ReferenceReader
+from fedstack.service.data.consumer.client_references import RegisteredClients
+from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 CLIENTS = 300

@@ -21,11 +21,11 @@ from fedstack.proto.client_references_pb2 import ClientDataset
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest
 from fedstack.proto.extensions_pb2 import HandshakeRequest
 from fedstack.service.data import Dataset, DataWorkerLimits, register_dataset
-from fedstack.service.data.clients.reference_reader import ReferenceReader, canonical
 from fedstack.service.data.consumer.descriptions import described
+from fedstack.service.data.consumer.reference_reader import ReferenceReader, canonical
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of, key_of
+from fedstack.service.data.reading.readers import reader_at
 from fedstack.service.data.worker.client_groups import ClientGroups
-from fedstack.service.data.worker.readers import reader_at
 from fedstack.transport.peers.io_loop import io_loop
 
 LOCAL = points()

@@ -17,10 +17,10 @@ from fedstack.data.client_data import batching_of
 from fedstack.errors import InvalidValueError
 from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, ListClientsRequest
-from fedstack.service.data.clients.data_workers import LOSSES
-from fedstack.service.data.clients.reference_reader import ReferenceReader
+from fedstack.service.data.consumer.data_workers import LOSSES
+from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.data.datasets.client_datasets import id_of, key_of
-from fedstack.service.data.datasets.element_types import shower
+from fedstack.service.data.datasets.elements import shower
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 

@@ -4,23 +4,26 @@ import abc
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
 
+import attrs
 import numpy as np
 
 from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES, Unpacker, announced_bytes
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
-from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
 from fedstack.executors.worker.received import receive
-from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
-from fedstack.service.data.datasets.blocks import Blocks, reading
-from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range, services_here
-from fedstack.service.host.local_servers import connect, is_local, local_server
+from fedstack.service.data.reading.budget import AHEAD, SECONDS_TOGETHER, SENT_BYTES, Ahead, Blocks
+from fedstack.service.data.reading.dataset_scope import reading
+from fedstack.service.host.local_servers import connect, is_local
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.executor_stub import check_protocol
@@ -28,15 +31,27 @@ from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
-# How many blocks of one range are received before somebody asks for them.
-AHEAD = 2
-# About how large they are, after the first.
-BLOCK_BYTES = 8 << 20
-# What is read without a connection comes in lots. A lot ends after so many blocks, about BLOCK_BYTES, or so much time.
+# What is read without a connection comes in lots. A lot ends after so many blocks, about SENT_BYTES, or some time.
 _MOST_AT_ONCE = 64
-_SECONDS_AT_ONCE = 0.005
 # The most that glibc takes for a piece that is worth keeping, and its own few bytes.
 _KEPT_BYTES = (32 << 20) - (64 << 10)
+
+
+@attrs.frozen(eq=False)
+class Range:
+    """What a request asks for: elements, from one of them on.
+
+    Attributes:
+      element: The type of an element.
+      blocks: Yields them. Errors say where they came up.
+      scope: For whom and under which rules that runs.
+      client_rows: How many of them each client has, once the first block is there; empty if it is of no clients.
+    """
+
+    element: Type
+    blocks: Blocks
+    scope: WorkScope
+    client_rows: Sequence[int] = ()
 
 
 class Reading(abc.ABC):
@@ -103,10 +118,9 @@ def reader_at(
     Raises:
       InvalidValueError: If the address is none.
     """
-    if worker in services_here:
-        return LocalReader(lambda: _service_here(worker, address))
-    if is_local(address):
-        return LocalReader(lambda: _service_at(address))
+    here = readers_here.get(worker) or readers_here.get(address)
+    if here is not None:
+        return here
     dialled_with = credentials
     if credentials is not None and dispatcher and _place(address) != _place(dispatcher):
         dialled_with = credentials.for_named(parse_target(address))
@@ -120,21 +134,7 @@ def _place(address: str) -> str:
 
 def is_here(address: str, worker: bytes) -> bool:
     """Returns whether a data worker is in this process."""
-    return worker in services_here or is_local(address)
-
-
-def _service_at(address: str) -> DataWorkerService:
-    for service in local_server(address).services:
-        if isinstance(service, DataWorkerService):
-            return service
-    raise InvalidValueError(f"Expected a data worker at {address}, found a server that is none")
-
-
-def _service_here(worker: bytes, address: str) -> DataWorkerService:
-    found = services_here.get(worker)
-    if found is None:
-        raise WorkerUnavailableError(f"Expected a data worker of this process at {address}, found that it has stopped")
-    return found
+    return worker in readers_here or is_local(address)
 
 
 class RemoteReader(Reader):
@@ -188,7 +188,7 @@ class RemoteReader(Reader):
         return f"<RemoteReader at {self._stub.address}>"
 
 
-class _RemoteReading(Reading):
+class _RemoteReading(Reading, Ahead[Column]):
     """A range that comes in one call, of which a few blocks are received ahead."""
 
     def __init__(
@@ -199,29 +199,29 @@ class _RemoteReading(Reading):
         ahead: int,
         explained: Callable[[Exception], Exception],
     ) -> None:
+        super().__init__(ahead)
         self._stub = stub
         self._explained = explained
         self._request = ReadRequest()
         self._request.CopyFrom(what)
-        self._request.block_bytes = what.block_bytes or BLOCK_BYTES
+        self._request.block_bytes = what.block_bytes or SENT_BYTES
         self._element = element
-        self._room = asyncio.Semaphore(ahead)
-        self._arrived: asyncio.Queue[Column | Exception | None] = asyncio.Queue()
+        self._room = asyncio.Event()
         self._receiving: asyncio.Task[None] | None = None
         self._row_bytes = [exact_bytes(tensor) or 0 for _, tensor in tensor_leaves(element)]
-        self._is_over = False
 
     async def next(self) -> Sequence[Column]:
-        if self._is_over:
-            return ()
-        self._receiving = self._receiving or asyncio.ensure_future(self._receive())
-        found = await self._arrived.get()
-        self._room.release()
-        if isinstance(found, Exception):
-            self._is_over = True
-            raise found
-        self._is_over = found is None
+        coming = self.take()
+        if not coming.done():
+            arrived = asyncio.get_running_loop().create_future()
+            coming.add_done_callback(lambda _: arrived.done() or arrived.set_result(None))  # on this loop, too
+            await arrived
+        found = coming.result()
         return () if found is None else (found,)
+
+    def _start(self) -> None:
+        self._room.set()
+        self._receiving = self._receiving or asyncio.ensure_future(self._receive())
 
     async def _receive(self) -> None:
         each = exact_bytes(self._element) or 0
@@ -231,15 +231,15 @@ class _RemoteReading(Reading):
             async with self._stub.read(self._request, is_large=each > WHOLE_BYTES) as incoming:
                 is_last, number = False, 0
                 while not is_last:
-                    await self._room.acquire()
                     column, is_last = await self._block(incoming, number)
                     number += 1
-                    if column is not None:
-                        self._arrived.put_nowait(column)
+                    self._room.clear()
+                    if column is not None and not self.put(column) and not is_last:
+                        await self._room.wait()
                 await incoming.read_into(())
-            self._arrived.put_nowait(None)
+            self.finish()
         except Exception as error:
-            self._arrived.put_nowait(without_own_frames(self._explained(error)))
+            self.finish(self._explained(error))
 
     async def _block(self, incoming: Incoming, number: int) -> tuple[Column | None, bool]:
         received = await receive(incoming, ReadResponse)
@@ -271,8 +271,7 @@ class _RemoteReading(Reading):
         return elements.column, response.is_last
 
     async def close(self) -> None:
-        self._is_over = True
-        self._arrived.put_nowait(None)
+        self.end()
         if self._receiving is not None and not self._receiving.done():
             self._receiving.cancel()
             self._stub.before_closing(self._receiving)
@@ -290,27 +289,34 @@ class LocalReader(Reader):
     """Reads at a data worker in this process, without a copy.
 
     Args:
-      find: Returns its service.
-
-    Raises:
-      WorkerUnavailableError: At each reading, if it is not there any more.
+      find: Returns what a request asks for, or raises `WorkerUnavailableError` if the worker stops.
+      list_clients: Lists the clients of a dataset.
+      threads: Where elements are made.
     """
 
-    def __init__(self, find: Callable[[], DataWorkerService]) -> None:
+    def __init__(
+        self,
+        find: Callable[[ReadRequest], Awaitable[Range]],
+        list_clients: Callable[[ListClientsRequest], Awaitable[ListClientsResponse]],
+        threads: LeafThreads,
+    ) -> None:
         self._find = find
+        self._list_clients = list_clients
+        self._threads = threads
+
+    def stop(self) -> None:
+        """Begins no more readings; those that have begun go on."""
+        for key in [key for key, found in readers_here.items() if found is self]:
+            del readers_here[key]
 
     def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
-        return _LocalReading(self._find, what, element)
+        return _LocalReading(self._find, what, element, self._threads)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
-        return await self._find().list_clients(request)
+        return await self._list_clients(request)
 
     async def is_there(self, seconds: float) -> bool:
-        try:
-            self._find()
-        except FedstackError:
-            return False
-        return True
+        return any(found is self for found in readers_here.values())
 
     async def close(self) -> None:
         pass
@@ -319,35 +325,39 @@ class LocalReader(Reader):
         return "<LocalReader>"
 
 
+# By what stands for their workers at dispatchers, and by address where that is one of this process.
+readers_here: "weakref.WeakValueDictionary[bytes | str, LocalReader]" = weakref.WeakValueDictionary()
+
+
 class _LocalReading(Reading):
     """A range whose blocks are made on a thread when they are asked for, some at a time."""
 
-    def __init__(self, find: Callable[[], DataWorkerService], what: ReadRequest, element: Type) -> None:
+    def __init__(
+        self, find: Callable[[ReadRequest], Awaitable[Range]], what: ReadRequest, element: Type, threads: LeafThreads
+    ) -> None:
         self._find = find
         self._what = what
         self._row_bytes = exact_bytes(element) or 0  # others are not measured: their blocks are counted
-        self._service: DataWorkerService | None = None
+        self._threads = threads
         self._range: Range | None = None
         self._failure: Exception | None = None
         self._gone = threading.Event()
 
     async def next(self) -> Sequence[Column]:
         gone = self._gone
-        # One that stops lets those read on that have begun.
-        service = self._service = self._service or self._find()
-        found = self._range = self._range or await service.find(self._what)
+        found = self._range = self._range or await self._find(self._what)
         if self._failure is not None:
             raise self._failure
         with reading(found.scope, is_wanted=lambda: not gone.is_set()).entered():
-            made = await service.threads.run(lambda: self._made(found.blocks))
+            made = await self._threads.run(lambda: self._made(found.blocks))
         self.client_rows = found.client_rows
         return made
 
     def _made(self, blocks: Blocks) -> Sequence[Column]:
         made: list[Column] = []
-        size, end = 0, time.perf_counter() + _SECONDS_AT_ONCE
+        size, end = 0, time.perf_counter() + SECONDS_TOGETHER
         try:
-            while len(made) < _MOST_AT_ONCE and size < BLOCK_BYTES and time.perf_counter() < end:
+            while len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end:
                 block = next(blocks, None)
                 if block is None:
                     break

@@ -22,7 +22,7 @@ class Position:
     left_out: int = 0
 
 
-class Deliveries:
+class Acknowledgements:
     """The elements that a consumer has been given, by range, in that order."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Deliveries:
         self._rows: dict[int, int] = {}
         # What has been handed out since: the range, how many of its elements, and whether these are its last.
         self._log: deque[tuple[int, int, bool]] = deque()
-        self._delivered = 0
+        self._acknowledged = 0
 
     def finish(self, id: int) -> None:
         """The consumer has done with a range."""
@@ -52,23 +52,23 @@ class Deliveries:
         """The consumer gets elements of a range, and is told nothing if there are none."""
         self._log.append((id, rows, is_over))
         if not rows:
-            self.deliver(self._delivered)
+            self.acknowledge(self._acknowledged)
 
-    def deliver(self, rows: int | None) -> None:
-        """It has done with so many elements of all since the beginning; with all that it has if `None`."""
+    def acknowledge(self, rows: int | None) -> None:
+        """Acknowledges the first `rows` elements of all since the beginning; all that it has got if `None`."""
         while self._log:
             id, some, is_over = self._log[0]
-            if rows is not None and self._delivered + some > rows:
+            if rows is not None and self._acknowledged + some > rows:
                 return
             self._log.popleft()
-            self._delivered += some
+            self._acknowledged += some
             self._rows[id] = self._rows.get(id, 0) + some
             if is_over:
                 self.finish(id)
 
     def position(self, rows: int) -> Position:
         """Returns the place after so many elements since the beginning, which may be more than it has been given."""
-        counts, finished, left = dict(self._rows), dict(self._finished), rows - self._delivered
+        counts, finished, left = dict(self._rows), dict(self._finished), rows - self._acknowledged
         left_out = 0
         for id, some, is_over in self._log:
             counts[id] = counts.get(id, 0) + min(some, left)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, StaleSessionError, WorkerUnavailableError
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
-from fedstack.service.data.worker.readers import Reader, reader_at
+from fedstack.service.data.reading.readers import Reader, reader_at
 from fedstack.service.host.local_servers import connect
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub

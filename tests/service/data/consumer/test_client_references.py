@@ -17,8 +17,8 @@ from fedstack.program import DatasetDataSource, DatasetDataSourceIterator
 from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
 from fedstack.service import Server, ServerConfig, local_worker_pool
 from fedstack.service.data import Dataset, register_dataset
-from fedstack.service.data.clients.client_references import reader_of_this_process
-from fedstack.service.data.clients.reference_reader import ReferenceReader
+from fedstack.service.data.consumer.client_references import reader_of_this_process
+from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.server_thread import ServerThread

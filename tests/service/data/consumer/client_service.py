@@ -11,7 +11,7 @@ import numpy as np
 import fedstack
 from fedstack.service.data import Dataset, DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
-from fedstack.service.data.worker.data_worker_service import services_here
+from fedstack.service.data.reading.readers import readers_here
 
 CLIENTS = 40
 POINT = fl.to_type([("x", (np.float32, [3])), ("y", np.float32)])
@@ -70,9 +70,9 @@ def data_service(workers: int = 2, config: DispatcherConfig | None = None, **opt
 @contextlib.contextmanager
 def as_if_elsewhere() -> Iterator[None]:
     """Lets the data workers of this process be read over connections, as those of others are, for the block."""
-    saved = dict(services_here)
-    services_here.clear()
+    saved = dict(readers_here)
+    readers_here.clear()
     try:
         yield
     finally:
-        services_here.update(saved)
+        readers_here.update(saved)

@@ -10,8 +10,8 @@ import pytest
 
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
 from fedstack.errors import InvalidValueError
-from fedstack.service.data.worker import sized_blocks as sized_blocks_module
-from fedstack.service.data.worker.sized_blocks import sized_blocks
+from fedstack.service.data.reading import blocks
+from fedstack.service.data.reading.blocks import sized_blocks
 
 INT = fl.TensorType(np.int64)
 MIB = 1 << 20
@@ -20,7 +20,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with much to do anything may take long."""
-    monkeypatch.setattr(sized_blocks_module, "_SECONDS_TOGETHER", math.inf)
+    monkeypatch.setattr(blocks, "SECONDS_TOGETHER", math.inf)
 
 
 def numbers(*sizes: int) -> Iterator[Column]:
@@ -62,7 +62,7 @@ def test_blocks_grow_after_the_first() -> None:
 
 
 def test_what_takes_long_to_make_does_not_wait_for_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sized_blocks_module, "_SECONDS_TOGETHER", 0.005)
+    monkeypatch.setattr(blocks, "SECONDS_TOGETHER", 0.005)
 
     def slowly() -> Iterator[Column]:
         for block in numbers(1, 1, 1):
