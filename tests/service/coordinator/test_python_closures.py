@@ -244,7 +244,11 @@ def test_a_function_knows_which_worker_runs_it(coordinator: ClusterCoordinator) 
         time.sleep(0.01)
         return current_worker_index()
 
-    assert set(coordinator.fetch([coordinator.schedule(index) for _ in range(20)])) == {0, 1}
+    found: set[int] = set()
+    limit = time.monotonic() + 20.0
+    while found != {0, 1}:  # a loaded machine may give all to one for a while
+        assert time.monotonic() < limit
+        found |= set(coordinator.fetch([coordinator.schedule(index) for _ in range(20)]))
     with pytest.raises(ContextError, match="schedule it"):
         current_worker_index()
 

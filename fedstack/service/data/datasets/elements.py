@@ -38,6 +38,7 @@ from fedstack.executors.sequence_executor import SequenceEngine
 from fedstack.foundations.value_text import describe
 from fedstack.service.data.reading.blocks import tensor_of_rows
 from fedstack.service.data.reading.budget import Blocks, BlockSize
+from fedstack.service.data.reading.dataset_scope import dataset_scope
 
 # What every NumPy has.
 _MOST_DIMENSIONS = 32
@@ -310,7 +311,7 @@ class ElementFunction:
             while first < len(block):
                 piece = block.slice(first, min(first + pace.rows, len(block)))
                 first += len(piece)
-                clock = current_scope().clock
+                clock = dataset_scope().clock
                 begun = clock()
                 try:
                     (made,) = run_columns(program, [piece], 0, len(piece))
