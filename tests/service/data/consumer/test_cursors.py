@@ -189,6 +189,7 @@ def after(dataset: Dataset, steps: list[Callable[[Dataset], Dataset]]) -> Datase
 
 @settings(max_examples=examples(60))
 @example(size=60, at_workers=[], here=[lambda d: d.shard(20, 0)], cuts=[1, 1], splits=2, rows=3)
+@example(size=8, at_workers=[WITHOUT["filter"], WITHOUT["interleave"]], here=[lambda d: d], cuts=[1], splits=1, rows=1)
 @given(
     size=st.integers(1, 60),
     at_workers=AT_WORKERS,
@@ -203,7 +204,8 @@ def test_a_cursor_goes_on_exactly_there_after_all_steps_that_have_one(
     local = after(Dataset.range(size), at_workers)
     if any(step.taken(1) is None for step in local.divided().after):
         local = local.skip(0)  # what asks for the order has all before it done at the workers
-    expected = list(map(int, after(local, here)))
+    # Without a stop: `interleave` on each split by itself has another order than on all of them.
+    expected = list(map(int, after(distributed(Journal(local, splits, rows)), here)))
     journal, found, cursor = Journal(local, splits, rows), list[int](), None
     for cut in cuts:
         elements: Any = iter(after(distributed(journal, cursor), here))
