@@ -111,6 +111,7 @@ def test_variables_name_a_task_and_clash_as_options_do(cluster: Path, monkeypatc
     assert task_in(options_of()) is None  # they are meant for another command
 
 
+@pytest.mark.long
 def test_processes_at_any_port_make_a_cluster(cluster: Path, tmp_path: Path) -> None:
     double = fedstack.python_computation(np.int64, np.int64)(lambda x: x * 2)
     at_clients = fl.FederatedType(np.int64, fl.CLIENTS)

@@ -660,7 +660,7 @@ def test_a_failed_call_is_a_line_with_its_function_and_client() -> None:
     assert (entry["level"], entry["function"], entry["client"]) == ("warning", "pick", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refuses_it() -> None:
     by_reference = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(statistics.median)
     by_value = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(lambda values: 1.0)

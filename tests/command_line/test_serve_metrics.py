@@ -128,6 +128,7 @@ def test_a_taken_port_is_one_line_and_exit_code_1() -> None:
     )
 
 
+@pytest.mark.long
 def test_a_taken_port_of_the_server_itself_ends_the_page() -> None:
     with served("--metrics-port", 0) as server:
         port = server.target.rpartition(":")[2]

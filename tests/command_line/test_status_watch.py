@@ -49,7 +49,7 @@ def _lines(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
     return map(json.loads, process.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_watch_goes_on_while_a_server_goes_and_comes_back_and_ends_with_ctrl_c() -> None:
     port = free_port()
     command = [

@@ -166,6 +166,7 @@ def test_a_computation_that_passes_its_argument_on_runs_nothing():
     assert "Nothing runs" in fedstack.explain(broadcast)._repr_html_()
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), suppress_health_check=SLOW_IS_FINE)
 @given(programs())
 def test_every_computation_that_runs_can_be_explained(program):

@@ -148,6 +148,7 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
     assert [message.endswith("the same") for message in retries] == [False, True, True, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, 2])
 def test_one_worker_that_is_away_is_not_spoken_of_as_several(times: int, nobody: str) -> None:
     found = failure([nobody] * times, connect_seconds=3, retry_policy=fedstack.RetryPolicy.none())
@@ -192,6 +193,7 @@ def test_a_pool_that_is_closed_is_noticed_at_once() -> None:
         fedstack.create_sync_remote_execution_context(pool)
 
 
+@pytest.mark.long
 def test_worker_processes_that_have_ended_are_noticed_at_once_with_their_codes() -> None:
     with local_worker_pool(2, respawn=False) as pool:
         for worker in pool._workers:
@@ -222,6 +224,7 @@ def of_a_function_that_ends_workers() -> Any:
     return dying
 
 
+@pytest.mark.long
 def test_a_function_that_has_ended_all_workers_of_a_pool_is_not_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -35,6 +35,7 @@ def small_run(folder: Path, seed: int) -> list[tuple[str, str]]:
     return learned(folder)
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_numbers_to_the_bit_and_another_gives_others(tmp_path: Path) -> None:
     first = small_run(tmp_path / "first", seed=5)
     assert len(first) == 3

@@ -87,6 +87,7 @@ async def test_a_client_with_an_event_loop_of_its_own_needs_a_number() -> None:
                 assert await total_of(doubled)([1, 2]) == 6
 
 
+@pytest.mark.long
 def test_a_cluster_without_workers_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstack.backends.pool_backend._JOIN_SECONDS", 0.1)
     import distributed

@@ -38,6 +38,7 @@ def context_over(*args, **options) -> SyncExecutionContext:
     return SyncExecutionContext(fedstack.pool_executor_factory(*args, **options), retry_policy=policy)
 
 
+@pytest.mark.long
 @settings(
     max_examples=examples(25), deadline=None, suppress_health_check=[*SLOW_IS_FINE, HealthCheck.function_scoped_fixture]
 )
@@ -64,6 +65,7 @@ def test_what_a_function_raises_to_end_its_process_is_an_error_of_the_client(poo
         assert total_of(doubled)([1]) == 2
 
 
+@pytest.mark.long
 def test_a_client_that_ends_its_process_breaks_a_pool_and_is_among_those_named() -> None:
     with new_pool() as pool, context_over(pool):
         assert total_of(doubled)([1, 2]) == 6
@@ -75,6 +77,7 @@ def test_a_client_that_ends_its_process_breaks_a_pool_and_is_among_those_named()
             total_of(doubled)([1, 2])
 
 
+@pytest.mark.long
 def test_a_function_that_makes_pools_lets_a_call_survive_a_crash(tmp_path: Path) -> None:
     with context_over(new_pool):
         assert ending_once(tmp_path / "ended")(list(range(8))) == 28

@@ -164,6 +164,7 @@ def test_a_closed_context_leaves_no_actor_behind() -> None:
     wait_until(lambda: not any(map(is_running, found)), "the actors have ended")
 
 
+@pytest.mark.long
 def test_actors_have_the_resources_and_the_environment_that_they_are_given() -> None:
     @fedstack.python_computation([np.int32], np.str_)
     def told(_):
@@ -186,6 +187,7 @@ def test_actors_have_the_resources_and_the_environment_that_they_are_given() -> 
     wait_until(lambda: free() == [3, 1], "they are given back")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limit", "count"), [({}, 2), ({"max_workers": 1}, 1)])
 def test_as_many_actors_start_as_there_is_room_for_and_no_more_than_allowed(limit, count) -> None:
     with fedstack.create_sync_ray_execution_context(resources_per_worker={"CPU": 1.5}, **limit) as context:

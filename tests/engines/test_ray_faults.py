@@ -172,6 +172,7 @@ def test_too_few_resources_are_an_error_that_says_which() -> None:
     assert "2 GPU (the cluster has 1, 1 of them free); ask for less in resources_per_worker" in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_fewer_workers_than_asked_for_do_the_work(caplog) -> None:
     with over_ray(num_workers=3, resources_per_worker={"CPU": 2}):
@@ -179,6 +180,7 @@ def test_fewer_workers_than_asked_for_do_the_work(caplog) -> None:
     assert "Going on with 2 of 3 Ray workers; others join when they are there: each needs 2 CPU" in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_workers_run_in_a_placement_group_that_is_ready() -> None:
     group = placement_group([{"CPU": 0.5}, {"CPU": 0.5}])
@@ -232,6 +234,7 @@ def test_a_runtime_env_that_does_not_build_is_an_error_at_once() -> None:
             checked(numbers(3))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_ctrl_c_ends_the_clients_that_have_not_begun(tmp_path, request) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
@@ -252,6 +255,7 @@ def test_ctrl_c_ends_the_clients_that_have_not_begun(tmp_path, request) -> None:
         assert checked(numbers(5)) == 10
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_progress_is_heard_while_clients_run(tmp_path) -> None:
     running = []

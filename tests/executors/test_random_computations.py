@@ -167,6 +167,7 @@ STEPS = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(
     steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=8),

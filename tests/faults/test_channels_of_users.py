@@ -38,6 +38,7 @@ def test_many_rounds_over_one_channel_run_side_by_side(fleet: Fleet, door: Door)
         context.close()
 
 
+@pytest.mark.long
 def test_a_worker_behind_a_channel_that_dies_is_an_error_in_time(fleet: Fleet, door: Door) -> None:
     worker = fleet.start()
     with grpc.insecure_channel(worker.target) as channel:

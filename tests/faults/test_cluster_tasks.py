@@ -121,6 +121,7 @@ def test_the_end_of_a_forked_child_leaves_the_server_to_its_parent(fleet: Fleet)
     assert float(result) == float(locally(mean_wobble, [0.1, 0.2, 0.3]))
 
 
+@pytest.mark.long
 def test_two_hundred_clients_leave_nothing_behind(fleet: Fleet, cluster: dict[str, list[str]]) -> None:
     task = fleet.start_task(cluster, "worker", 0)
     processes = psutil.Process(), psutil.Process(task.pid)

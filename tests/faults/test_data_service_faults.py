@@ -58,6 +58,7 @@ def check(found: list[int], missing: int | None, guarantee: str) -> None:
     assert missing == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_worker_is_killed_and_stays_away(fleet: Fleet, guarantee: str) -> None:
     dispatcher = fleet.start_dispatcher(worker_timeout_ms=1000)
@@ -66,6 +67,7 @@ def test_a_worker_is_killed_and_stays_away(fleet: Fleet, guarantee: str) -> None
     check(found, missing, guarantee)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", ["at_most_once", "exactly_once"])
 def test_the_only_worker_is_killed_and_started_again_at_its_port(fleet: Fleet, guarantee: str) -> None:
     dispatcher = fleet.start_dispatcher(worker_timeout_ms=1000)
@@ -107,6 +109,7 @@ def test_a_worker_that_stands_still_is_left_out(fleet: Fleet) -> None:
     check(found, missing, "exactly_once")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_the_dispatcher_is_killed_and_goes_on_with_its_journal(fleet: Fleet, tmp_path: Path, guarantee: str) -> None:
     config: dict[str, Any] = {"work_dir": str(tmp_path), "fault_tolerant_mode": True}
@@ -123,6 +126,7 @@ def test_the_dispatcher_is_killed_and_goes_on_with_its_journal(fleet: Fleet, tmp
     assert missing == 0
 
 
+@pytest.mark.long
 def test_the_dispatcher_is_killed_at_any_moments_of_one_pass(fleet: Fleet, tmp_path: Path) -> None:
     kills = 30
     config: dict[str, Any] = {"work_dir": str(tmp_path), "fault_tolerant_mode": True}
@@ -170,6 +174,7 @@ def test_a_pass_waits_for_workers(fleet: Fleet) -> None:
     assert read(dispatcher, -1, lambda: None) == (EVERYTHING, 0)
 
 
+@pytest.mark.long
 def test_a_worker_joins_in_the_middle(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher()
     fleet.start_data_worker(dispatcher)
@@ -207,6 +212,7 @@ def test_a_consumer_of_a_job_is_killed(fleet: Fleet, guarantee: str) -> None:
         assert sorted([*said["found"], *found, *map(int, resumed)]) == EVERYTHING
 
 
+@pytest.mark.long
 def test_a_failing_function_ends_its_pass_and_leaves_others_alone(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher()
     worker = fleet.start_data_worker(dispatcher)

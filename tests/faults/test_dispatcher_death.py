@@ -84,6 +84,7 @@ def test_a_dispatcher_that_is_killed_and_started_again_loses_and_doubles_nothing
         assert splits(ranges) == list(range(SPLITS))
 
 
+@pytest.mark.long
 def test_a_dispatcher_without_a_journal_says_so_when_it_was_started_again() -> None:
     with served("--data-dispatcher", "--port", free_port()) as first, Peer(first.target) as peer:
         consumer = Consumer(peer, peer.register())

@@ -64,6 +64,7 @@ def test_what_draining_workers_have_begun_runs_once_and_their_values_survive(tmp
         assert _runs(tmp_path / "runs") == Counter(range(2 * CALLS))
 
 
+@pytest.mark.long
 def test_what_outlasts_the_grace_of_a_drain_runs_again_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "runs"
 

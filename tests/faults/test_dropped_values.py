@@ -75,6 +75,7 @@ async def values_there(executor: RemoteExecutor, count: int) -> list[Any]:
     return values
 
 
+@pytest.mark.long
 async def test_two_hundred_rounds_leave_no_values_behind(fleet: Fleet) -> None:
     worker = fleet.start()
     most = 0
@@ -103,6 +104,7 @@ async def test_large_values_that_are_dropped_free_their_bytes(fleet: Fleet) -> N
         await until(lambda: status_of(worker.target).bytes == 0)
 
 
+@pytest.mark.long
 def test_two_hundred_rounds_of_a_context_leave_nothing_at_any_worker(fleet: Fleet) -> None:
     workers = [fleet.start(), fleet.start(extensions=True)]
     numbers = [0.1, 0.2, 0.3]
@@ -204,6 +206,7 @@ async def test_values_that_are_dropped_while_the_loop_is_busy_are_only_noted(fle
     await io_loop.run(connection.close())
 
 
+@pytest.mark.long
 async def test_values_whose_disposal_did_not_get_through_are_disposed_of_later(fleet: Fleet) -> None:
     worker = fleet.start()
     stub = stub_to(worker.target, control_seconds=1.0)

@@ -18,7 +18,7 @@ from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
 NUMBERS = [0.1 * number for number in range(9)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("times", [20, pytest.param(100, marks=pytest.mark.soak)])
 async def test_thousands_of_calls_at_once_through_one_executor_are_all_right(fleet: Fleet, times: int) -> None:
     worker = fleet.start(heartbeat_seconds=5.0)

@@ -82,6 +82,7 @@ async def test_a_call_in_flight_does_not_survive_the_restart(fleet: Fleet, proxi
             await beyond_the_broken_connection(value.compute)
 
 
+@pytest.mark.long
 def test_contexts_do_not_notice_that_workers_were_restarted_between_rounds(fleet: Fleet) -> None:
     workers = [fleet.start(), fleet.start()]
     numbers = [0.1 * number for number in range(11)]

@@ -207,6 +207,7 @@ def test_work_that_takes_longer_than_the_lease_keeps_the_session(fleet: Fleet, d
     assert client.listen() == {"answer": None}
 
 
+@pytest.mark.long
 async def test_a_deadline_ends_a_call_to_a_worker_that_is_frozen(fleet: Fleet) -> None:
     worker = fleet.start()
     with executor_at(worker.target, control_seconds=2.0) as executor:

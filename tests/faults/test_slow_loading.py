@@ -83,7 +83,7 @@ def test_others_are_served_while_a_function_of_a_phase_is_loaded(
         assert running.result() == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("extensions", [True, False])
 async def test_a_function_may_take_longer_to_load_than_a_call_may_that_hands_something_over(
     fleet: Fleet, door: Door, extensions: bool
@@ -110,7 +110,7 @@ async def test_a_function_may_take_longer_to_load_than_a_call_may_that_hands_som
     assert len(door.visitors) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("extensions", [True, False])
 async def test_a_worker_that_freezes_while_it_loads_a_function_is_given_up(
     fleet: Fleet, door: Door, extensions: bool

@@ -33,6 +33,7 @@ def check_one_retry(caplog: pytest.LogCaptureFixture, lost: WorkerProcess) -> No
     assert "was lost during its part" in warning
 
 
+@pytest.mark.long
 @ENDINGS
 def test_a_round_is_run_on_the_worker_that_is_left_if_one_ends_before_it_begins(fleet: Fleet, caplog, end) -> None:
     lost, left = fleet.start(), fleet.start()
@@ -46,6 +47,7 @@ def test_a_round_is_run_on_the_worker_that_is_left_if_one_ends_before_it_begins(
     assert len(warnings(caplog)) == 1
 
 
+@pytest.mark.long
 @ENDINGS
 def test_a_round_is_run_again_if_a_worker_ends_while_inputs_are_sent(
     fleet: Fleet, proxies: Proxies, caplog, end
@@ -64,6 +66,7 @@ def test_a_round_is_run_again_if_a_worker_ends_while_inputs_are_sent(
     check_one_retry(caplog, lost)
 
 
+@pytest.mark.long
 @ENDINGS
 def test_a_round_is_run_again_if_a_worker_ends_while_clients_run(fleet: Fleet, door: Door, caplog, end) -> None:
     lost, left = fleet.start(), fleet.start()
@@ -78,6 +81,7 @@ def test_a_round_is_run_again_if_a_worker_ends_while_clients_run(fleet: Fleet, d
     check_one_retry(caplog, lost)
 
 
+@pytest.mark.long
 @ENDINGS
 def test_a_round_is_run_again_if_a_worker_ends_while_results_come_back(
     fleet: Fleet, proxies: Proxies, caplog, end
@@ -96,6 +100,7 @@ def test_a_round_is_run_again_if_a_worker_ends_while_results_come_back(
     check_one_retry(caplog, lost)
 
 
+@pytest.mark.long
 def test_without_workers_the_retry_ends_and_names_them_and_why(fleet: Fleet) -> None:
     workers = [fleet.start(), fleet.start()]
     with context_over([worker.target for worker in workers], connect_seconds=2.0):
@@ -218,6 +223,7 @@ def test_rounds_go_on_while_a_worker_is_told_to_stop(fleet: Fleet, door: Door, c
     assert len(warnings(caplog)) <= 2
 
 
+@pytest.mark.long
 def test_a_worker_that_fedstack_serve_runs_may_be_killed_like_any_other(door: Door, caplog) -> None:
     with command_line_worker() as (lost, lost_target), command_line_worker() as (left, left_target):
         arguments = [(door.port, number) for number in NUMBERS[:4]]

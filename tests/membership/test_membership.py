@@ -118,6 +118,7 @@ async def waiting(driver: Membership) -> "asyncio.Task[list[Worker]]":
     return work
 
 
+@pytest.mark.long
 async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return() -> None:
     diary = Diary()
     with serving() as thread:
@@ -236,6 +237,7 @@ async def test_the_end_of_a_pools_process_is_told_with_its_cause() -> None:
         ]
 
 
+@pytest.mark.long
 async def test_an_observer_hears_of_a_process_that_ends_and_is_started_anew_while_nobody_calls() -> None:
     diary = Diary()
     with local_worker_pool(1) as pool, driver_over() as driver:

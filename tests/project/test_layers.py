@@ -220,6 +220,7 @@ def test_a_package_from_outside_is_imported_only_where_it_belongs(file: Path) ->
     assert not misplaced, "a new package: say above where it may be imported"
 
 
+@pytest.mark.long
 def test_each_optional_package_is_imported_in_at_most_one_module() -> None:
     files = defaultdict[str, list[str]](list)
     for file in MODULES:

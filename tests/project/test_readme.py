@@ -138,6 +138,7 @@ def test_federated_averaging_takes_at_most_thirty_lines() -> None:
     assert len([line for line in BLOCKS["README.md"][0].source.splitlines() if line.strip()]) <= 30
 
 
+@pytest.mark.long
 def test_the_test_in_the_pages_passes(tmp_path: Path) -> None:
     page = "docs/testing.md"
     tests = [block for block in BLOCKS[page] if block.source.startswith("def test_")]

@@ -80,6 +80,7 @@ def clients(draw):
     return sequence, draw(st.lists(kinds, min_size=1, max_size=4))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=examples(300))
 @given(clients())
 def test_sequences_of_clients_arrive_as_they_were_whatever_they_are_made_of(drawn):

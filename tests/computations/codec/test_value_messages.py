@@ -101,6 +101,7 @@ def test_value_survives_the_wire(typed):
     assert_same(value_from_proto(reparse(value_to_proto(payload, type_spec)), type_spec), payload)
 
 
+@pytest.mark.long
 @given(typed)
 def test_value_survives_without_names_and_types_in_the_message(typed):
     type_spec, payload = typed
@@ -351,6 +352,7 @@ edits = st.lists(
 )
 
 
+@pytest.mark.long
 @given(typed, edits)
 @example((INT, np.int32(1)), [])
 def test_mutated_bytes_are_decoded_or_refused(typed, edits):

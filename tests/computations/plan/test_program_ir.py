@@ -271,6 +271,7 @@ def check_phases(program, more):
         assert outcome(sent, payloads) == outcome(found, payloads)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(programs(), st.data())
 def test_what_clients_do_in_a_random_computation_means_the_same_elsewhere(program, more):

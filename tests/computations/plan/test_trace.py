@@ -412,6 +412,7 @@ def test_13_computations_that_call_each_other_are_traced_and_run(fedstack_contex
     assert outermost(0) == 2**12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [50, 1000, 10_000])
 def test_functions_that_call_each_other_deeply_run_or_are_refused(fedstack_context, depth):
     deep = computation(functions(depth, calls=1), INT)

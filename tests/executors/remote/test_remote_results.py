@@ -109,6 +109,7 @@ def check(contexts, services, program):
         assert result == found["local"], name
 
 
+@pytest.mark.long
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(program=programs())
 def test_a_random_computation_gives_the_same_bits_wherever_it_runs(contexts, services, program):

@@ -83,6 +83,7 @@ def test_a_coordinator_with_no_token_or_a_wrong_one_says_what_to_give(
                 value.fetch(WALL)
 
 
+@pytest.mark.long
 def test_a_variable_is_used_outside_and_inside_functions_with_the_workers_own_credentials(
     files: CertificateFiles,
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_variable_is_used_outside_and_inside_functions_with_the_workers_own_cr
         assert total.read_value() == 93
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("token", "message"),
     [
@@ -121,6 +123,7 @@ def test_a_worker_with_the_wrong_token_says_what_to_give(
         assert total.read_value() == 1
 
 
+@pytest.mark.long
 def test_a_worker_calls_with_nothing_unless_it_is_given_something(files: CertificateFiles) -> None:
     with cluster(files, None) as coordinator:
         total = coordinator.variable(1)
@@ -138,6 +141,7 @@ def test_a_variable_of_the_coordinator_itself_is_dialled_without_credentials(fil
         assert total.read_value() == 2
 
 
+@pytest.mark.long
 def test_a_handle_has_no_credentials(files: CertificateFiles) -> None:
     with cluster(files, ours(files, VARIABLES)) as coordinator:
         written = dumps(coordinator.variable(1))
@@ -146,6 +150,7 @@ def test_a_handle_has_no_credentials(files: CertificateFiles) -> None:
         assert secret not in written
 
 
+@pytest.mark.long
 def test_a_missing_certificate_of_the_worker_is_named(files: CertificateFiles) -> None:
     with cluster(files, ClientCredentials(root_certificates=files.ca.read_bytes(), token=VARIABLES)) as coordinator:
         coordinator.schedule(add_one, (coordinator.variable(1),))
@@ -153,6 +158,7 @@ def test_a_missing_certificate_of_the_worker_is_named(files: CertificateFiles) -
             coordinator.join(WALL)
 
 
+@pytest.mark.long
 def test_a_variable_that_only_the_coordinators_machine_reaches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variables, "_CONNECT_SECONDS", 0.2)
     held = VariableHandle(Target("127.0.0.1:1", False), "session", "value", infer_type(1), True)
@@ -160,6 +166,7 @@ def test_a_variable_that_only_the_coordinators_machine_reaches_says_so(monkeypat
         Variable(held, variables.server_of(held)).read_value()
 
 
+@pytest.mark.long
 def test_a_server_of_variables_that_is_away_is_no_lost_worker(
     files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +179,7 @@ def test_a_server_of_variables_that_is_away_is_no_lost_worker(
             coordinator.join(WALL)
 
 
+@pytest.mark.long
 def test_a_served_worker_takes_what_it_calls_with_from_options(files: CertificateFiles, tmp_path: Path) -> None:
     (tmp_path / "workers").write_text(WORKERS)
     (tmp_path / "variables").write_text(VARIABLES)

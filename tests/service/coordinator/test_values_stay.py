@@ -55,6 +55,7 @@ def test_a_chain_over_a_large_value_sends_none_of_it() -> None:
     assert 0 < counted.total < 200_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("function", [add_one, lambda x: x + np.float32(1)], ids=["computation", "function"])
 def test_of_a_chain_the_worker_keeps_the_last_value_only(function: object) -> None:
     service = ExecutorService(fedstack.local_executor_factory(), policy=CarrierPolicy(python_code=True))

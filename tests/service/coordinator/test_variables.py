@@ -196,6 +196,7 @@ def test_simulated_workers_have_no_variables() -> None:
     SimulatedCluster().run(program)
 
 
+@pytest.mark.long
 def test_a_task_of_the_job_for_them_holds_variables(pool: object) -> None:
     with Server({"ps": ["127.0.0.1:0"]}, "ps", 0) as server:
         address = server.target.removeprefix("grpc://")

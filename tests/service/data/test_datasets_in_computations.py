@@ -52,6 +52,7 @@ def context(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield context
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("context")
 def test_datasets_are_client_data() -> None:
     datasets = [Dataset.range(5), Dataset.range(5).map(double), Dataset.from_arrays(np.arange(4)), Dataset.range(0)]
@@ -59,12 +60,14 @@ def test_datasets_are_client_data() -> None:
     assert total_of_all([*datasets, [1, 2]]) == 39
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("context")
 def test_datasets_of_structs_are_client_data() -> None:
     points = {"x": np.arange(3.0), "y": np.ones(3)}
     assert dot_of_all([Dataset.from_arrays(points), Dataset.from_arrays(points).shuffle(2, 0)]) == 6.0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("context")
 def test_a_dataset_of_another_type_is_refused_before_anything_runs() -> None:
     with pytest.raises(TypeMismatchError, match=r"Expected int64\*, found <Dataset.*batch\(2\).* of int64\[\?\]"):

@@ -105,7 +105,7 @@ def test_a_function_of_a_program_runs_on_a_worker_that_never_runs_the_program(
     assert run(folder, takes_code, started_as) == ("42", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("started_as", STARTED_AS, ids=" ".join)
 def test_where_no_code_is_taken_the_error_says_that_the_program_would_have_to_run(
     folder: Path, takes_references: Server, started_as: list[str]

@@ -14,6 +14,7 @@ from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.service import local_worker_pool
 
 
+@pytest.mark.long
 def test_a_large_variable_is_warned_of_once_over_many_calls_on_a_worker(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ class HastyService(Service):
         yield Parcel(b"")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["Upload", "Exchange"])
 def test_the_status_of_the_server_is_the_one_that_counts(method):
     """gRPC makes up one of its own in a race, as an internal error that nobody would try again."""

@@ -222,7 +222,7 @@ def copied(files: CertificateFiles, folder: Path) -> CertificateFiles:
     return CertificateFiles(*(Path(shutil.copy(path, folder)) for path in files))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_certificates_and_authority_are_read_again_when_their_files_change(
     tmp_path: Path, files: CertificateFiles, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -150,6 +150,7 @@ def test_what_functions_print_is_seen_here(pool: WorkerPool, capsys: pytest.Capt
     assert "chatter 5\n" in err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no such device")
 def test_what_functions_print_is_dropped_where_the_disk_is_full() -> None:
     program = (
@@ -220,6 +221,7 @@ def test_ctrl_c_is_not_for_the_workers(pool: WorkerPool) -> None:
     assert os.getpgid(0) not in {os.getpgid(pid) for pid in pool.pids}
 
 
+@pytest.mark.long
 def test_closing_ends_the_workers_and_removes_their_files() -> None:
     pool = local_worker_pool(2, options=["--log-level", "error"])
     processes = [psutil.Process(pid) for pid in pool.pids]
@@ -273,6 +275,7 @@ def test_a_pool_has_at_least_one_worker() -> None:
         local_worker_pool(0)
 
 
+@pytest.mark.long
 def test_workers_end_with_their_parent_however_it_ends() -> None:
     program = (
         "import sys\n"
@@ -327,6 +330,7 @@ def parent_with_a_pool(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]"
             parent.kill()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_workers_whose_parent_cannot_clear_up_remove_the_files_of_the_pool(tmp_path: Path, number: int) -> None:
@@ -357,6 +361,7 @@ def test_a_program_that_ends_removes_the_files_of_a_pool_whose_workers_were_kill
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="cannot fork")
 def test_workers_end_with_their_parent_though_a_child_of_its_lives_on() -> None:
     program = (
@@ -381,6 +386,7 @@ def test_workers_end_with_their_parent_though_a_child_of_its_lives_on() -> None:
     assert (len(workers), alive, lived_on) == (2, [], [True])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="cannot fork")
 def test_a_child_that_leaves_the_block_of_a_pool_leaves_the_pool_alone() -> None:
     program = (
@@ -396,6 +402,7 @@ def test_a_child_that_leaves_the_block_of_a_pool_leaves_the_pool_alone() -> None
     subprocess.run([sys.executable, "-c", program], check=True, timeout=WALL)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path: Path) -> None:
     with parent_with_a_pool(tmp_path) as (parent, workers):

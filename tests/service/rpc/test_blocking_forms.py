@@ -45,6 +45,7 @@ def test_a_small_call_has_no_part_for_the_loop(client, awaited):
     assert not awaited
 
 
+@pytest.mark.long
 def test_a_call_that_goes_on_is_waited_for_on_the_loop(server, client, gate, awaited):
     opening = threading.Timer(2.5, gate.opened.set)  # later than the server answers that the call goes on
     opening.start()
@@ -146,6 +147,7 @@ def test_a_server_that_is_away_is_waited_for_as_long_as_the_caller_says(client, 
         client.add_blocking(1, 2, timeout_in_ms=300)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_call_here_and_at_the_server(server, gate):
     command = [sys.executable, str(CALLER), server.target, "interrupted"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as caller:
@@ -158,7 +160,7 @@ def test_ctrl_c_ends_a_call_here_and_at_the_server(server, gate):
     await_until(lambda: calls_of(server)["wait"].running == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_stood_still_is_not_told_that_its_server_hangs(server, gate):
     command = [sys.executable, str(CALLER), server.target, "stopped"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as caller:

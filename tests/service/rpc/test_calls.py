@@ -287,6 +287,7 @@ def test_a_method_that_was_short_may_take_long(client, gate):
     assert [result.get_value() for result in results] == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_call_may_override_the_clients_deadline(server, gate):
     with rpc.Client.create("grpc", server.target, timeout_in_ms=2000) as client:
         with pytest.raises(DeadlineExceededError):

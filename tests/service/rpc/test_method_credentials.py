@@ -73,6 +73,7 @@ def server_that_calls_with(credentials: ClientCredentials | None, kind: str) -> 
             yield server
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["a server of methods", "a task of a cluster"])
 def test_what_a_method_calls_it_calls_with_the_servers_own_credentials(files: CertificateFiles, kind: str):
     """A variable is read over TLS with a token that neither the caller of the method nor the method itself has."""

@@ -42,6 +42,7 @@ def kill(running: "subprocess.Popen[str]") -> None:
     running.wait(WALL)
 
 
+@pytest.mark.long
 def test_a_killed_server_fails_the_call_at_once_and_the_next_one_waits_for_it():
     with process(free_port()) as (first, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
         running = client.slow(1)
@@ -56,6 +57,7 @@ def test_a_killed_server_fails_the_call_at_once_and_the_next_one_waits_for_it():
             assert waiting.get_value() == 7
 
 
+@pytest.mark.long
 def test_a_server_started_anew_with_another_method_under_the_name_is_never_guessed_at():
     with process(free_port()) as (first, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
         assert client.add_blocking(1, 2) == 3
@@ -143,6 +145,7 @@ def test_200_clients_opened_and_closed_leave_nothing_behind():
         within_wall(lambda: threading.active_count() <= threads + 1, "threads are left")
 
 
+@pytest.mark.long
 def test_large_arrays_and_small_calls_share_a_client():
     with process() as (_, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
         large = np.random.default_rng(0).random(8 << 20, np.float32)

@@ -36,7 +36,7 @@ def _quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("tens", TENS)
 def test_every_result_is_right_whatever_happens_to_workers(name, tens):

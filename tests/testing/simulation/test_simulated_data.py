@@ -60,6 +60,7 @@ def test_every_guarantee_is_held_where_elements_end_workers() -> None:
         assert f"{guarantee.value}: " in told
 
 
+@pytest.mark.long
 def test_a_calm_service_sends_everything_once_without_an_error() -> None:
     for seed in range(10):
         cluster = SimulatedDataCluster(2, 4, seed)

@@ -112,6 +112,7 @@ def test_credentials_that_nobody_would_use_are_refused():
                 assert "secret" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_several_channels_are_told_apart():
     with grpc.insecure_channel("127.0.0.1:1") as first, grpc.insecure_channel("127.0.0.1:1") as second:
         context = fedstack.create_sync_remote_execution_context([first, second], connect_seconds=0.1)

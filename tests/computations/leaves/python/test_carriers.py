@@ -456,6 +456,7 @@ def replaced(computation, leaf, content):
     return proto
 
 
+@pytest.mark.long
 def test_a_function_by_reference_runs_in_a_process_that_allows_its_module(library, tmp_path):
     leaf = decorated(library.triple)
     sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, Destination(takes_code=False)))
@@ -463,6 +464,7 @@ def test_a_function_by_reference_runs_in_a_process_that_allows_its_module(librar
     assert run_elsewhere(sent, tmp_path).startswith("refused: Expected a function of an allowed module (none)")
 
 
+@pytest.mark.long
 def test_a_function_by_value_runs_in_a_process_that_allows_code(tmp_path):
     leaf = decorated(make_closure(5))
     sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, Destination(takes_code=True)))

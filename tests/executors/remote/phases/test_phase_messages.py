@@ -147,6 +147,7 @@ def check(program):
     assert bits(bare(found)) == bits(bare(expected))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(programs())
 def test_the_phases_of_a_random_computation_mean_the_same_elsewhere(program):

@@ -103,6 +103,7 @@ def test_the_elements_of_one_client_go_on_at_another_worker(service: DataService
     np.testing.assert_equal(found, list(many[0]))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fedstack_context")
 def test_a_dispatcher_that_is_away_holds_up_no_round(service: DataService, source: DatasetDataSource) -> None:
     expected = total()(list(LOCAL.values()))

@@ -135,6 +135,7 @@ def test_a_plain_executor_service_gets_the_elements(source: DatasetDataSource, e
             assert average(START, source.iterator().select(30)).tobytes() == expected[0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fedstack_context")
 def test_the_data_of_many_clients_is_read_in_few_calls(service: DataService, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []

@@ -107,7 +107,7 @@ def test_references_are_read_as_columns_and_batches_in_this_process(
             assert referred(references) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_read_columns_and_batches_themselves(
     service: DataService, references: list[Any], expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +121,7 @@ def test_workers_read_columns_and_batches_themselves(
             assert one.tobytes() == over_batches([references[0].batches(7), references[1].batches(5)]).tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_without_the_data_service_says_so_and_one_that_lost_a_client_names_it(service: DataService) -> None:
     with DatasetDataSource(service.target, "rows") as source:
         good, bad = source.select(["user 0", "nobody"])

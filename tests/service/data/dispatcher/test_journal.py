@@ -289,6 +289,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_that_ends_leaves_the_journal_to_its_parent(tmp_path: Path) -> None:
     assert run(FORKED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))) == -9

@@ -198,7 +198,7 @@ def test_clients_are_told_that_a_server_searches() -> None:
     assert asyncio.run(isolates())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_errors_of_clients_are_not_the_searchs_and_what_they_print_goes_nowhere(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -210,7 +210,7 @@ def test_errors_of_clients_are_not_the_searchs_and_what_they_print_goes_nowhere(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_function_that_ends_the_process_that_loads_it_is_told() -> None:
     class Bomb:
         def __reduce__(self) -> Any:
@@ -230,7 +230,7 @@ def test_a_function_that_ends_the_process_that_loads_it_is_told() -> None:
     assert caught.value.client_index is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_ends_when_its_time_is_up(caplog: pytest.LogCaptureFixture) -> None:
     def hangs(value: int) -> int:
         import time
