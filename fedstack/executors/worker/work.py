@@ -3,8 +3,8 @@
 Phases, closures and methods all come through here. Their work is a coroutine, and there are two ways to run it. Most
 work waits for something: for several functions, for other workers. It is a task, and each of its functions goes to a
 thread of its executor and back. A method that is one function may be one of many that wait for each other, more than an
-executor has threads: it is a job of a thread of the service's, from argument to answer. With many
-calls in flight that is a few percent faster, too.
+executor has threads: it is a job of a thread of the service's, from argument to answer. With many calls in flight that
+is a few percent faster, too.
 """
 
 import asyncio
