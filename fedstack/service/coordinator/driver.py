@@ -223,26 +223,31 @@ class Driver(abc.ABC):
           Exception: What the closure has raised.
           ClosureCancelledError: If it was cancelled.
         """
-        while True:
-            while not closure.has_ended:
-                await self.changed(closure)
-            if closure.copy is not None:
-                return closure.copy[0]
-            if closure.error is not None:
-                raise raised_again(closure.error)
-            self.check_open()
-            for state, handle in list(closure.held.items()):
-                if (worker := self._workers.get(state)) is None:
-                    continue
-                try:
-                    return await handle.payload()
-                except RetryableError as error:
-                    self.lose(worker, error)
-                except Exception:
-                    if not state.lost:  # else what it says does not count, and there may be another
-                        raise
-            self.tell(self.scheduler.need, closure)
-            await asyncio.sleep(0)  # whatever comes of it, others get their turn
+        # In use meanwhile: a value that is rebuilt for this would be dropped as it comes, if its last user has ended.
+        self.tell(self.scheduler.use, closure)
+        try:
+            while True:
+                while not closure.has_ended:
+                    await self.changed(closure)
+                if closure.copy is not None:
+                    return closure.copy[0]
+                if closure.error is not None:
+                    raise raised_again(closure.error)
+                self.check_open()
+                for state, handle in list(closure.held.items()):
+                    if (worker := self._workers.get(state)) is None:
+                        continue
+                    try:
+                        return await handle.payload()
+                    except RetryableError as error:
+                        self.lose(worker, error)
+                    except Exception:
+                        if not state.lost:  # else what it says does not count, and there may be another
+                            raise
+                self.tell(self.scheduler.need, closure)
+                await asyncio.sleep(0)  # whatever comes of it, others get their turn
+        finally:
+            self.tell(self.scheduler.unuse, closure)
 
     async def _look(self) -> None:
         """Waits for a worker, for closures that have none."""

@@ -96,10 +96,10 @@ class Scheduler:
 
     def cancel(self, closure: Closure) -> bool:
         """A caller does not want a closure any more; returns whether it had not ended."""
-        if closure.has_ended:
-            return False
-        self._cancel(closure)
-        return True
+        is_new = not closure.has_ended
+        if is_new:
+            self._cancel(closure)
+        return is_new
 
     def need(self, closure: Closure) -> None:
         """A caller needs the value of a closure, which is rebuilt if it was lost."""
@@ -107,6 +107,16 @@ class Scheduler:
             self._changed[closure] = None
         elif closure.state is ClosureState.LOST:
             self._begin(closure)
+
+    def use(self, closure: Closure) -> None:
+        """Keeps the value of a closure until `unuse`, once it is there."""
+        closure.users += 1
+
+    def unuse(self, closure: Closure) -> None:
+        """Ends a use of a value, which is dropped with the last one."""
+        closure.users -= 1
+        if not closure.users and closure.state in (ClosureState.READY, ClosureState.LOST):
+            losses.release(closure)
 
     def want(self, closure: Closure) -> None:
         """A caller wants the value of a closure here, as soon as it is there."""
@@ -119,16 +129,13 @@ class Scheduler:
         closure.wanted = closure.wanted and closure.has_ended
 
     def drop(self, closure: Closure) -> list[WorkerState]:
-        """A caller has no handle to a closure any more; returns from where its value is on its way here in vain.
-
-        A closure that has not ended runs all the same.
-        """
-        closure.wanted = False
+        """A caller has no handle to a closure any more; returns from where its value is on its way here in vain."""
+        closure.wanted = False  # one that has not ended runs all the same
         senders = [worker for worker in closure.held if closure.is_there and closure in worker.fetching]
         for worker in senders:
             del worker.fetching[closure]
             worker.to_fetch.pop(closure, None)
-        self._unuse(closure)
+        self.unuse(closure)
         return senders
 
     def take_errors(self) -> list[Exception]:
@@ -210,11 +217,9 @@ class Scheduler:
     def failed(self, closure: Closure, worker: WorkerState, error: Exception) -> None:
         """A worker has run a closure, which has failed by its own fault."""
         self._queues.ended(closure, worker, ran=False)
-        if worker.lost:
-            return  # it is queued again, or runs elsewhere
-        if closure.state is ClosureState.RUNNING:
+        if closure.state is ClosureState.RUNNING and not worker.lost:  # else it is queued again, or runs elsewhere
             self._fail(closure, error)
-        elif self._errors:  # it was cancelled for another one, and failed all the same
+        elif self._errors and not worker.lost:  # it was cancelled for another one, and failed all the same
             closure.state, closure.error = ClosureState.FAILED, error
             self._errors[error] = None
 
@@ -362,7 +367,7 @@ class Scheduler:
             self._changed[ending] = None
             for need in ending.needs:
                 need.dependents.pop(ending, None)
-                self._unuse(need)
+                self.unuse(need)
             if ending.state is not ClosureState.READY:
                 losses.release(ending)  # its value may have been on its way here
             if ending.state is not ClosureState.READY or not losses.may_be_rebuilt(ending):
@@ -387,11 +392,6 @@ class Scheduler:
                 else:
                     dependent.state, dependent.error = state, closure.error
                     stack.append(dependent)
-
-    def _unuse(self, closure: Closure) -> None:
-        closure.users -= 1
-        if not closure.users and closure.state in (ClosureState.READY, ClosureState.LOST):
-            losses.release(closure)
 
     def _forget_call(self, closure: Closure) -> None:
         """Drops what it would take to run a closure again, which has ended."""

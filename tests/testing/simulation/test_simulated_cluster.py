@@ -25,8 +25,6 @@ from fedstack.transport.peers.methods import Method, Service
 
 SEEDS = range(50)  # each with every program: 300 runs
 # Seeds by tens: the first ten in each run.
-# A defect that is not mended yet: a result and its argument stay at a worker until its session ends.
-DEFECTS = {("scheduled_calls", 44)}
 TENS = [0, *(pytest.param(tens, marks=pytest.mark.long) for tens in range(1, len(SEEDS) // 10))]
 
 
@@ -43,8 +41,7 @@ def _quiet():
 @pytest.mark.parametrize("tens", TENS)
 def test_every_result_is_right_whatever_happens_to_workers(name, tens):
     for seed in SEEDS[10 * tens : 10 * tens + 10]:
-        if (name, seed) not in DEFECTS:
-            rough_run(name, seed)
+        rough_run(name, seed)
 
 
 @pytest.mark.parametrize("seed", [5019, 5079])
