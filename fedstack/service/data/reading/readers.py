@@ -357,7 +357,8 @@ class _LocalReading(Reading):
         made: list[Column] = []
         size, end = 0, time.perf_counter() + SECONDS_TOGETHER
         try:
-            while len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end:
+            # One at least, however late it is: none says that there are no more.
+            while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end):
                 block = next(blocks, None)
                 if block is None:
                     break

@@ -1,6 +1,7 @@
 """An iterator that goes on from a cursor yields what would have come, whatever the steps are."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack.computations.values.columns import Column
-from fedstack.errors import InvalidComputationError
+from fedstack.errors import ClosedError, InvalidComputationError
 from fedstack.proto.data_service_pb2 import Commit, OpenPassRequest
 from fedstack.service.data import Dataset, ShardingPolicy
 from fedstack.service.data.consumer.acknowledgements import Position
@@ -105,7 +106,7 @@ class Journal:
 
 
 class Driver:
-    """Does what a `PassDriver` does, without waiting."""
+    """Does what a `PassDriver` does, without waiting. A prefetch may ask on its thread while it is closed."""
 
     commit = Commit(number=1)
     missing = 0
@@ -119,6 +120,8 @@ class Driver:
         self._plan.resume(map(self._range, range(len(journal.handed_out))), position, 0)
         self._reading: Iterator[Column] = iter(())
         self._split = journal.local.divided().split
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     def _range(self, number: int) -> TakenRange:
         return TakenRange(number + 1, *self._journal.handed_out[number])
@@ -141,13 +144,16 @@ class Driver:
         self._plan.arrive(read, list(itertools.islice(self._reading, 1)))
 
     def take(self) -> Column | None:
-        while not (self._plan.has_arrived or self._plan.is_over):
-            asked = self._plan.take()
-            if asked is not None:
-                self._took(asked.want)
-            for read in self._plan.reads():
-                self._read(read)
-        return self._plan.next()
+        with self._lock:
+            while not (self._plan.has_arrived or self._plan.is_over):
+                if self._is_closed:
+                    raise ClosedError("Expected a consumer, found that it has closed the pass")
+                asked = self._plan.take()
+                if asked is not None:
+                    self._took(asked.want)
+                for read in self._plan.reads():
+                    self._read(read)
+            return self._plan.next()
 
     def work_on(self, blocks: int) -> None:
         self._plan.work_on(blocks)
@@ -159,7 +165,8 @@ class Driver:
         return self._plan.position(rows)
 
     def close(self, seconds: float = 0.0) -> None:
-        pass
+        with self._lock:
+            self._is_closed = True
 
 
 class Source(DistributedSource):

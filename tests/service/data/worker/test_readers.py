@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import federated_language as fl
 import numpy as np
@@ -17,6 +18,7 @@ from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
+from fedstack.service.data.reading import readers
 from fedstack.service.data.reading.budget import AHEAD, SENT_BYTES
 from fedstack.service.data.reading.readers import reader_at
 from fedstack.service.host.local_servers import GRPC, LOCAL
@@ -81,6 +83,17 @@ def test_a_worker_reads_what_the_dataset_has(
     payloads = [item for block in dataset.blocks() for item in block.items()]
     assert_same(read(worker.target, whole(digest), dataset.element_type), payloads)
     assert_same(read(worker.target, whole(digest, 4), dataset.element_type), payloads[4:])
+
+
+def test_a_machine_that_stands_still_while_elements_are_made_loses_none(
+    catalogue: Catalogue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker(LOCAL)
+    dataset = Dataset.range(50_000)
+    digest = catalogue.register(dataset)
+    seconds = itertools.count()
+    monkeypatch.setattr(readers, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    assert_same(read(worker.target, whole(digest), dataset.element_type), list(dataset))
 
 
 @pytest.mark.long
