@@ -139,10 +139,12 @@ class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
       comes_back: Whether it is known that the worker is away for a while only, as one that is being started anew.
       advice: What to do where workers are lost again and again.
       had_begun: Whether the worker that was lost had begun with its clients; `None` if that is not known.
+      exit_status: How its process has ended, as `subprocess` says it, where that is known.
     """
 
     comes_back: bool = False
     had_begun: bool | None = True
+    exit_status: int | None = None
     advice: str = "ask one with `fedstack check`"
 
 

@@ -1,9 +1,8 @@
-"""Finds the client that ends its worker, by tasks of fewer and fewer clients.
+"""Finds the client that ends its worker, by tasks at the workers of an engine.
 
-A client that ends the process it runs in takes one worker after the other, for each attempt runs it somewhere else.
-After two losses (`lost_ranges.py`) the clients that were in both are halved: one half runs as a task of its own, and if
-that loses its worker the client is there, else in the other half. A few more workers end so, which the engine starts
-anew. What these tasks compute is thrown away, and so are their errors: where nobody is found, the attempt goes on.
+A `CulpritSearch` says which of the suspected clients a task runs, and hears whether that has lost its worker. A few
+more workers end so, which the engine starts anew. What these tasks compute is thrown away, and so are their errors:
+where nobody is found, the attempt goes on.
 """
 
 import asyncio
@@ -13,9 +12,10 @@ from collections.abc import Awaitable, Callable
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import FedstackError, LeafError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors.concurrency.progress import name_of
-from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
+from fedstack.membership.ledger import Suspects
+from fedstack.membership.search import CulpritSearch, Ended
 
 _logger = logging.getLogger(__name__)
 # As long as workers of ours look for one.
@@ -34,51 +34,30 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
       LeafError: If there is one; it is the user's, and not tried again.
       NoWorkersError: If no worker is left.
     """
-    clients = suspects.clients
-    told = suspects.losses, clients.start, clients.stop - 1
-    _logger.warning("%d workers have ended while clients %d to %d ran; looking for one that ends its worker", *told)
+
+    async def ended(clients: range) -> Ended | None:
+        try:
+            await run(clients)
+        except NoWorkersError:
+            raise
+        except WorkerUnavailableError as error:
+            return Ended(error.exit_status, cause=error)
+        except FedstackError:  # of a client, for example, which the attempt raises too
+            pass
+        return None
+
+    _logger.warning("%s; looking for one that ends its worker", suspects)
     try:
-        found = await Deadline(_MOST_SECONDS).wait(_halved(run, clients))
+        found = await Deadline(_MOST_SECONDS).wait(CulpritSearch(suspects.clients, sees=False).drive(ended))
     except asyncio.TimeoutError:
         found = None
     if found is None:
-        _logger.warning("None of the clients %d to %d ends its worker; going on", clients.start, clients.stop - 1)
+        _logger.warning("None of them ends its worker; going on")
         return
-    client, ended, last = found
-    name = name_of(phase.program)
+    name, client, last = name_of(phase.program), found.units.start, found.ended.cause
     raise LeafError(
         f"{repr(name) if name else 'a client'} ended its worker; at client {client}; it ended "
-        f"{counted(suspects.losses + ended, 'worker')} before it was found; mend the function: {last}",
+        f"{counted(suspects.losses + found.processes, 'worker')} before it was found; mend the function: {last}",
         computation_name=name,
         client_index=client,
     ) from last
-
-
-async def _halved(
-    run: Callable[[range], Awaitable[object]], clients: range
-) -> tuple[int, int, WorkerUnavailableError] | None:
-    """Returns the client, how many workers it has ended, and the loss of the last of them."""
-    if await _loss(run, clients[:0]) is not None:  # whatever ends workers is none of them
-        return None
-    ended, last = 0, None
-    while len(clients) > 1:
-        middle = len(clients) // 2
-        last = await _loss(run, clients[:middle])
-        ended += last is not None
-        clients = clients[:middle] if last else clients[middle:]
-    if last is None:  # it has never run alone
-        last = await _loss(run, clients)
-        ended += 1
-    return None if last is None else (clients.start, ended, last)
-
-
-async def _loss(run: Callable[[range], Awaitable[object]], clients: range) -> WorkerUnavailableError | None:
-    try:
-        await run(clients)
-    except NoWorkersError:
-        raise
-    except WorkerUnavailableError as error:
-        return error
-    except FedstackError:  # of a client, for example, which the attempt raises too
-        return None
-    return None

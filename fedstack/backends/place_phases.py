@@ -132,7 +132,8 @@ class PlacePhases(PhaseRunner):
                 error.advice = "the engine may know why"
             losses = current_scope().losses
             if losses is not None and clients and error.had_begun is not False:
-                losses.add(part.phase, clients, report.running, is_sure=error.had_begun is True)
+                is_sure = error.had_begun is True
+                losses.lose(part.phase, self.place, clients, running=report.running, is_sure=is_sure)
             raise
         except FedstackError:
             raise

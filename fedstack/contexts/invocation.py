@@ -36,10 +36,10 @@ from fedstack.errors import (
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
-from fedstack.executors.remote.phases.lost_ranges import LostRanges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
+from fedstack.membership.ledger import LossLedger
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import listed
@@ -93,7 +93,7 @@ class Invoker:
 
     async def _invoke(self, comp: ConcreteComputation, arg: object, call: ObservedCall | None) -> object:
         signature = comp.type_signature
-        outer, losses = current_scope(), LostRanges()
+        outer, losses = current_scope(), LossLedger()
         span = outer.span if call is None else call.span
         set_scope(outer.of_invocation(self._environment, losses, span))
         try:
@@ -128,7 +128,7 @@ class Invoker:
         payload: object,
         cardinalities: Cardinalities,
         progress: GuardedProgress | None,
-        losses: LostRanges,
+        losses: LossLedger,
         call: ObservedCall | None,
     ) -> object:
         pauses = self._retry_policy.pauses()
@@ -167,7 +167,7 @@ class Invoker:
         if self._closed:
             raise closed_error()
 
-    def _given_up(self, error: RetryableError, causes: Mapping[str, str], losses: LostRanges) -> FedstackError:
+    def _given_up(self, error: RetryableError, causes: Mapping[str, str], losses: LossLedger) -> FedstackError:
         limits = self._retry_policy.limits
         if not (isinstance(error, WorkerUnavailableError) and causes):
             kind = LostWorkersError if isinstance(error, WorkerUnavailableError) else RetryLimitError

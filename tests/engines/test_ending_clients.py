@@ -9,10 +9,10 @@ from fedstack.backends.ending_clients import find_ending
 from fedstack.computations.plan.program import Program
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import LeafError, NoWorkersError, WorkerUnavailableError
-from fedstack.executors.remote.phases.lost_ranges import Suspects
+from fedstack.membership.ledger import Suspects
 
 PHASE = Phase(Program((), (), (), (), 0), (), (), ())
-SUSPECTS = Suspects(range(10, 31), (), losses=2)
+SUSPECTS = Suspects(range(10, 31), (), ("a", "b"))
 
 
 def search(ends: Callable[[range], bool], error: type[Exception] = WorkerUnavailableError) -> list[range]:

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from fault_leaves import mean_visit
-from fault_stacks import Background, Door, eventually, locally
+from fault_stacks import Background, Door, context_over, eventually, locally
 from killing_leaves import (
     KILLER,
     crash,
@@ -27,6 +27,7 @@ from killing_leaves import (
     total_of,
     two_phases,
 )
+from processes import Fleet
 
 import fedstack
 from fedstack.errors import LeafError, NoWorkersError
@@ -152,7 +153,7 @@ def test_without_a_worker_to_search_with_the_clients_that_may_have_been_are_name
         assert repr(pool) == "<WorkerPool of 2 processes, 0 of them alive>"
 
 
-def test_workers_that_others_kill_are_no_clients_fault(door: Door, caplog) -> None:
+def test_workers_that_crash_of_themselves_are_no_clients_fault(door: Door, caplog) -> None:
     """The search finds nobody, the call goes on, and its result has the same bits."""
     caplog.set_level(logging.INFO)
     arguments = [(door.port, 0.1 * number) for number in range(9)]
@@ -166,15 +167,50 @@ def test_workers_that_others_kill_are_no_clients_fault(door: Door, caplog) -> No
 
 
 def until_it_searches(running: "Background[object]", pool: WorkerPool, door: Door, caplog) -> psutil.Process:
-    """Kills two workers of three that run the same clients; returns the third when its children run some."""
+    """Lets two workers of three crash that run the same clients; returns the third when its children run some."""
     door.wait_for(running, *pool.pids)
-    os.kill(pool.pids[0], signal.SIGKILL)
+    os.kill(pool.pids[0], signal.SIGABRT)
     eventually(lambda: [r for r in caplog.records if "Trying a computation again" in r.getMessage()])
     seen = len(door.visitors)
     eventually(lambda: {pool.pids[1], pool.pids[2]} <= set(door.visitors[seen:]))
-    os.kill(pool.pids[1], signal.SIGKILL)
+    os.kill(pool.pids[1], signal.SIGABRT)
     eventually(lambda: set(door.visitors) - set(pool.pids))
     return psutil.Process(pool.pids[2])
+
+
+def test_workers_of_a_pool_that_others_kill_start_no_search(door: Door, caplog) -> None:
+    arguments = [(door.port, 0.1 * number) for number in range(3)]
+    with pool_of(3, respawn=False) as pool:
+        running = Background(lambda: mean_visit(arguments))
+        door.wait_for(running, *pool.pids)
+        for lost in range(2):
+            seen = len(door.visitors)
+            os.kill(pool.pids[lost], signal.SIGKILL)
+            eventually(lambda seen=seen, lost=lost: set(pool.pids[lost + 1 :]) <= set(door.visitors[seen:]))
+        door.open()
+        found = running.result(120.0)
+    assert np.asarray(found).tobytes() == np.asarray(locally(mean_visit, arguments)).tobytes()
+    assert not any("looks for one" in record.getMessage() for record in caplog.records)
+
+
+def test_clients_that_are_not_suspected_run_while_a_search_does(fleet: Fleet, door: Door, caplog) -> None:
+    """How workers at addresses have ended is not known, so two losses make a suspicion, whoever has killed them."""
+    workers = [fleet.start() for _ in range(4)]
+    arguments = [(door.port, 0.1 * number) for number in range(4)]
+    with context_over([worker.target for worker in workers]):
+        running, seen = Background(lambda: mean_visit(arguments)), 0
+        for _ in range(2):
+            eventually(lambda seen=seen: {worker.pid for worker in workers} <= set(door.visitors[seen:]))
+            seen = len(door.visitors)
+            workers[0] = fleet.restart(workers[0])
+        suspects, *others = (worker.pid for worker in workers)
+        eventually(lambda: set(others) <= set(door.visitors[seen:]) and len(door.visitors) > seen + 3)
+        (child,) = set(door.visitors[seen:]) - set(others)
+        assert child != suspects  # it waits for the search
+        door.open()
+        found = running.result(120.0)
+    assert np.asarray(found).tobytes() == np.asarray(locally(mean_visit, arguments)).tobytes()
+    assert any("ends its process; going on" in record.getMessage() for record in caplog.records)
 
 
 def test_a_search_whose_call_is_cancelled_leaves_no_process(door: Door, caplog) -> None:

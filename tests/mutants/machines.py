@@ -128,6 +128,10 @@ MACHINES = (
         ),
     ),
     Machine(
+        ("fedstack/membership/ledger.py", "fedstack/membership/search.py"),
+        (Tests((f"{_MEMBERSHIP}/test_loss_ledger.py", f"{_MEMBERSHIP}/test_search_for_culprits.py")),),
+    ),
+    Machine(
         ("fedstack/transport/peers/leases.py", "fedstack/transport/peers/retry.py"),
         (Tests((f"{_PEERS}/test_leases.py", f"{_PEERS}/test_retry.py")), Seeds("kept_values", 10), Seeds("rounds", 10)),
     ),

@@ -46,7 +46,6 @@ ROOMS = (
     "backends/ray_cluster",
     "service/host",
     "service/executor/sessions",
-    "service/executor/isolation",
     "service/executor",
     "service/rpc",
     "service/data/reading",

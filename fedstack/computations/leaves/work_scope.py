@@ -107,7 +107,7 @@ class WorkScope:
       abandoned: The `AbandonedWork` that bounds what goes on although it was cancelled; `None` where there is no bound
         but that of each pool.
       progress: Counts clients; `None` where nobody wants to know.
-      losses: The `LostRanges` of the invocation: where workers ended; `None` where nobody tries again.
+      losses: The `LossLedger` of the invocation: where workers ended; `None` where nobody tries again.
       span: Where in a call it is, for those who watch; none where nobody does.
       client_credentials: The `ClientCredentials` that functions dial other servers with; `None` for none.
       reads: Reads sequences that came as references; `None` where nothing may be read for others.

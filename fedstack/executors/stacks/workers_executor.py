@@ -19,12 +19,12 @@ from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import ComposedPhases, composed, even_counts
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.plain_phases import PlainPhases
 from fedstack.executors.stacks.worker_sessions import WorkerSessions
 from fedstack.foundations.error_text import counted
+from fedstack.membership.ledger import Suspects
 from fedstack.transport.wire.status import RemoteTraceback
 
 _logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class FleetPhases(PhaseEngine):
                     await self._search(phase, part, arguments, some, able)
                 except LeafError as error:
                     client = error.client_index
-                    ended = some.losses if client is None else losses.ended_with(phase, client)
+                    ended = some.losses if client is None else losses.losses(phase, client)
                     found = f"it ended {counted(ended, 'worker')} before it was found; mend the function"
                     raise with_place(error, found) from error.__cause__
             losses.forget(phase)
@@ -118,14 +118,8 @@ class FleetPhases(PhaseEngine):
         """
         (worker,) = await self._sessions.with_room(able, 1)
         clients = suspects.clients
-        _logger.warning(
-            "%d workers have ended while clients %d to %d ran; the worker at %s looks for one that ends its process, "
-            "in processes apart",
-            suspects.losses,
-            clients.start,
-            clients.stop - 1,
-            worker.address,
-        )
+        told = "%s; the worker at %s looks for one that ends its process, in processes apart"
+        _logger.warning(told, suspects, worker.address)
         try:
             await self._sessions.at(worker).search_phase(phase, inputs, arguments, suspects)
         except (WorkerUnavailableError, DeadlineExceededError) as error:

@@ -4,38 +4,29 @@ from collections.abc import Iterable
 
 from fedstack.errors import LostWorkersError, WorkerUnavailableError
 from fedstack.foundations.error_text import counted
+from fedstack.membership.ledger import ENOUGH, SUSPECTED, LossLedger
 from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
 
-# A closure that has lost so many workers runs without others beside it. So many more are its own fault: that two are
-# lost just then for reasons of their own is too rare to see.
-_LOSSES_UNTIL_ALONE = 2
-_LOSSES_ALONE = 2
 _MOST_NAMED = 5
 # To rebuild a value, so many calls are repeated one after the other, at most.
 MOST_DEPTH = 1000
 
 
-def runs_alone(closure: Closure) -> bool:
-    """Returns whether a closure is suspected to end workers, so that nothing else is to run beside it."""
-    return closure.losses >= _LOSSES_UNTIL_ALONE
-
-
-def why_not_again(closure: Closure, error: Exception) -> Exception | None:
+def why_not_again(closure: Closure, error: Exception, ledger: LossLedger) -> Exception | None:
     """Returns the error of a closure that ran at a worker which was lost; `None` if it runs again."""
     if not closure.repeatable:
         return _not_repeated(closure, error)
-    if closure.losses >= _LOSSES_UNTIL_ALONE + _LOSSES_ALONE:
-        return _lost_too_often(closure, error)
-    return None
+    return _lost_too_often(closure, error, ledger.losses(closure)) if ledger.is_enough(closure) else None
 
 
-def suspects_in(closures: Iterable[Closure]) -> str:
+def suspects_in(closures: Iterable[Closure], ledger: LossLedger) -> str:
     """Returns a line for the end of a message: which closures may have ended workers; empty if none has."""
-    suspects = sorted((one for one in closures if one.losses), key=lambda one: -one.losses)
-    if not suspects:
+    losses = [(one.name, count) for one in closures if (count := ledger.losses(one))]
+    if not losses:
         return ""
-    named = ", ".join(f"{one.name!r} ({counted(one.losses, 'time')})" for one in suspects[:_MOST_NAMED])
-    more = f" and {len(suspects) - _MOST_NAMED} more" if len(suspects) > _MOST_NAMED else ""
+    losses.sort(key=lambda one: -one[1])
+    named = ", ".join(f"{name!r} ({counted(count, 'time')})" for name, count in losses[:_MOST_NAMED])
+    more = f" and {len(losses) - _MOST_NAMED} more" if len(losses) > _MOST_NAMED else ""
     return f"\n  these ran where workers were lost, and may have ended them: {named}{more}"
 
 
@@ -114,9 +105,9 @@ def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailabl
     )
 
 
-def _lost_too_often(closure: Closure, error: Exception) -> LostWorkersError:
+def _lost_too_often(closure: Closure, error: Exception, losses: int) -> LostWorkersError:
     lost = LostWorkersError(
-        f"{closure.name!r} ended {closure.losses} workers, the last {_LOSSES_ALONE} while nothing else ran there; it "
+        f"{closure.name!r} ended {losses} workers, the last {ENOUGH - SUSPECTED} while nothing else ran there; it "
         f"is not tried again: {error}"
     )
     lost.__cause__ = error

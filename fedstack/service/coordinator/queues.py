@@ -6,8 +6,8 @@ What a slow worker had better leave to others follows from how long calls take t
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from fedstack.membership.ledger import LossLedger
 from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
-from fedstack.service.coordinator.losses import runs_alone
 
 MOST_RUNNING = 8
 # Closures that come while a call is under way wait so long for others to go along with.
@@ -66,9 +66,13 @@ class Queues:
     Args:
       most_running: How many closures run at one worker at the same time.
       clock: Returns the time in seconds.
+
+    Attributes:
+      ledger: The closures that were lost with workers. Nothing runs beside one that is suspected.
     """
 
     def __init__(self, most_running: int, clock: Callable[[], float]) -> None:
+        self.ledger = LossLedger()
         self._most_running = most_running
         self._clock = clock
         self._workers: dict[WorkerState, deque[Closure]] = {}
@@ -101,7 +105,7 @@ class Queues:
           at_once: Whether not to wait for others to go along with to where its arguments are: of a chain, each link
             would wait anew.
         """
-        if runs_alone(closure):
+        if self.ledger.is_suspected(closure):
             self._suspects.append(closure)
             return
         home = next((worker for need in closure.needs for worker in need.held), None)
@@ -169,7 +173,7 @@ class Queues:
     def _takes_more(self, worker: WorkerState, now: float) -> bool:
         if self._is_full(worker) or self._gathers(worker, now):
             return False
-        return not any(map(runs_alone, worker.running))
+        return not any(map(self.ledger.is_suspected, worker.running))
 
     def _gathers(self, worker: WorkerState, now: float) -> bool:
         """Returns whether what comes while a call to a worker is under way still waits for others to go along with."""

@@ -46,6 +46,7 @@ class Scheduler:
         self._most_queued = most_queued
         self.goes_on = goes_on
         self._queues = Queues(most_running, clock)
+        self.ledger = self._queues.ledger
         self._unfinished: dict[Closure, None] = {}
         self._errors: dict[Exception, None] = {}
         self._changed: dict[Closure, None] = {}
@@ -173,10 +174,11 @@ class Scheduler:
         worker.running.clear()
         fetching, worker.fetching, worker.to_fetch = worker.fetching, {}, {}
         for closure in reversed(running):
-            closure.losses += at_work
             if closure.state is not ClosureState.RUNNING:
                 continue  # cancelled, since another one failed
-            failure = losses.why_not_again(closure, error)
+            if at_work:
+                self.ledger.lose(closure, worker.name)
+            failure = losses.why_not_again(closure, error, self.ledger)
             if failure is None:
                 self._begin(closure, first=True)
             else:
@@ -256,7 +258,7 @@ class Scheduler:
 
     def gave_up(self, error: Exception) -> None:
         """There was no worker for so long that nothing is waited for any more."""
-        error.args = (f"{error}{losses.suspects_in(self._unfinished)}",)
+        error.args = (f"{error}{losses.suspects_in(self._unfinished, self.ledger)}",)
         for closure in list(self._unfinished):
             if not closure.has_ended:
                 closure.error = error
@@ -341,7 +343,6 @@ class Scheduler:
 
     def _succeed(self, closure: Closure, worker: WorkerState) -> None:
         self._queues.ended(closure, worker)
-        closure.losses = 0
         self._end(closure, ClosureState.READY)
         losses.fetch_if_wanted(closure)
         if not closure.users:
@@ -365,6 +366,7 @@ class Scheduler:
         for ending in self._all_that_end(closure, state):
             self._unfinished.pop(ending, None)
             self._changed[ending] = None
+            self.ledger.forget(ending)
             for need in ending.needs:
                 need.dependents.pop(ending, None)
                 self.unuse(need)

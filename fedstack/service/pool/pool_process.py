@@ -128,6 +128,7 @@ class PoolProcess:
         self._restarts = restarts
         self._ending = False  # whether it was asked to
         self._away = ""  # why it cannot be dialled, once it could
+        self._status: int | None = None  # with which the last process has ended
         self._ready_or_ended = threading.Event()
         self._said: deque[str] = deque(maxlen=LINES_KEPT)
         self.process = options.start()
@@ -179,6 +180,7 @@ class PoolProcess:
         """Returns the error to raise while the worker cannot be dialled; `None` if it can."""
         code = self.process.poll()
         cause = self._away if code is None else self._ended(code)
+        status = self._status if code is None else code
         if not cause:
             return None
         again = ", and is started anew" if self.comes_back else ""
@@ -186,6 +188,7 @@ class PoolProcess:
         error = WorkerUnavailableError(f"The worker at {self.target} does not run: {cause}; {advice}")
         error.causes = {self.target: cause + again}
         error.comes_back = bool(again)
+        error.exit_status = status
         return error
 
     def ask_to_end(self) -> None:
@@ -219,7 +222,7 @@ class PoolProcess:
             self._ready_or_ended.set()
             if self._ending or not was_ready:
                 return
-            self._away = self._ended(code)
+            self._status, self._away = code, self._ended(code)
             if not self._starts_anew(crash):
                 return
 

@@ -155,7 +155,7 @@ def test_what_is_prefetched_when_its_worker_is_lost_runs_again() -> None:
     world.act()
     world.lose(first)
     world.scheduler.copied(a, "too late", first)
-    assert (a.state, a.copy, a.losses) == (ClosureState.QUEUED, None, 1)
+    assert (a.state, a.copy, world.scheduler.ledger.losses(a)) == (ClosureState.QUEUED, None, 1)
     world.given()
     world.scheduler.copied(a, "too late", first)
     assert (a.state, a.copy) == (ClosureState.RUNNING, None)

@@ -41,7 +41,7 @@ def suspects(world: World, *names: str) -> list[Closure]:
         for closure in closures:
             worker = next(worker for worker in workers if closure in worker.running)
             world.lose(worker)
-        assert [closure.losses for closure in closures] == [round_ + 1] * len(names)
+        assert [world.scheduler.ledger.losses(closure) for closure in closures] == [round_ + 1] * len(names)
     return closures
 
 

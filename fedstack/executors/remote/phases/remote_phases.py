@@ -21,13 +21,13 @@ from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.executors.remote.phases.phase_copies import PhaseCopies
 from fedstack.executors.remote.phases.phase_messages import write_phase, write_span
 from fedstack.executors.remote.phases.phase_results import ReceivedResult, read_result
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.executors.remote.sessions.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
+from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
 
@@ -158,8 +158,9 @@ async def _run_told(
         except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
             copies.give_up()  # the answer may have been on its way
             losses = current_scope().losses
-            if losses is not None and _has_broken_off(error, session.stub.address):
-                losses.add(phase, clients, report.running)
+            address = session.stub.address
+            if losses is not None and _has_broken_off(error, address):
+                losses.lose(phase, address, clients, running=report.running, find_status=lambda: _status(session))
             raise
     return received.complete()
 
@@ -203,6 +204,11 @@ async def _written(
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer
+
+
+def _status(session: RemoteSession) -> int | None:
+    """Returns how the peer's process has ended, where its supervisor knows."""
+    return getattr(session.stub.loss(), "exit_status", None)
 
 
 def _has_broken_off(error: BaseException, address: str) -> bool:

@@ -189,7 +189,6 @@ class Closure:
       error: Why it failed.
       wanted: Whether its value is to be brought here.
       refusal: Why that failed, for the next caller who wants it.
-      losses: How many workers were lost while they ran it.
       users: How many refer to its value: the caller's handle, and closures that have not ended.
       missing: How many of its arguments are not there yet.
       dependents: The closures that wait for it.
@@ -208,7 +207,6 @@ class Closure:
     error: Exception | None = None
     wanted: bool = False
     refusal: Exception | None = None
-    losses: int = 0
     users: int = 0
     missing: int = 0
     dependents: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())

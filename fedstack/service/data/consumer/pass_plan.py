@@ -11,13 +11,12 @@ import attrs
 
 from fedstack.computations.values.columns import Column
 from fedstack.errors import WorkerUnavailableError
+from fedstack.membership.ledger import LossLedger
 from fedstack.service.data.consumer.acknowledgements import Acknowledgements, Position
 from fedstack.service.data.reading.budget import AHEAD
 
 # How many ranges there are for each worker beside the one that it reads: a lost dispatcher stops nobody at once.
 _RANGES_AHEAD = 2
-# How often a worker may get lost over the same element.
-_MOST_LOSSES = 4
 
 
 class Guarantee(enum.Enum):
@@ -41,7 +40,6 @@ class TakenRange:
       shard: Whether it is every `last`-th element of the whole dataset, from that of the number `first` on.
       rows: How many of its elements are here, from its beginning on.
       most_rows: How many of them have been here at the same time, at most.
-      losses: How many workers in a row got lost before there were more than those.
     """
 
     id: int
@@ -52,7 +50,6 @@ class TakenRange:
     shard: bool = False
     rows: int = 0
     most_rows: int = 0
-    losses: int = 0
 
 
 @attrs.frozen(eq=False)
@@ -137,6 +134,8 @@ class PassPlan:
         self._told_others: tuple[int, bool] = (0, False)
         self._is_asked = False
         self._in_work = 0
+        # In a row over the same element of a range.
+        self._ledger = LossLedger()
 
     # The dispatcher.
 
@@ -262,25 +261,26 @@ class PassPlan:
         one, place.range, place.asked = place.range, None, None
         if not place.is_listed:
             del self._places[worker]
-        return 0 if one is None else self._put_back(one, error, was_there)
+        if was_there and one is not None:
+            self._ledger.lose(one, worker)
+        return 0 if one is None else self._put_back(one, error)
 
-    def _put_back(self, one: TakenRange, error: Exception, was_there: bool) -> int:
+    def _put_back(self, one: TakenRange, error: Exception) -> int:
         one.worker = b""
-        one.losses += was_there
-        if self._guarantee is Guarantee.AT_MOST_ONCE and one.losses >= _MOST_LOSSES:
+        if not self._ledger.is_enough(one):
+            if self._guarantee is Guarantee.AT_LEAST_ONCE:
+                one.rows = 0
+            self._ranges.appendleft(one)
+            return 0
+        if self._guarantee is Guarantee.AT_MOST_ONCE:
             self._hand_over(one, None)
             missing = one.last - one.first - one.rows if self._one_each else -1
             self.missing = None if missing < 0 or self.missing is None else self.missing + missing
             return missing
-        if one.losses >= _MOST_LOSSES:
-            raise WorkerUnavailableError(
-                f"{one.losses} workers in a row got lost over the element {max(one.rows, one.most_rows)} of splits "
-                f"{one.first} to {one.last - 1}; see why, in their logs; the last one: {error}"
-            ) from error
-        if self._guarantee is Guarantee.AT_LEAST_ONCE:
-            one.rows = 0
-        self._ranges.appendleft(one)
-        return 0
+        raise WorkerUnavailableError(
+            f"{self._ledger.losses(one)} workers in a row got lost over the element {max(one.rows, one.most_rows)} of "
+            f"splits {one.first} to {one.last - 1}; see why, in their logs; the last one: {error}"
+        ) from error
 
     def found(self, worker: bytes) -> None:
         """A worker that got lost can be reached again."""
@@ -322,10 +322,12 @@ class PassPlan:
         for column in columns:
             read.range.rows += len(column)
             if read.range.rows > read.range.most_rows:
-                read.range.most_rows, read.range.losses = read.range.rows, 0
+                read.range.most_rows = read.range.rows
+                self._ledger.forget(read.range)
             self._hand_over(read.range, column)
         if not columns:
             self._hand_over(read.range, None)
+            self._ledger.forget(read.range)
             place.range = None
             if not place.is_listed:
                 del self._places[place.id]

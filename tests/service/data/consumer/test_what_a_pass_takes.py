@@ -45,7 +45,7 @@ def test_nothing_is_taken_ahead_for_a_worker_that_is_not_on_the_list_any_more() 
 
 def test_a_range_is_any_workers_and_part_of_the_dataset_from_its_first_element_on_unless_it_says_otherwise() -> None:
     one = TakenRange(1, 10, 20)
-    assert (one.worker, one.whole, one.shard, one.rows, one.losses) == (b"", False, False, 0, 0)
+    assert (one.worker, one.whole, one.shard, one.rows) == (b"", False, False, 0)
 
 
 def test_a_pass_that_has_taken_everything_asks_only_to_show_that_it_is_there() -> None:

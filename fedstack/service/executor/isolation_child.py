@@ -1,8 +1,9 @@
-"""Runs a phase for some of its clients in a process of their own; `isolation.py` starts it.
+"""Runs a phase for some of its clients in a process of their own; `isolated_phase.py` starts it.
 
 It is told what to run on standard input: the length of a `PhaseRequest`, that, and the bytes that belong to it. On
-standard output it says, a line of JSON at a time, which client and which function it is about to run, and at last that
-it is done, or has failed. If it ends before that, what it said last has ended it. Nothing that clients yield leaves it.
+standard output it says, a line of JSON at a time, which client and which function it is about to run, then that it runs
+them together, and at last that it is done, or has failed. If it ends before that, what it said last has ended it.
+Nothing that clients yield leaves it.
 
 It has no gRPC and no socket. It lets in only what the worker that started it does.
 """
@@ -52,7 +53,6 @@ class ChildOptions:
     Attributes:
       first_client: The first of its clients, counted over the whole federation.
       stop_client: The first that is not one of them any more.
-      together: Whether they run as a worker runs them, on threads; else one after the other.
       seconds: How long it may take.
       threads: The most threads.
       modules: The modules into which references are followed.
@@ -65,7 +65,6 @@ class ChildOptions:
 
     first_client: int
     stop_client: int
-    together: bool
     seconds: float
     threads: int
     modules: Sequence[str]
@@ -174,11 +173,13 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
 async def _run_clients(
     received: ReceivedPhase, host: PhaseHost, options: ChildOptions, tell: Callable[..., None]
 ) -> None:
+    """Runs the clients one after the other, and then as a worker runs them, on threads."""
     everyone = options.clients
-    for clients in [everyone] if options.together else [range(client, client + 1) for client in everyone]:
+    alone = [range(client, client + 1) for client in everyone]
+    for clients in alone if len(everyone) == 1 else [*alone, everyone]:
         offset = clients.start - received.clients.start
         inputs = slice_inputs(received.inputs, offset, offset + len(clients))
-        tell(client=clients.start, function="")
+        tell(function="", **({"client": clients.start} if len(clients) == 1 else {"together": True}))
         # An error of a client's is found where the phase runs; here only those count that leave none.
         with suppress(Exception), host.lend(len(clients)) as engine:
             await engine.run_phase(received.phase, inputs, received.arguments, clients)

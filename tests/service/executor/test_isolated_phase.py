@@ -23,11 +23,12 @@ from fedstack.executors.base.fold_arguments import FoldArgument
 from fedstack.executors.remote.phases.phase_messages import write_phase
 from fedstack.executors.worker.received import receive
 from fedstack.leaves import Destination
+from fedstack.membership.search import Ended
 from fedstack.proto.extensions_pb2 import HandshakeRequest, PhaseRequest
+from fedstack.service.executor import isolated_phase
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
-from fedstack.service.executor.isolation import isolated_phase
-from fedstack.service.executor.isolation.isolated_phase import search_phase
-from fedstack.service.executor.isolation.isolation import Death
+from fedstack.service.executor.isolated_phase import search_phase
+from fedstack.service.executor.isolation_child import ChildOptions
 from fedstack.service.executor.phase_service import SessionHost
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.host.limits import ServiceLimits
@@ -37,7 +38,7 @@ from fedstack.transport.wire.parcels import Parcel, incoming_of
 FIRST, COUNT = 100, 40
 EVERYONE = range(FIRST, FIRST + COUNT)
 ANY_CODE = CarrierPolicy(modules=["*"], python_code=True)
-Kills = Callable[[Sequence[int]], "int | None"]
+Kills = Callable[[range], "int | None"]
 
 
 def phase_of(body: Callable[[int], int]) -> Phase:
@@ -78,26 +79,32 @@ class Children:
     """Stands for the child processes: says which clients each ran, and lets some of them die.
 
     Args:
-      kills: Tells for clients that run one after the other in a process which of them ends it, if one does.
-      together: The same for clients that run at the same time.
+      kills: Returns for clients that run one after the other in a process which of them ends it, if one does.
+      together: Returns whether clients that run at the same time end it.
+      status: How it ends.
     """
 
-    def __init__(self, kills: Kills, together: Kills | None = None) -> None:
-        self._kills = {False: kills, True: together or kills}
-        self.started: list[tuple[range, bool]] = []
+    def __init__(self, kills: Kills, together: Callable[[range], bool], status: int) -> None:
+        self._kills = kills
+        self._together = together
+        self._status = status
+        self.started: list[range] = []
 
-    def __call__(self, options: dict[str, Any], content: object) -> "Children.Run":
-        clients = range(options["first_client"], options["stop_client"])
-        self.started.append((clients, options["together"]))
-        killer = self._kills[options["together"]](clients)
-        return Children.Run(None if killer is None else Death(-11, killer, "body", ()))
+    def __call__(self, options: ChildOptions, content: object) -> "Children.Run":
+        clients = options.clients
+        self.started.append(clients)
+        killer = self._kills(clients)
+        if killer is None and not self._together(clients):
+            return Children.Run(None)
+        among = None if killer is None else range(killer, killer + 1)
+        return Children.Run(Ended(self._status, among, ("body", ())))
 
     class Run:
-        def __init__(self, death: Death | None) -> None:
-            self._death = death
+        def __init__(self, ended: Ended | None) -> None:
+            self._ended = ended
 
-        def run(self) -> Death | None:
-            return self._death
+        def run(self) -> Ended | None:
+            return self._ended
 
         def cancel(self) -> None:
             pass
@@ -108,11 +115,10 @@ def first_of(*killers: int) -> Kills:
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kills], Children]:
-    def start(kills: Kills, together: Kills | None = None) -> Children:
-        children = Children(kills, together)
+def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Children]:
+    def start(kills: Kills, together: Callable[[range], bool] = lambda clients: False, status: int = -11) -> Children:
+        children = Children(kills, together, status)
         monkeypatch.setattr(isolated_phase, "IsolatedRun", children)
-        monkeypatch.setattr(isolated_phase, "CORES", 2)
         return children
 
     return start
@@ -135,7 +141,7 @@ def test_those_that_heartbeats_named_are_tried_first(starts: Callable[..., Child
     children = starts(first_of(113))
     with pytest.raises(LeafError, match="at client 113"):
         search(request_for(phase_of(body), [113, 99]))  # the second is none of the phase's
-    assert children.started == [(range(113, 114), False)]
+    assert children.started == [range(113, 114)]
 
 
 def test_of_several_the_first_is_named(starts: Callable[..., Children]) -> None:
@@ -152,8 +158,8 @@ def test_a_client_after_one_that_ends_a_process_only_with_others_is_found(starts
 
 
 def test_the_smallest_range_is_named_that_ends_a_process_together(starts: Callable[..., Children]) -> None:
-    children = starts(first_of(), lambda clients: 112 if {111, 112} <= set(clients) else None)
-    with pytest.raises(LeafError, match="ended its process with .* at clients 110 to 114 together") as caught:
+    children = starts(first_of(), lambda clients: {111, 112} <= set(clients))
+    with pytest.raises(LeafError, match="ended its process with .* at clients 111 to 112 together") as caught:
         search(request_for(phase_of(body)))
     assert caught.value.client_index is None
     assert len(children.started) < 12
@@ -162,12 +168,13 @@ def test_the_smallest_range_is_named_that_ends_a_process_together(starts: Callab
 def test_if_nobody_ends_a_child_nothing_is_raised(starts: Callable[..., Children]) -> None:
     children = starts(first_of())
     search(request_for(phase_of(body), [113]))
-    assert children.started == [
-        (range(113, 114), False),
-        (range(100, 120), False),
-        (range(120, 140), False),
-        (EVERYONE, True),
-    ]
+    assert children.started == [range(113, 114), EVERYONE]
+
+
+def test_children_that_others_kill_blame_nobody(starts: Callable[..., Children]) -> None:
+    children = starts(first_of(113), status=-9)
+    search(request_for(phase_of(body)))
+    assert children.started == [EVERYONE] * 3
 
 
 def test_what_the_policy_refuses_is_run_in_no_child(starts: Callable[..., Children]) -> None:

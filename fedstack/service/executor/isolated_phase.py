@@ -1,0 +1,232 @@
+"""Finds the clients of a phase that end their process, in child processes where that costs nobody anything.
+
+The clients have ended workers (`membership/ledger.py` has the whole story), so this worker runs none of them itself,
+nor loads their functions. A child says which client it is about to run, and a `CulpritSearch` decides what the next one
+runs: 40 clients with one that crashes take two children. How many there are at a time, over all searches of a worker,
+and how long a search takes, is limited. What children compute is thrown away, and so are their errors: if nobody is
+found, the phase is run as if nothing had been.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NoReturn
+
+import attrs
+
+from fedstack.computations.codec.packing import Packer
+from fedstack.errors import LeafError
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.remote.phases.phase_messages import ReceivedPhase, write_values
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
+from fedstack.executors.worker.received import Received
+from fedstack.foundations.deadline import Deadline
+from fedstack.foundations.process_endings import LINES_KEPT, ending_of, users_lines_in, wait_for_end
+from fedstack.foundations.segments import Rows
+from fedstack.membership.search import Culprit, CulpritSearch, Ended
+from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.service.executor.isolation_child import LENGTH, ChildOptions
+from fedstack.service.executor.sessions.service_core import ServiceCore
+
+_logger = logging.getLogger(__name__)
+_READING_SECONDS = 2.0
+# It imports what this process can import, and nothing of the folder that it happens to be in. A fresh interpreter and
+# no fork: gRPC and its threads live in this process.
+_PROGRAM = (
+    "import sys; sys.path[:1] = [path for path in sys.path[:1] if path]; "
+    "from fedstack.service.executor.isolation_child import start; start()"
+)
+
+
+class _ForChildren(PhaseHost):
+    """Admits phases that are run elsewhere, by processes that have nothing but what they are sent."""
+
+    def lend(self, clients: int) -> NoReturn:
+        raise AssertionError("a search runs nothing in its own process")
+
+
+async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[PhaseRequest]) -> None:
+    """Looks for the clients of a phase that end their process.
+
+    Args:
+      core: The service.
+      host: Where the phase would run.
+      received: The phase.
+
+    Raises:
+      LeafError: If there are such clients.
+    """
+    request = received.message
+    admitted = await admit(received, _ForChildren(host.admission))
+    await received.fill(admitted.unpacker)
+    content = await off_loop(lambda: _content(request, admitted.phase))
+    with host.lend(request.clients) as engine:
+        leaf_threads = engine.leaf_threads
+    clients, deadline = admitted.phase.clients, Deadline(core.limits.isolation_seconds)
+    options = ChildOptions(
+        first_client=clients.start,
+        stop_client=clients.stop,
+        seconds=core.limits.isolation_seconds,
+        threads=leaf_threads.max_threads if leaf_threads else CORES,
+        modules=list(core.policy.modules),
+        python_code=core.policy.python_code,
+        runtimes=list(core.policy.runtimes),
+        max_value_bytes=core.limits.max_value_bytes,
+        max_clients=core.limits.max_clients,
+        max_steps=core.limits.max_steps,
+    )
+    threads = LeafThreads(1)
+
+    async def run(some: range) -> Ended | None:
+        async with core.isolated:
+            left = max(1.0, deadline.left or 0.0)
+            part = attrs.evolve(options, first_client=some.start, stop_client=some.stop, seconds=left)
+            child = IsolatedRun(part, content)
+            return await threads.run(child.run, child.cancel)
+
+    try:
+        found = await deadline.wait(CulpritSearch(clients, request.suspect, sees=True).drive(run))
+    except asyncio.TimeoutError:
+        found = None
+        _logger.warning(
+            "None of the clients %d to %d ended its process within %g s; for longer "
+            "searches start the worker with a larger --isolation-seconds",
+            clients.start,
+            clients.stop - 1,
+            core.limits.isolation_seconds,
+        )
+    finally:
+        threads.close()
+    if found is not None:
+        raise _error_of(found)
+
+
+def _content(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
+    """Returns what children read: the phase, with elements in place of references, which they cannot read."""
+    folds = request.fold
+    captures = [capture for fold in folds for function in fold.function for capture in function.capture]
+    for value in (*request.input, *(value for fold in folds for value in fold.argument), *captures):
+        value.ClearField("value")
+    packer = Packer()
+    write_values(request, received.phase, received.inputs, received.arguments, packer)
+    header = request.SerializeToString()
+    views = [segment.views() if isinstance(segment, Rows) else [segment] for segment in packer.segments]
+    return [LENGTH.pack(len(header)), header, *itertools.chain.from_iterable(views)]
+
+
+def _error_of(found: Culprit) -> LeafError:
+    name, said = found.ended.cause
+    what, units = repr(name) if name else "a computation", found.units
+    if not units:
+        what, where = "loading the functions of a phase", ""
+    elif len(units) == 1:
+        where = f"; at client {units.start}"
+    else:
+        where = f" at clients {units.start} to {units.stop - 1} together, and at none of them alone"
+    return LeafError(
+        f"{what} ended its process with {ending_of(found.ended.status or 0)}{where}{users_lines_in(said)}",
+        computation_name=name,
+        client_index=units.start if len(units) == 1 else None,
+    )
+
+
+class IsolatedRun:
+    """One child process, which runs the phase for some of its clients.
+
+    Args:
+      options: What it is to do.
+      content: What it reads.
+    """
+
+    def __init__(self, options: ChildOptions, content: Sequence[bytes | memoryview]) -> None:
+        self._command = [sys.executable, "-X", "faulthandler", "-c", _PROGRAM, json.dumps(attrs.asdict(options))]
+        self._content = content
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cancelled = False
+
+    def run(self) -> Ended | None:
+        """Returns how the clients have ended it; `None` if they have not. Blocks its thread.
+
+        The cause is the name of the function that ran, as far as it is known, and the last lines that it said.
+        """
+        told: dict[str, Any] = {}
+        said: deque[str] = deque(maxlen=LINES_KEPT)
+        with self._lock:
+            if self._cancelled:
+                return None
+            process = self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                # What it starts ends with it; and Ctrl-C is for the worker.
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        readers = [
+            _reading(process.stdout, lambda line: told.update(json.loads(line))),
+            _reading(process.stderr, lambda line: said.append(line.decode(errors="replace"))),
+        ]
+        try:
+            with contextlib.suppress(OSError):  # it may have ended
+                process.stdin.writelines(self._content)
+                process.stdin.flush()  # and stays open: its end is that of this process
+            wait_for_end(process)
+        finally:
+            self._kill()
+            status = process.wait()
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for reader in readers:
+            reader.join(_READING_SECONDS)
+        if self._cancelled or "done" in told or "failed" in told:
+            return None
+        client = told.get("client")
+        among = None if "together" in told else range(0) if client is None else range(client, client + 1)
+        return Ended(status, among, (told.get("function", ""), tuple(said)))
+
+    def cancel(self) -> None:
+        """Ends the child, if there is one, and keeps `run` from starting one."""
+        with self._lock:
+            self._cancelled = True
+        self._kill()
+
+    def _kill(self) -> None:
+        """Ends the child and what it has started; only while it has not been waited for: then its id is another's."""
+        with self._lock:
+            process = self._process
+            if process is None or process.returncode is not None:
+                return
+            with contextlib.suppress(OSError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+
+
+def _reading(pipe: IO[bytes], take: Callable[[bytes], object]) -> threading.Thread:
+    """Starts a thread that takes the lines of a pipe. Processes that outlive the child may keep it open."""
+
+    def read() -> None:
+        with pipe, contextlib.suppress(OSError, ValueError):
+            for line in pipe:
+                take(line)
+
+    thread = threading.Thread(target=read, name="fedstack-isolated", daemon=True)
+    thread.start()
+    return thread

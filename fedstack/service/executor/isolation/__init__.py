@@ -1,1 +1,0 @@
-"""Processes that search for the client that ends its worker."""
