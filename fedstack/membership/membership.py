@@ -8,17 +8,15 @@ from typing import Generic
 
 from fedstack.errors import ResourceLimitError
 from fedstack.foundations.number_checks import check_number
+from fedstack.membership import reaching
 from fedstack.membership.asking import Asker, listening, loss_of
 from fedstack.membership.member import M, MemberState
 from fedstack.membership.members import Members
 from fedstack.membership.membership_observer import MembershipObserver, MembershipObservers
 from fedstack.membership.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
-from fedstack.transport.wire.connection_errors import listed
 
 _logger = logging.getLogger(__name__)
-# How long a caller waits without a word about it; longer than it takes to find out why a member is away.
-_QUIET_SECONDS = 2.5
 
 
 class Membership(Generic[M]):
@@ -156,7 +154,7 @@ class Membership(Generic[M]):
         self._look()
         wait = Wait(self._members)
         timer = asyncio.get_running_loop().call_later(
-            _QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
+            reaching.QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
         )
         try:
             return await self._decided(wait)
@@ -165,13 +163,11 @@ class Membership(Generic[M]):
 
     def _announce(self, seconds: float) -> None:
         """Says that a caller waits, once until a member is ready."""
-        if self._members.ready or self._has_announced or seconds <= _QUIET_SECONDS:
+        if self._members.ready or self._has_announced or seconds <= reaching.QUIET_SECONDS:
             return
         self._has_announced = True
-        causes = {member.address: member.cause_after(_QUIET_SECONDS) for member in self.members}
-        _logger.warning(
-            "No worker is ready; waiting for the first for up to %g s (connect_seconds):%s", seconds, listed(causes)
-        )
+        causes = {member.address: member.cause_after(reaching.QUIET_SECONDS) for member in self.members}
+        reaching.say_waiting("the first worker that is ready", seconds, causes)
 
     async def _decided(self, wait: Wait[M]) -> list[M]:
         has_looked = True

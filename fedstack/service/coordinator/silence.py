@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import start_apart
@@ -62,11 +63,10 @@ class SilenceWatch:
 
     async def _watch(self) -> None:
         try:
-            while self._users:
-                pause = self._heard + _QUIET_SECONDS - self._stub.io.time()
-                if pause > 0:
-                    await asyncio.sleep(pause)
-                else:
+            async for _ in Deadline().attempts(iter(self._seconds_to_ask, None)):
+                if not self._users:
+                    break
+                if self._seconds_to_ask() == 0:
                     await self._ask()
                     self.heard()
         finally:
@@ -74,6 +74,9 @@ class SilenceWatch:
         if self._is_silent:  # whoever uses it next finds out
             self._is_silent = False
             self._told(False)
+
+    def _seconds_to_ask(self) -> float:
+        return max(0.0, self._heard + _QUIET_SECONDS - self._stub.io.time())
 
     async def _ask(self) -> None:
         question = start_apart(self._question())

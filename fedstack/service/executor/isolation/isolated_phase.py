@@ -17,7 +17,6 @@ found, the phase is run as if nothing had been.
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -109,7 +108,7 @@ class _Search:
     def __init__(self, core: ServiceCore, content: Sequence[bytes | memoryview], threads: int) -> None:
         self._core = core
         self._content = content
-        self._ends = time.monotonic() + core.limits.isolation_seconds
+        self._deadline = Deadline(core.limits.isolation_seconds)
         self._side_by_side = max(1, min(CORES, core.limits.max_isolated))
         self._threads = LeafThreads(self._side_by_side)
         self._options = {
@@ -177,7 +176,7 @@ class _Search:
                 "first_client": clients.start,
                 "stop_client": clients.stop,
                 "together": together,
-                "seconds": max(1.0, self._ends - time.monotonic()),
+                "seconds": max(1.0, self._deadline.left or 0.0),
             }
             child = IsolatedRun(options, self._content)
             return await self._threads.run(child.run, child.cancel)
