@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic
 
@@ -43,6 +44,8 @@ class Membership(Generic[M]):
         self._asker: Asker[M] = Asker(self._members, self._io, self._step)
         self._waiters: dict[asyncio.Future[None], None] = {}  # in order, unlike a set: who waits longest wakes first
         self._observers = MembershipObservers[M]()
+        self._turns = asyncio.Lock()
+        self._last_turn = -math.inf
         self._has_announced = False
         self._closed = False
         for member in members:
@@ -157,9 +160,16 @@ class Membership(Generic[M]):
             reaching.QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
         )
         try:
-            return await self._decided(wait)
+            members = await self._decided(wait)
         finally:
             timer.cancel()
+        if not self._members.gap():
+            return members
+        async with self._turns:  # in the order in which callers came
+            await asyncio.sleep(max(0.0, self._last_turn + self._members.gap() - self._members.clock()))
+            self._last_turn = self._members.clock()
+        # What has become of the members meanwhile its caller would find out one by one.
+        return members if all(member.is_ready for member in members) else await self._ready()
 
     def _announce(self, seconds: float) -> None:
         """Says that a caller waits, once until a member is ready."""

@@ -21,10 +21,10 @@ from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.foundations.value_text import describe
 from fedstack.membership.membership_observer import MembershipObserver
+from fedstack.membership.silence import SilenceWatch
 from fedstack.service.coordinator.calls.closures import WorkerState
 from fedstack.service.coordinator.driver import Driver
 from fedstack.service.coordinator.scheduler import Scheduler
-from fedstack.service.coordinator.silence import SilenceWatch
 from fedstack.service.coordinator.workers import CoordinatedWorker, Outcomes, ValueHandle
 from fedstack.service.executor.sessions.session import ClosureScope
 from fedstack.transport.grpc.credentials import ClientCredentials

@@ -26,7 +26,7 @@ from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment, joined
-from fedstack.membership.reaching import reach
+from fedstack.membership.reaching import answered, reach
 from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, MethodDescription
 from fedstack.service.rpc.method_table import unknown_method
 from fedstack.service.rpc.signatures import Signature, read_signature
@@ -109,7 +109,7 @@ class MethodCalls:
 
     def __init__(self, stub: MethodStub, wait_for_ready: bool = True) -> None:
         self.stub = stub
-        self._waits = wait_for_ready
+        self._patience = None if wait_for_ready else _READY_SECONDS
         self.address = stub.address
         self.io = stub.io
         self.signatures: Mapping[str, Signature] = {}
@@ -290,16 +290,8 @@ class MethodCalls:
             raise
 
     async def _list(self) -> None:
-        while True:
-            await self._reach()
-            try:
-                response = await self.stub.list()
-            except (WorkerUnavailableError, DeadlineExceededError) as error:
-                self.stub.is_reached = False
-                if not (self._waits or never_arrived(error)):
-                    raise
-                continue
-            break
+        await self._reach()
+        response = await answered(self.stub, self.stub.list, self._patience)
         self._heartbeat_seconds, self._max_value_bytes = response.heartbeat_seconds, response.max_value_bytes
         self.signatures = {method.name: read_signature(method) for method in response.method}
 
@@ -310,7 +302,7 @@ class MethodCalls:
           WorkerUnavailableError: If they do not, and it is not there.
         """
         try:
-            await reach(self.stub, None if self._waits else _READY_SECONDS)
+            await reach(self.stub, self._patience)
         except ClosedError:
             raise self._closed_error() from None
 

@@ -12,7 +12,6 @@ SLEEPS = {
     "executors/concurrency/sync_driver.py": "the pauses of a RetryPolicy, where a debugging context allows no loop",
 }
 MOMENTS = {
-    "service/coordinator/silence.py": "when to ask next moves with each answer",
     "service/data/consumer/data_workers.py": "how old a list is, and how long a worker is avoided",
     "service/data/consumer/pass_driver.py": "when the next sign of life is due; the pass waits for its event meanwhile",
     "service/data/dispatcher/dispatch_service.py": "how late the loop was after a pause",
