@@ -167,6 +167,7 @@ class Members(Generic[M]):
     def close(self) -> None:
         """Ends all asking and waiting. Idempotent."""
         self._closed = True
+        self._strained.clear()
         for member in self._members:
             self._rest(member)
 

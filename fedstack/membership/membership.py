@@ -10,7 +10,7 @@ from typing import Generic
 from fedstack.errors import ResourceLimitError
 from fedstack.foundations.number_checks import check_number
 from fedstack.membership import reaching
-from fedstack.membership.asking import Asker, listening, loss_of
+from fedstack.membership.asking import Asker, listening
 from fedstack.membership.member import M, MemberState
 from fedstack.membership.members import Members
 from fedstack.membership.membership_observer import MembershipObserver, MembershipObservers
@@ -94,8 +94,7 @@ class Membership(Generic[M]):
 
     def lost(self, member: M, error: Exception) -> Exception:
         """Records that a member was found away; it is looked after until it is back. Returns the best cause known."""
-        loss = loss_of(member)
-        found, for_good = (error, False) if loss is None else (loss.error, loss.for_good)
+        found, for_good = member.stub.loss() or error, member.stub.is_gone
         self._post(lambda: self._members.lost(member, found, for_good=for_good))
         return found
 
@@ -154,22 +153,26 @@ class Membership(Generic[M]):
         self._members.add(member)
 
     async def _ready(self) -> list[M]:
+        while True:
+            members = await self._found()
+            if not self._members.gap():
+                return members
+            async with self._turns:  # in the order in which callers came
+                await asyncio.sleep(max(0.0, self._last_turn + self._members.gap() - self._members.clock()))
+                self._last_turn = self._members.clock()
+            if all(member.is_ready for member in members):  # else each caller would find out by itself
+                return members
+
+    async def _found(self) -> list[M]:
         self._look()
         wait = Wait(self._members)
         timer = asyncio.get_running_loop().call_later(
             reaching.QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
         )
         try:
-            members = await self._decided(wait)
+            return await self._decided(wait)
         finally:
             timer.cancel()
-        if not self._members.gap():
-            return members
-        async with self._turns:  # in the order in which callers came
-            await asyncio.sleep(max(0.0, self._last_turn + self._members.gap() - self._members.clock()))
-            self._last_turn = self._members.clock()
-        # What has become of the members meanwhile its caller would find out one by one.
-        return members if all(member.is_ready for member in members) else await self._ready()
 
     def _announce(self, seconds: float) -> None:
         """Says that a caller waits, once until a member is ready."""
