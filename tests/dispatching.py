@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.leaf_runtimes import Destination
+from fedstack.membership.reaching import answered
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.service.data import Dataset
 from fedstack.service.data.datasets.definitions import definition_of
@@ -75,9 +76,7 @@ class Peer:
     def workers(self) -> list[str]:
         """Returns the addresses of the workers, once there is one."""
         end = time.monotonic() + WALL
-        while not (
-            found := self.ask(lambda stub: stub.persistently(stub.list_workers, WALL, lambda loss: None)).worker
-        ):
+        while not (found := self.ask(lambda stub: answered(stub, stub.list_workers, WALL)).worker):
             assert time.monotonic() < end, "no worker attends"
             time.sleep(0.01)
         return [worker.address for worker in found]
@@ -93,7 +92,7 @@ class Peer:
 
 
 def _list_workers(stub: DispatcherStub) -> Awaitable[messages.ListWorkersResponse]:
-    return stub.persistently(stub.list_workers, WALL, lambda loss: None)
+    return answered(stub, stub.list_workers, WALL)
 
 
 class Consumer:

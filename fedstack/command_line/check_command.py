@@ -11,6 +11,7 @@ import attrs
 from fedstack.command_line.command import SUCCESS, say, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
 from fedstack.errors import FedstackError
+from fedstack.foundations.deadline import Deadline
 
 if TYPE_CHECKING:
     from fedstack.transport.grpc.credentials import ClientCredentials
@@ -47,10 +48,10 @@ def run(**given: Any) -> int:
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
-    end = time.monotonic() + options.timeout
+    deadline = Deadline(options.timeout)
 
     def left() -> float:
-        return max(_LEAST_SECONDS, end - time.monotonic())
+        return deadline.left or _LEAST_SECONDS
 
     async def look(stub: "ExecutorStub") -> tuple[Answer, Details | None]:
         handshake = await stub.handshake()

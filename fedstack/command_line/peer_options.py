@@ -106,20 +106,20 @@ def ask(
     patience = Patience(min(Patience().step_seconds, timeout / 2), timeout)
 
     async def dial() -> _T:
-        end = asyncio.get_running_loop().time() + timeout
+        deadline = Deadline(timeout)
         connection = GrpcConnection(target, credentials, words=OPTIONS, patience=patience)
         # Calls have more time than there is, so that it is this function which says that there is no answer.
         working = asyncio.ensure_future(work(ExecutorStub(connection, control_seconds=2 * timeout)))
         diagnosis: asyncio.Task[FedstackError | None] | None = None
         try:
-            await asyncio.wait([working], timeout=timeout - patience.step_seconds)
+            await Deadline(timeout - patience.step_seconds).has_ended(working)
             if not working.done() and explains:
                 diagnosis = asyncio.ensure_future(connection.diagnosis())  # while there may still be an answer
-            await asyncio.wait([working], timeout=_left(end))
+            await deadline.has_ended(working)
             if working.done():
                 return working.result()
             if diagnosis is not None:
-                await asyncio.wait([diagnosis], timeout=_FINISH_SECONDS)
+                await Deadline(_FINISH_SECONDS).has_ended(diagnosis)
             found = diagnosis.result() if diagnosis is not None and diagnosis.done() else None
             raise found or DeadlineExceededError(
                 f"{target} did not answer within {timeout:g} s; see what keeps it busy, or allow "
@@ -129,7 +129,7 @@ def ask(
             if not (working.done() and explains):
                 raise
             try:
-                explained = await Deadline(_left(end) + _FINISH_SECONDS).wait(connection.explained(error))
+                explained = await Deadline((deadline.left or 0.0) + _FINISH_SECONDS).wait(connection.explained(error))
             except asyncio.TimeoutError:
                 explained = error
             if explained is error:
@@ -143,10 +143,6 @@ def ask(
             await connection.close()
 
     return io_loop.run_sync(dial())
-
-
-def _left(end: float) -> float:
-    return max(0.0, end - asyncio.get_running_loop().time())
 
 
 PLAIN = "a plain executor service"

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import textwrap
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ from fedstack.command_line.command import SUCCESS, option, say, seconds, subcomm
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
 from fedstack.contexts.progress_display import PlainText, choose_text_display
 from fedstack.errors import AuthenticationError, FedstackError, RemoteError
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted, printable, size_text
 
 if TYPE_CHECKING:
@@ -53,8 +53,13 @@ def run(**given: Any) -> int:
 def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) -> None:
     """Shows what `look` returns, again and again, and what is wrong where it fails: the server may come back."""
     with PlainText() if options.json else choose_text_display() as display:
-        while True:
-            begun = time.monotonic()
+        period = Deadline(options.interval)
+
+        def rest() -> float:
+            return period.left or 0.0
+
+        for _ in Deadline().attempts_blocking(iter(rest, None)):
+            period = Deadline(options.interval)
             try:
                 text = look()
             except AuthenticationError:
@@ -64,7 +69,6 @@ def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) 
                 if not options.json:
                     text = f"{target}: {error}"
             display.show(printable(text))
-            time.sleep(max(0.0, options.interval - (time.monotonic() - begun)))
 
 
 @attrs.frozen

@@ -94,14 +94,16 @@ class Deadline:
                 raise late() from None
             raise
 
-    async def attempts(self, pauses: Iterable[float]) -> AsyncIterator[int]:
-        """Counts attempts from 0 on, with a pause after each, until there are no more pauses or the time is over."""
-        yield 0
-        for number, pause in enumerate(pauses, 1):
-            if self.is_over:
-                return
-            await asyncio.sleep(_shorter(pause, self.left))
-            yield number
+    def attempts(self, pauses: Iterable[float]) -> AsyncIterator[int]:
+        """Counts attempts from 0 on, with a pause after each, until there are no more pauses or the time is over.
+
+        This is how fedstack does anything again and again, whether for a while or for ever: `tests/project` finds all
+        other loops that sleep. `iter(pause, None)` gives pauses that a function returns.
+
+        Args:
+          pauses: How long to wait after each attempt, in seconds; the last attempt is made when the time is over.
+        """
+        return _Attempts(self, pauses)
 
     def attempts_blocking(self, pauses: Iterable[float]) -> Iterator[int]:
         """Does what `attempts` does, for a thread without an event loop."""
@@ -114,6 +116,24 @@ class Deadline:
 
     def __repr__(self) -> str:
         return "<Deadline never>" if self.left is None else f"<Deadline in {self.left:.3g} s>"
+
+
+class _Attempts(AsyncIterator[int]):
+    """Counts attempts for one loop. As a generator it would be closed by a task of its own when the loop is left."""
+
+    def __init__(self, deadline: Deadline, pauses: Iterable[float]) -> None:
+        self._deadline = deadline
+        self._pauses = iter(pauses)
+        self._next = 0
+
+    async def __anext__(self) -> int:
+        if self._next:
+            pause = next(self._pauses, None)
+            if pause is None or self._deadline.is_over:
+                raise StopAsyncIteration
+            await asyncio.sleep(_shorter(pause, self._deadline.left))
+        self._next += 1
+        return self._next - 1
 
 
 class _TimeLimit:
@@ -175,6 +195,18 @@ async def _in_task(work: Awaitable[_T], seconds: float, late: Callable[[], Excep
         raise
     finally:
         del task  # an error of it has this frame
+
+
+def growing_pauses(first: float, longest: float) -> Iterator[float]:
+    """Yields pauses without end, each twice as long as the one before, up to the longest."""
+    while True:
+        yield first
+        first = min(2 * first, longest)
+
+
+async def let_others_run() -> None:
+    """Gives what else is ready on the loop its turn, in the middle of work that takes many steps."""
+    await asyncio.sleep(0)
 
 
 def _shorter(seconds: float, left: float | None) -> float:

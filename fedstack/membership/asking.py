@@ -7,9 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-import attrs
-
-from fedstack.errors import FedstackError
 from fedstack.membership.member import AnyMember, M, MemberState
 from fedstack.membership.members import FIRST_PAUSE, LONGEST_PAUSE, Members
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
@@ -18,19 +15,6 @@ from fedstack.transport.peers.io_loop import IoLoop, start_apart
 _LOOK_SECONDS = 0.5
 # How often to look for losses as long as there are observers.
 _WATCH_SECONDS = 0.1
-
-
-@attrs.frozen
-class Loss:
-    """What is known of a member that is away.
-
-    Attributes:
-      error: The error to raise for it.
-      for_good: Whether it does not come back.
-    """
-
-    error: FedstackError
-    for_good: bool
 
 
 class Asker(Generic[M]):
@@ -81,23 +65,23 @@ class Asker(Generic[M]):
         """Finds out, without asking them, which members are known to have ended; this takes time for each of them."""
         self._looked = self._members.clock()
         for member in self._members.members:
-            loss = loss_of(member)
+            loss = member.stub.loss()
             # Of one that was found again this may be old; its answer will tell.
-            if loss is not None and (loss.for_good or member.state is not MemberState.BACK):
-                self._members.lost(member, loss.error, for_good=loss.for_good)
+            if loss is not None and (member.stub.is_gone or member.state is not MemberState.BACK):
+                self._members.lost(member, loss, for_good=member.stub.is_gone)
 
     def heard(self, member: M, error: Exception | None) -> None:
         """Records that a member has answered or failed; called by the task that has asked it."""
         if self._tasks.get(member) is not asyncio.current_task():
             return  # cancelled, and what it awaited ended at the same time
         del self._tasks[member]
-        loss = loss_of(member)
+        loss = member.stub.loss()
         if error is None:
             self._members.answered(member)
-        elif loss is not None and loss.for_good:
-            self._members.lost(member, loss.error, for_good=True)
+        elif loss is not None and member.stub.is_gone:
+            self._members.lost(member, loss, for_good=True)
         else:
-            self._members.failed(member, error if loss is None else loss.error)
+            self._members.failed(member, loss or error)
         _call(self._go_on)
 
     async def end(self) -> None:
@@ -145,18 +129,12 @@ async def _reach(member: AnyMember) -> None:
     while True:
         await member.stub.connection.wait_ready(LONGEST_PAUSE)
         await member.ask()
-        loss = loss_of(member)
+        loss = member.stub.loss()
         if loss is None:
             return
-        if loss.for_good:
-            raise loss.error
+        if member.stub.is_gone:
+            raise loss
         await asyncio.sleep(FIRST_PAUSE)  # it was started anew, which is not known everywhere yet
-
-
-def loss_of(member: AnyMember) -> Loss | None:
-    """Returns what is known of a member's end without asking it; `None` if nothing is."""
-    error = member.stub.loss()
-    return None if error is None else Loss(error, member.stub.is_gone)
 
 
 async def listening(members: Sequence[M]) -> list[M]:

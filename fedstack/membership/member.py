@@ -1,6 +1,7 @@
 """Defines what is known of one peer that may be lost."""
 
 import enum
+import math
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
@@ -49,6 +50,8 @@ class Member(Generic[_S]):
       pause: How long to wait after the next attempt in vain, in seconds.
       refusal: What it said when it had no room for a session; `None` if it has, as far as is known.
       refused_at: When it said so.
+      gap: How long callers waited for each other when it last had too much to do, in seconds; see `Members.gap`.
+      strained_at: When that was.
     """
 
     stub: _S
@@ -61,6 +64,8 @@ class Member(Generic[_S]):
     pause: float = 0.0
     refusal: ResourceLimitError | None = None
     refused_at: float = 0.0
+    gap: float = 0.0
+    strained_at: float = -math.inf
 
     async def ask(self) -> None:
         """Asks the peer, which can be reached, whether it is of use; keeps what it says of itself.

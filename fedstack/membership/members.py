@@ -10,13 +10,18 @@ from typing import Generic
 import attrs
 
 from fedstack.computations.types.language import RetryableError
-from fedstack.errors import ResourceLimitError
+from fedstack.errors import DeadlineExceededError, ResourceLimitError
 from fedstack.membership.member import M, MemberState
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
 # How long a member that had no room is not asked again, as long as others have some.
 FULL_SECONDS = 5.0
+# How long callers wait for each other after a member had too much to do, at first and at most; how long it takes until
+# that is half as long again, and until the same member may make it twice as long.
+_FIRST_GAP, _LONGEST_GAP = 0.01, 1.0
+_HALF_SECONDS = 15.0
+_STRAIN_SECONDS = 5.0
 # How long each wait for members is that follows one in vain.
 AGAIN_SECONDS = 0.25
 
@@ -60,6 +65,7 @@ class Members(Generic[M]):
         self._entries = itertools.count()
         self._at_rest: list[M] = []
         self._changes: list[Change[M]] = []
+        self._strained: dict[M, None] = {}
         self._gave_up: float | None = None
         self._closed = False
 
@@ -99,6 +105,7 @@ class Members(Generic[M]):
     def remove(self, member: M) -> None:
         """A member is not used any more. What is heard of it from here on does not count."""
         self._members = tuple(other for other in self._members if other is not member)
+        self._strained.pop(member, None)
         self._rest(member)
         self._becomes(member, MemberState.REMOVED, None)
         self._numbers[MemberState.REMOVED] = 0
@@ -130,6 +137,8 @@ class Members(Generic[M]):
         """
         if member.state is MemberState.REMOVED or self._closed:
             return
+        if isinstance(error, DeadlineExceededError):
+            self._strain(member)
         if for_good or member.supervised:
             self._rest(member)
         elif not member.asking and member.ask_at is None:
@@ -146,6 +155,7 @@ class Members(Generic[M]):
     def full(self, member: M, refusal: ResourceLimitError) -> bool:
         """A member has no room for one more session; returns whether that is news."""
         is_news = member.refusal is None
+        self._strain(member)
         # Not that error itself: it is raised, and its frames would be kept as long as the member is full.
         member.refusal, member.refused_at = ResourceLimitError(str(refusal)), self.clock()
         return is_news
@@ -157,6 +167,7 @@ class Members(Generic[M]):
     def close(self) -> None:
         """Ends all asking and waiting. Idempotent."""
         self._closed = True
+        self._strained.clear()
         for member in self._members:
             self._rest(member)
 
@@ -209,6 +220,35 @@ class Members(Generic[M]):
     def waited(self, *, in_vain: bool) -> None:
         """A caller has waited for members; see `patience`."""
         self._gave_up = self.clock() if in_vain else None
+
+    def gap(self) -> float:
+        """Returns how long a caller is to wait after the one before it until it uses the members that are ready.
+
+        A member that is silent, or says that it is full, has too much to do, and callers that try again each by itself
+        give it no less: what has brought 5,000 calls to a stop brings them to a stop again. So all callers wait for
+        each other, twice as long each time that it happens again, and half as long after a while without.
+        """
+        if not self._strained:
+            return 0.0
+        now, gap = self.clock(), 0.0
+        for member in list(self._strained):
+            left = self._gap_of(member, now)
+            if left < _FIRST_GAP / 2:
+                del self._strained[member]
+            elif member.is_ready:
+                gap = max(gap, left)
+        return gap
+
+    def _gap_of(self, member: M, now: float) -> float:
+        return member.gap * 0.5 ** ((now - member.strained_at) / _HALF_SECONDS)
+
+    def _strain(self, member: M) -> None:
+        """A member has too much to do; that many callers find that out at the same time counts once."""
+        now = self.clock()
+        if now - member.strained_at >= _STRAIN_SECONDS:
+            member.gap = min(max(_FIRST_GAP, 2 * self._gap_of(member, now)), _LONGEST_GAP)
+            member.strained_at = now
+            self._strained[member] = None
 
     def _ask_soon(self, member: M) -> None:
         member.pause = FIRST_PAUSE

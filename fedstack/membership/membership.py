@@ -3,22 +3,21 @@
 import asyncio
 import contextvars
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic
 
 from fedstack.errors import ResourceLimitError
 from fedstack.foundations.number_checks import check_number
-from fedstack.membership.asking import Asker, listening, loss_of
+from fedstack.membership import reaching
+from fedstack.membership.asking import Asker, listening
 from fedstack.membership.member import M, MemberState
 from fedstack.membership.members import Members
 from fedstack.membership.membership_observer import MembershipObserver, MembershipObservers
 from fedstack.membership.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
-from fedstack.transport.wire.connection_errors import listed
 
 _logger = logging.getLogger(__name__)
-# How long a caller waits without a word about it; longer than it takes to find out why a member is away.
-_QUIET_SECONDS = 2.5
 
 
 class Membership(Generic[M]):
@@ -45,6 +44,8 @@ class Membership(Generic[M]):
         self._asker: Asker[M] = Asker(self._members, self._io, self._step)
         self._waiters: dict[asyncio.Future[None], None] = {}  # in order, unlike a set: who waits longest wakes first
         self._observers = MembershipObservers[M]()
+        self._turns = asyncio.Lock()
+        self._last_turn = -math.inf
         self._has_announced = False
         self._closed = False
         for member in members:
@@ -93,8 +94,7 @@ class Membership(Generic[M]):
 
     def lost(self, member: M, error: Exception) -> Exception:
         """Records that a member was found away; it is looked after until it is back. Returns the best cause known."""
-        loss = loss_of(member)
-        found, for_good = (error, False) if loss is None else (loss.error, loss.for_good)
+        found, for_good = member.stub.loss() or error, member.stub.is_gone
         self._post(lambda: self._members.lost(member, found, for_good=for_good))
         return found
 
@@ -153,10 +153,21 @@ class Membership(Generic[M]):
         self._members.add(member)
 
     async def _ready(self) -> list[M]:
+        while True:
+            members = await self._found()
+            if not self._members.gap():
+                return members
+            async with self._turns:  # in the order in which callers came
+                await asyncio.sleep(max(0.0, self._last_turn + self._members.gap() - self._members.clock()))
+                self._last_turn = self._members.clock()
+            if all(member.is_ready for member in members):  # else each caller would find out by itself
+                return members
+
+    async def _found(self) -> list[M]:
         self._look()
         wait = Wait(self._members)
         timer = asyncio.get_running_loop().call_later(
-            _QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
+            reaching.QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
         )
         try:
             return await self._decided(wait)
@@ -165,13 +176,11 @@ class Membership(Generic[M]):
 
     def _announce(self, seconds: float) -> None:
         """Says that a caller waits, once until a member is ready."""
-        if self._members.ready or self._has_announced or seconds <= _QUIET_SECONDS:
+        if self._members.ready or self._has_announced or seconds <= reaching.QUIET_SECONDS:
             return
         self._has_announced = True
-        causes = {member.address: member.cause_after(_QUIET_SECONDS) for member in self.members}
-        _logger.warning(
-            "No worker is ready; waiting for the first for up to %g s (connect_seconds):%s", seconds, listed(causes)
-        )
+        causes = {member.address: member.cause_after(reaching.QUIET_SECONDS) for member in self.members}
+        reaching.say_waiting("the first worker that is ready", seconds, causes)
 
     async def _decided(self, wait: Wait[M]) -> list[M]:
         has_looked = True

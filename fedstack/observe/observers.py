@@ -16,11 +16,11 @@ import inspect
 import logging
 import os
 import threading
-import time
 from queue import SimpleQueue
 
 from fedstack.errors import ResourceLimitError
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.traceback_filter import interrupts, users_lines
 from fedstack.observe.events import Event
@@ -213,9 +213,9 @@ class Observers:
 
     def flush(self) -> None:
         """Tells all what has happened so far, and removes them; at the end of the process."""
-        end = time.monotonic() + _FLUSH_AT_EXIT_SECONDS
+        deadline = Deadline(_FLUSH_AT_EXIT_SECONDS)
         for subscription in self.present:
-            subscription.remove(max(0.0, end - time.monotonic()))
+            subscription.remove(deadline.left)
 
     def __repr__(self) -> str:
         return f"<Observers {list(self.present)}>"

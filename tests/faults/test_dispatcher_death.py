@@ -10,6 +10,7 @@ from free_ports import free_port
 from serving import Server, served
 
 from fedstack.errors import StaleSessionError
+from fedstack.membership.reaching import answered
 from fedstack.proto import data_service_pb2 as messages
 
 pytestmark = pytest.mark.slow
@@ -42,9 +43,7 @@ class Taking:
                     wait_seconds=1.0,
                 )
                 answer = self.consumer.peer.ask(
-                    lambda stub, request=request: stub.persistently(
-                        lambda: stub.take(request), 30.0, self.losses.append
-                    )
+                    lambda stub, request=request: answered(stub, lambda: stub.take(request), 30.0, self.losses.append)
                 )
                 number, finished = number + 1, [one.id for one in answer.range]
                 self.ranges += answer.range
@@ -92,4 +91,4 @@ def test_a_dispatcher_without_a_journal_says_so_when_it_was_started_again() -> N
             assert consumer.last is None
             request = messages.TakeRequest(commit=consumer.opened.commit, pass_id=consumer.opened.pass_id)
             with pytest.raises(StaleSessionError, match="had no journal"):
-                peer.ask(lambda stub: stub.persistently(lambda: stub.take(request), 30.0, lambda loss: None))
+                peer.ask(lambda stub: answered(stub, lambda: stub.take(request), 30.0))

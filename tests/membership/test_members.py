@@ -1,14 +1,17 @@
 """Which workers a fleet calls ready, which it has asked again, and when."""
 
+import itertools
+
 import pytest
 from fake_members import AWAY, WRONG, FakeMembers, Name
 
-from fedstack.errors import ResourceLimitError
+from fedstack.errors import DeadlineExceededError, ResourceLimitError
 from fedstack.executors.remote.workers import Worker
 from fedstack.membership.member import MemberState
 from fedstack.membership.members import AGAIN_SECONDS, LONGEST_PAUSE, Change, Members
 
 FULL = ResourceLimitError("no room")
+SILENT = DeadlineExceededError("it says nothing")
 
 
 @pytest.fixture
@@ -261,3 +264,42 @@ def test_a_worker_says_what_is_known_of_it(fleet: FakeMembers) -> None:
     assert repr(fleet) == "<Members <Worker a not asked yet>>"
     fleet.failed(worker, AWAY)
     assert repr(worker) == "<Worker a away: nobody listens there>"
+
+
+def test_callers_wait_for_each_other_after_a_worker_was_silent(fleet: FakeMembers) -> None:
+    """However many find it out at the same time; and longer if it happens again, until it has been well for a while."""
+    worker = fleet.join("a", ready=True)
+    assert fleet.gap() == 0.0
+    for _ in range(100):
+        fleet.lost(worker, SILENT)
+    assert fleet.gap() == 0.0  # for it is not used
+    gaps = []
+    for _ in range(10):
+        fleet.due()
+        fleet.answered(worker)
+        gaps.append(fleet.gap())
+        fleet.time.now += 5.0
+        fleet.lost(worker, SILENT)
+        fleet.time.now += 1.0
+    assert gaps[0] == 0.01
+    assert all(1.2 * before < after for before, after in itertools.pairwise(gaps))
+    fleet.due()
+    fleet.answered(worker)
+    before = fleet.gap()
+    fleet.time.now += 15.0
+    assert fleet.gap() == pytest.approx(before / 2)
+    fleet.time.now += 200.0
+    assert fleet.gap() == 0.0
+
+
+def test_a_worker_that_is_full_has_too_much_to_do_and_one_that_has_ended_has_not(fleet: FakeMembers) -> None:
+    full, ended, calm = (fleet.join(name, ready=True) for name in "abc")
+    fleet.lost(ended, AWAY)
+    fleet.due()
+    fleet.answered(ended)
+    assert fleet.gap() == 0.0
+    fleet.full(full, FULL)
+    assert fleet.gap() == 0.01
+    fleet.remove(full)
+    assert fleet.gap() == 0.0
+    assert fleet.ready == [ended, calm]

@@ -20,8 +20,7 @@ from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote.workers import Worker
 from fedstack.executors.stacks.remote_factory import remote_executor_factory
-from fedstack.membership import membership as fleet_driver
-from fedstack.membership import waits
+from fedstack.membership import reaching, waits
 from fedstack.membership.member import MemberState
 from fedstack.membership.membership import Membership
 from fedstack.membership.membership_observer import MembershipObserver
@@ -362,21 +361,21 @@ def test_phases_are_spread_over_the_workers_that_there_are_now(targets: list[str
 async def test_callers_who_wait_for_a_worker_are_told_once_for_how_long_and_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fleet_driver, "_QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(reaching, "QUIET_SECONDS", 0.01)
     with serving() as thread:
         target = thread.target
     with driver_over(target, connect_seconds=0.3) as driver:
         outcomes = await asyncio.gather(*(driver.ready() for _ in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [NoWorkersError] * 3
         (record,) = caplog.records
-        said = f"No worker is ready; waiting for the first for up to 0.3 s (connect_seconds):\n  {target}: "
+        said = f"Waiting for the first worker that is ready, for 0.3 s at most:\n  {target}: "
         assert record.getMessage().startswith(said)
 
 
 async def test_a_caller_who_need_not_wait_hears_nothing(
     targets: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fleet_driver, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(reaching, "QUIET_SECONDS", 0.0)
     with driver_over(*targets) as driver:
         await driver.ready()
         caplog.clear()

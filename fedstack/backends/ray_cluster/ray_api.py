@@ -1,8 +1,8 @@
 """The one door to Ray, which is optional, and most of which has no types."""
 
 import contextlib
+import itertools
 import threading
-import time
 from collections.abc import Generator, Mapping
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from fedstack.computations.leaves.python.function_pickles import Reduced, regist
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_number
 from fedstack.foundations.value_text import describe
 
@@ -111,9 +112,9 @@ def session() -> object:
 
 def wait_until_gone(seconds: float = 10.0) -> None:
     """Waits for a Ray that is being shut down: whoever drops an `ObjectRef` meanwhile calls its core, too."""
-    end = time.monotonic() + seconds
-    while not ray.is_initialized() and hasattr(_worker.global_worker, "core_worker") and time.monotonic() < end:
-        time.sleep(0.01)
+    for _ in Deadline(seconds).attempts_blocking(itertools.repeat(0.01)):
+        if ray.is_initialized() or not hasattr(_worker.global_worker, "core_worker"):
+            break
 
 
 def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:

@@ -1,12 +1,11 @@
 """Knows the actors of one factory: asks Ray for those that there is room for, and hears which of them are there."""
 
-import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import threading
-import time
 from collections.abc import Generator, Mapping, Sequence
 
 import attrs
@@ -26,6 +25,7 @@ from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.errors import NoWorkersError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.deadline import Deadline, growing_pauses
 from fedstack.foundations.error_text import counted
 
 _logger = logging.getLogger(__name__)
@@ -105,23 +105,23 @@ class RayWorkers:
         Raises:
           NoWorkersError: If none has come within the time to start, or none can.
         """
-        began, first_came, pause = time.monotonic(), math.inf, _FIRST_PAUSE_SECONDS
+        begun, others = Deadline(self._start_seconds), Deadline()
         await off_loop(self._ask)
-        while True:
+        async for _ in Deadline().attempts(growing_pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)):
             places = await off_loop(self._hear)
             ready = [place for place in places if place.said is not None]
-            now = time.monotonic()
-            first_came = min(first_came, now) if ready else math.inf
-            is_late = now - first_came >= _OTHERS_SECONDS
-            if ready and (is_late or not any(place.is_awaited and place.said is None for place in places)):
+            if not ready:
+                others = Deadline()
+            elif others.left is None:
+                others = Deadline(_OTHERS_SECONDS)
+            if ready and (others.is_over or not any(place.is_awaited and place.said is None for place in places)):
                 missing = len(places) - len(ready)
                 if missing != self._told_missing:
                     await off_loop(functools.partial(self._tell_missing, missing))
                 return ready
-            if not ready and now - began >= self._start_seconds:
-                raise await off_loop(self._none_ready)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if not ready and begun.is_over:
+                break
+        raise await off_loop(self._none_ready)
 
     def lost(self, place: RayPlace) -> None:
         """Gives an actor no more work until there is a sign of life of it."""
@@ -156,9 +156,9 @@ class RayWorkers:
         Raises:
           NoWorkersError: If Ray is shut down.
         """
-        end = time.monotonic() + _SHUT_DOWN_SECONDS
-        while session() is self._session and time.monotonic() < end:  # it fails before it is gone
-            time.sleep(_LONGEST_PAUSE_SECONDS)
+        for _ in Deadline(_SHUT_DOWN_SECONDS).attempts_blocking(itertools.repeat(_LONGEST_PAUSE_SECONDS)):
+            if session() is not self._session:  # it fails before it is gone
+                break
         wait_until_gone()
         self.check()
 

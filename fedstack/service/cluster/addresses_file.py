@@ -4,11 +4,12 @@ A line is `job index address`. Of several lines of a task, which has been starte
 belongs to one run: what an earlier one left behind leads nowhere.
 """
 
+import itertools
 import os
-import time
 from pathlib import Path
 
 from fedstack.errors import AddressError, DeadlineExceededError, FedstackError, InvalidValueError
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_number
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.cluster_spec import Cluster, ClusterSpec
@@ -49,8 +50,8 @@ def wait_for_addresses(cluster: Cluster, path: str | os.PathLike[str], timeout: 
     check_number("timeout", timeout, endless=True)
     spec = ClusterSpec(cluster)
     wanted = _without_port(spec)
-    deadline = time.monotonic() + timeout
-    while True:
+    missing: list[_Task] = []
+    for _ in Deadline(timeout).attempts_blocking(itertools.repeat(_LOOK_SECONDS)):
         found = _read(spec, Path(path)) if wanted else {}
         missing = [task for task in wanted if task not in found]
         if not missing:
@@ -58,14 +59,11 @@ def wait_for_addresses(cluster: Cluster, path: str | os.PathLike[str], timeout: 
             for job, index in wanted:
                 jobs[job][index] = found[job, index]
             return ClusterSpec(jobs)
-        left = deadline - time.monotonic()
-        if left <= 0:
-            names = ", ".join(f"task {index} of job {job!r}" for job, index in missing)
-            raise DeadlineExceededError(
-                f"Expected the addresses of all tasks in {path} within {timeout:g} s, found none of {names}; start "
-                "what is missing with the same file, or allow more time"
-            )
-        time.sleep(min(_LOOK_SECONDS, left))
+    names = ", ".join(f"task {index} of job {job!r}" for job, index in missing)
+    raise DeadlineExceededError(
+        f"Expected the addresses of all tasks in {path} within {timeout:g} s, found none of {names}; start what is "
+        "missing with the same file, or allow more time"
+    )
 
 
 def _without_port(spec: ClusterSpec) -> list[_Task]:

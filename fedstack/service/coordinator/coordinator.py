@@ -16,9 +16,8 @@ from fedstack.service.coordinator.calls.python_calls import (
 )
 from fedstack.service.coordinator.queues import MOST_RUNNING
 from fedstack.service.coordinator.remote_value import RemoteValue, fetched
-from fedstack.service.coordinator.scheduled_calls import ScheduledCalls
+from fedstack.service.coordinator.scheduled_calls import ScheduledCalls, check_timeout
 from fedstack.service.coordinator.scheduler import MOST_QUEUED, Scheduler
-from fedstack.service.coordinator.time_bounds import check_timeout
 from fedstack.service.coordinator.variable_owner import VariableOwner
 from fedstack.service.coordinator.variables import AsyncVariable, Variable
 from fedstack.service.coordinator.workforce import Workers, driver_of

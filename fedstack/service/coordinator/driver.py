@@ -6,6 +6,7 @@ and loses these. What follows comes out of it as actions, which are done in turn
 
 import abc
 import asyncio
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, FedstackError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.foundations.deadline import Deadline, let_others_run
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.calls.closures import (
     Action,
@@ -245,16 +247,17 @@ class Driver(abc.ABC):
                         if not state.lost:  # else what it says does not count, and there may be another
                             raise
                 self.tell(self.scheduler.need, closure)
-                await asyncio.sleep(0)  # whatever comes of it, others get their turn
+                await let_others_run()  # whatever comes of it
         finally:
             self.tell(self.scheduler.unuse, closure)
 
     async def _look(self) -> None:
         """Waits for a worker, for closures that have none."""
         try:
-            while not self._workers and not self.closed:
+            async for _ in Deadline().attempts(itertools.repeat(0.01)):
+                if self._workers or self.closed:  # one that is there is added in a moment
+                    break
                 await self._worker_there()
-                await asyncio.sleep(0.01)  # it is added in a moment
         except FedstackError as error:
             self.tell(self.scheduler.gave_up, without_own_frames(error))
         finally:

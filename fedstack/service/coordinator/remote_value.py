@@ -3,7 +3,6 @@
 import contextlib
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence, Set, ValuesView
 from functools import partial
@@ -15,13 +14,13 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import DeadlineExceededError, ForeignValueError, InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.service.coordinator.calls.boxes import Box, unboxed
 from fedstack.service.coordinator.calls.closures import Closure, ClosureCall, ResultArgument
 from fedstack.service.coordinator.calls.python_calls import ArgumentOnly
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
-from fedstack.service.coordinator.scheduled_calls import ScheduledCalls
-from fedstack.service.coordinator.time_bounds import check_timeout, within
+from fedstack.service.coordinator.scheduled_calls import ScheduledCalls, check_timeout, within
 
 # What looks like a structure, and has no places in which to put values, or loses them.
 _NO_STRUCTURES: tuple[type, ...] = (Set, ValuesView, Iterator)
@@ -165,10 +164,10 @@ def wait(
     if not listed:
         return [], []
     check_whole_number("num_returns", num_returns, 1, len(listed))
-    ends, until = _Completions(listed), _until(timeout)
+    ends, deadline = _Completions(listed), _deadline(timeout)
     with contextlib.suppress(queue.Empty), contextlib.closing(ends):
         for _ in range(min(num_returns, len(ends))):
-            ends.next(until)
+            ends.next(deadline)
     ended = [value for value in listed if value.done()][:num_returns]
     shown = set(ended)
     return ended, [value for value in listed if value not in shown]
@@ -181,17 +180,17 @@ def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) ->
       DeadlineExceededError: If that takes longer than `timeout` seconds, counted from the call of this function.
     """
     check_timeout(timeout)
-    return _as_completed(_listed(values), _until(timeout), timeout)
+    return _as_completed(_listed(values), _deadline(timeout), timeout)
 
 
-def _as_completed(values: Sequence[RemoteValue], until: float | None, timeout: float | None) -> Iterator[RemoteValue]:
+def _as_completed(values: Sequence[RemoteValue], deadline: Deadline, timeout: float | None) -> Iterator[RemoteValue]:
     ends = _Completions(values)
     del values  # those that have been yielded are not held here
     most = len(ends)
     with contextlib.closing(ends):
         try:
             while ends:
-                yield ends.next(until)
+                yield ends.next(deadline)
         except queue.Empty:
             raise DeadlineExceededError(
                 f"Expected all of {most} calls to end within {timeout:g} s, found {most - len(ends)} that did"
@@ -215,8 +214,9 @@ def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
     return listed
 
 
-def _until(timeout: float | None) -> float | None:
-    return None if timeout is None or timeout > _LONGEST_SECONDS else time.monotonic() + timeout
+def _deadline(timeout: float | None) -> Deadline:
+    """Returns when a thread has waited for long enough; what is longer than a lock can wait for is for ever."""
+    return Deadline(None if timeout is None or timeout > _LONGEST_SECONDS else timeout)
 
 
 class _Completions:
@@ -235,7 +235,7 @@ class _Completions:
         for value, callback in self._callbacks.items():
             value.calls.when_ended(value.closure, callback)
 
-    def next(self, until: float | None) -> RemoteValue:
+    def next(self, deadline: Deadline) -> RemoteValue:
         """Returns the value of the next call to end.
 
         Raises:
@@ -247,7 +247,7 @@ class _Completions:
                 "Expected to wait outside of the loop on which the calls run, found that loop; await the values there, "
                 "or use asyncio.as_completed"
             )
-        value = self._ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        value = self._ended.get(timeout=deadline.left)
         del self._callbacks[value]
         return value
 

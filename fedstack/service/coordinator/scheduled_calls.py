@@ -2,17 +2,42 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
+from fedstack.errors import DeadlineExceededError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.foundations.deadline import Deadline
+from fedstack.foundations.number_checks import check_number
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.coordinator.calls.closures import Closure
 from fedstack.service.coordinator.driver import Driver
-from fedstack.service.coordinator.time_bounds import within
 
 _T = TypeVar("_T")
+
+
+def check_timeout(timeout: object) -> None:
+    """Checks how long a user wants to wait.
+
+    Raises:
+      InvalidValueError: If it is neither `None` nor a number of at least 0.
+    """
+    if timeout is not None:
+        check_number("timeout", timeout, endless=True)
+
+
+async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T:
+    """Awaits work that a user gives so long.
+
+    Raises:
+      DeadlineExceededError: If it takes longer; it is cancelled.
+    """
+
+    def late() -> DeadlineExceededError:
+        return DeadlineExceededError(f"Expected an outcome within {seconds:g} s, found none of {what!r}")
+
+    return await Deadline(seconds).wait(work, late)
 
 
 class ScheduledCalls:

@@ -15,6 +15,7 @@ from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.values import normalize
 from fedstack.errors import CarrierError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value
+from fedstack.membership.reaching import reach
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -59,7 +60,7 @@ class VariableServer:
         try:
             yield
         except WorkerUnavailableError:
-            self.peer = None
+            self.peer, self.stub.is_reached = None, False
             raise
         except StaleSessionError as error:
             raise StaleSessionError(
@@ -77,7 +78,7 @@ class VariableServer:
         if self.peer is None:
             try:
                 # It finds out what is wrong on the way there.
-                await self.stub.connection.wait_ready(self.connect_seconds)
+                await reach(self.stub, self.connect_seconds)
             except WorkerUnavailableError as error:
                 if not self.of_coordinator:
                     raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, cast
 
@@ -16,13 +17,14 @@ from fedstack.executors.remote.workers import Worker
 from fedstack.executors.remote.workers import Workers as Fleet
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.resource_factory import borrow
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.foundations.value_text import describe
 from fedstack.membership.membership_observer import MembershipObserver
+from fedstack.membership.silence import SilenceWatch
 from fedstack.service.coordinator.calls.closures import WorkerState
 from fedstack.service.coordinator.driver import Driver
 from fedstack.service.coordinator.scheduler import Scheduler
-from fedstack.service.coordinator.silence import SilenceWatch
 from fedstack.service.coordinator.workers import CoordinatedWorker, Outcomes, ValueHandle
 from fedstack.service.executor.sessions.session import ClosureScope
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -86,12 +88,10 @@ class RemoteWorker(CoordinatedWorker):
 
     async def _leave(self) -> None:
         """Has the worker drained once it says that it is about to stop."""
-        while True:
-            try:
+        async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
+            with contextlib.suppress(FedstackError):  # whether it is lost is found out elsewhere
                 await self._stub.connection.until_draining()
                 break
-            except FedstackError:  # whether it is lost is found out elsewhere
-                await asyncio.sleep(_AGAIN_SECONDS)
         self._driver.tell(self._scheduler.drain, self.state)
 
     def close(self) -> None:

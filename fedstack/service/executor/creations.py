@@ -1,6 +1,5 @@
 """Creates what a client asks for in its session: values, functions, and what is made of them, in their order."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from fedstack.executors.base.verb_executor import known_clients_of
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received
+from fedstack.foundations.deadline import let_others_run
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.service.executor.requests import in_turns, read_value
 from fedstack.service.executor.sessions import held_values
@@ -52,7 +52,7 @@ class Creations:
         at_once = _MOST_AT_ONCE if request_bytes <= LOOP_BYTES else 1
         for index, creation in enumerate(creations):
             if index and not index % at_once:
-                await asyncio.sleep(0)  # others have the loop
+                await let_others_run()
             check_new_id(creation.id)
             is_there = session.has(creation.id)
             if is_there and not creation.HasField("value"):

@@ -1,6 +1,5 @@
 """Reads the messages and values of calls and writes the answers, large ones on threads: the loop is everybody's."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from fedstack.computations.types.language import Type
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
 from fedstack.executors.worker.received import Received
+from fedstack.foundations.deadline import let_others_run
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.peers.methods import UnaryMethod
 
@@ -70,7 +70,7 @@ async def in_turns(items: Iterable[_T], at_once: int = _AT_ONCE) -> AsyncIterato
     for index, item in enumerate(items, 1):
         yield item
         if not index % at_once:
-            await asyncio.sleep(0)
+            await let_others_run()
 
 
 async def read_value(

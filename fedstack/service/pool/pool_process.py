@@ -5,6 +5,7 @@ do without it meanwhile (`PoolProcess.loss`).
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ import attrs
 
 from fedstack.errors import ResourceLimitError, WorkerUnavailableError
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.process_endings import LINES_KEPT, begins_crash, crash_told, ending_of, wait_for_end
 from fedstack.transport.peers.daemon_threads import start_daemon
 
@@ -149,13 +151,13 @@ class PoolProcess:
                     os.dup2(nothing, pipe.fileno(), inheritable=False)
             os.close(nothing)
 
-    def wait_ready(self, deadline: float, seconds: float) -> None:
+    def wait_ready(self, deadline: Deadline, seconds: float) -> None:
         """Returns when the worker can be dialled.
 
         Raises:
           WorkerUnavailableError: If it has ended, or cannot be dialled by the deadline.
         """
-        self._ready_or_ended.wait(max(0.0, deadline - time.monotonic()))
+        self._ready_or_ended.wait(deadline.left)
         if self.target:
             return
         if self._ready_or_ended.is_set():
@@ -198,9 +200,9 @@ class PoolProcess:
             if self.process.stdin is not None:
                 self.process.stdin.close()
 
-    def end(self, deadline: float) -> None:
+    def end(self, deadline: Deadline) -> None:
         """Returns when the worker has ended, by force after the deadline; call `ask_to_end` before."""
-        self._keeper.join(max(0.0, deadline - time.monotonic()))
+        self._keeper.join(deadline.left)
         while self._keeper.is_alive():
             self.process.kill()
             self._keeper.join(_READING_SECONDS)
@@ -240,11 +242,9 @@ class PoolProcess:
                 )
                 return False
             _logger.warning("At %s %s; it is started anew in %.1f s%s", self.target, self._away, pause, crash)
-            until = time.monotonic() + pause
-            while not self._ending and time.monotonic() < until:
-                time.sleep(_LOOK_SECONDS)
-            if self._ending:
-                return False
+            for _ in Deadline(pause).attempts_blocking(itertools.repeat(_LOOK_SECONDS)):
+                if self._ending:
+                    return False
             try:
                 self.process = self._options.start()
                 self._said = deque(maxlen=LINES_KEPT)

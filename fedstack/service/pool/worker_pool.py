@@ -6,7 +6,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.leaf_threads import CORES
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.number_checks import check_bool, check_whole_number
 from fedstack.service.pool.pool_process import PoolProcess, ProcessOptions, Restarts
@@ -163,7 +163,7 @@ def local_worker_pool(
                 token_file=folder / f"{number}.token",
             )
             workers.append(PoolProcess(number, process, restarts))
-        deadline = time.monotonic() + startup_seconds
+        deadline = Deadline(startup_seconds)
         for worker in workers:
             worker.wait_ready(deadline, startup_seconds)
         return WorkerPool(workers, ClientCredentials(token=token), folder)
@@ -210,6 +210,6 @@ def _remove(folder: Path, owner: int) -> None:
 def _end(workers: Sequence[PoolProcess]) -> None:
     for worker in workers:
         worker.ask_to_end()
-    deadline = time.monotonic() + _ENDING_SECONDS
+    deadline = Deadline(_ENDING_SECONDS)
     for worker in workers:
         worker.end(deadline)

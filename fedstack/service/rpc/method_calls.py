@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment, joined
+from fedstack.membership.reaching import answered, reach
 from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, MethodDescription
 from fedstack.service.rpc.method_table import unknown_method
 from fedstack.service.rpc.signatures import Signature, read_signature
@@ -38,11 +38,8 @@ from fedstack.transport.wire.status import Code
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 _T = TypeVar("_T")
-_logger = logging.getLogger(__name__)
+# How long a client that does not wait for its server looks for it.
 _READY_SECONDS = 0.25
-_LOOK_SECONDS = 1.0
-_PAUSE_SECONDS = 0.1
-_TELL_SECONDS = 5.0
 _LEAST_SECONDS = 0.001
 
 
@@ -112,11 +109,10 @@ class MethodCalls:
 
     def __init__(self, stub: MethodStub, wait_for_ready: bool = True) -> None:
         self.stub = stub
-        self._waits = wait_for_ready
+        self._patience = None if wait_for_ready else _READY_SECONDS
         self.address = stub.address
         self.io = stub.io
         self.signatures: Mapping[str, Signature] = {}
-        self._is_ready = False
         self._closed = False
         self._heartbeat_seconds = 0.0
         self._max_value_bytes = 0
@@ -131,16 +127,18 @@ class MethodCalls:
           DeadlineExceededError: If the server does not say so in time.
           WorkerUnavailableError: If it is not there then.
         """
-        await self._in_time("a list of its methods", self._learn(), seconds, self.io.time() + seconds)
+        await self._in_time("a list of its methods", self._learn(), seconds, self._deadline(seconds))
 
-    async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, due: float) -> _T:
-        """Awaits work until a time, `seconds` after it was asked for; 0 for any time."""
-        if not seconds:
-            return await work
+    def _deadline(self, seconds: float) -> Deadline:
+        """Returns the time that a call has from now on; 0 for any."""
+        return Deadline(seconds or None, self.io.time)
+
+    async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, deadline: Deadline) -> _T:
+        """Awaits work until a time, `seconds` after it was asked for."""
         try:
-            return await Deadline(self._left(due)).wait(work, lambda: self._late(what, seconds))
+            return await deadline.wait(work, lambda: self._late(what, seconds))
         except DeadlineExceededError:  # the server may have been the first to say so
-            if self.io.time() < due:
+            if not deadline.is_over:
                 raise
             raise await self._why_late(what, seconds) from None
 
@@ -149,7 +147,7 @@ class MethodCalls:
         arguments: Arguments,
         prepared: Prepared | None,
         seconds: float,
-        due: float = 0.0,
+        deadline: Deadline | None = None,
         answer: Answer | None = None,
     ) -> object:
         """Calls a method and returns its result.
@@ -158,16 +156,16 @@ class MethodCalls:
           arguments: What it is called with.
           prepared: The same for a signature that is known; `None` if none is.
           seconds: How long it may take; 0 for any time.
-          due: When that time is over, for a call that has begun already; by default it begins now.
+          deadline: When that time is over, for a call that has begun already; by default it begins now.
           answer: Where the answer will come from, for a call that has arrived already.
         """
         if self._closed:
             raise self._closed_error()
         self._running += 1
         try:
-            due = (due or self.io.time() + seconds) if seconds else 0.0
-            work = self._call(arguments, prepared, due, answer)
-            return await self._in_time(_answer_of(arguments.name), work, seconds, due)
+            deadline = deadline or self._deadline(seconds)
+            work = self._call(arguments, prepared, deadline, answer)
+            return await self._in_time(_answer_of(arguments.name), work, seconds, deadline)
         finally:
             self._running -= 1
             if not self._running:
@@ -178,27 +176,23 @@ class MethodCalls:
 
         Args and errors are those of `call`.
         """
-        due = self.io.time() + seconds if seconds else 0.0
+        deadline = self._deadline(seconds)
         answer = None
-        if prepared is not None and self._is_ready:
+        if prepared is not None and self.stub.is_reached:
             answer = self._asked(prepared, seconds)
             if isinstance(answer, Parcel):  # there is nothing to wait for
                 found = run_at_once(self._result_of(prepared, answer))
                 if not isinstance(found, MethodDescription):
                     return found
                 answer = None  # the server was started anew, and has another method under the name
-        return self.io.run_sync(self.call(arguments, prepared, seconds, due, answer))
-
-    def _left(self, due: float) -> float:
-        """Returns how long there is until a time; 0, which is any time, if there is none."""
-        return max(_LEAST_SECONDS, due - self.io.time()) if due else 0.0
+        return self.io.run_sync(self.call(arguments, prepared, seconds, deadline, answer))
 
     def _asked(self, prepared: Prepared, seconds: float) -> Parcel | Answer | None:
         try:
             request = self._checked(prepared, seconds)
             return self.stub.invoke_blocking(request, prepared.segments, self._heartbeat_seconds, seconds)
         except WorkerUnavailableError:
-            self._is_ready = False
+            self.stub.is_reached = False
             raise
         except DeadlineExceededError:
             if 0.0 < seconds <= self.stub.soon_seconds:  # it was the caller's limit that passed
@@ -207,7 +201,7 @@ class MethodCalls:
 
     async def _why_late(self, what: str, seconds: float) -> FedstackError:
         """Returns the error of a call whose time is over: that of a server that is away, or that it is slow."""
-        if not self._is_ready:
+        if not self.stub.is_reached:
             try:
                 await self.stub.connection.wait_ready(_READY_SECONDS)
             except FedstackError as error:
@@ -221,7 +215,9 @@ class MethodCalls:
             "what keeps it busy"
         )
 
-    async def _call(self, arguments: Arguments, prepared: Prepared | None, due: float, answer: Answer | None) -> object:
+    async def _call(
+        self, arguments: Arguments, prepared: Prepared | None, deadline: Deadline, answer: Answer | None
+    ) -> object:
         signature = self.signatures.get(arguments.name) if prepared is None else prepared.signature
         if signature is None:
             await self._learn()  # it may be new
@@ -231,12 +227,12 @@ class MethodCalls:
         while True:
             if prepared is None or prepared.signature is not signature:
                 prepared = await off_loop(functools.partial(prepare, signature, arguments))
-            if not self._is_ready:
+            if not self.stub.is_reached:
                 await self._reach()
             try:
-                result = await self._result_of(prepared, answer or await self._sent(prepared, due))
+                result = await self._result_of(prepared, answer or await self._sent(prepared, deadline))
             except WorkerUnavailableError as error:
-                self._is_ready = False
+                self.stub.is_reached = False
                 if not never_arrived(error):
                     raise
                 continue
@@ -247,8 +243,9 @@ class MethodCalls:
             signature = read_signature(result)
             self.signatures = {**self.signatures, arguments.name: signature}
 
-    async def _sent(self, prepared: Prepared, due: float) -> Parcel | Answer:
-        request = self._checked(prepared, self._left(due))
+    async def _sent(self, prepared: Prepared, deadline: Deadline) -> Parcel | Answer:
+        left = deadline.left
+        request = self._checked(prepared, 0.0 if left is None else max(_LEAST_SECONDS, left))
         return await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
 
     def _checked(self, prepared: Prepared, seconds: float) -> InvokeRequest:
@@ -293,16 +290,8 @@ class MethodCalls:
             raise
 
     async def _list(self) -> None:
-        while True:
-            await self._reach()
-            try:
-                response = await self.stub.list()
-            except (WorkerUnavailableError, DeadlineExceededError) as error:
-                self._is_ready = False
-                if not (self._waits or never_arrived(error)):
-                    raise
-                continue
-            break
+        await self._reach()
+        response = await answered(self.stub, self.stub.list, self._patience)
         self._heartbeat_seconds, self._max_value_bytes = response.heartbeat_seconds, response.max_value_bytes
         self.signatures = {method.name: read_signature(method) for method in response.method}
 
@@ -312,23 +301,10 @@ class MethodCalls:
         Raises:
           WorkerUnavailableError: If they do not, and it is not there.
         """
-        connection, begun, told = self.stub.connection, self.io.time(), False
-        while not self._is_ready:
-            if self._closed:
-                raise self._closed_error()
-            try:
-                await connection.wait_ready(_READY_SECONDS)
-                self._is_ready = True
-            except FedstackError as error:
-                if not isinstance(error, RetryableError):
-                    raise
-                if not told and self.io.time() - begun > _TELL_SECONDS:
-                    told = True
-                    _logger.warning("Waiting for a server: %s", error)
-                is_back = connection.can_look and await connection.look(_LOOK_SECONDS)
-                if not (self._waits or is_back):
-                    raise
-                await asyncio.sleep(_PAUSE_SECONDS)
+        try:
+            await reach(self.stub, self._patience)
+        except ClosedError:
+            raise self._closed_error() from None
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f"The client of {self.address} is closed; make a new one")

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable
+import itertools
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, cast
 
 from fedstack.errors import (
@@ -11,6 +12,7 @@ from fedstack.errors import (
     FedstackError,
     WorkerUnavailableError,
 )
+from fedstack.foundations.deadline import Deadline
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words
@@ -73,17 +75,23 @@ async def status_of_peer(call: Any) -> AsyncGenerator[None, None]:
     try:
         yield
     except grpc.aio.AioRpcError as failure:
-        looks_left = round(_STATUS_SECONDS / _LOOK_SECONDS)
-        while failure.details() == _MAKESHIFT and looks_left:
-            if noted and noted[0].details() != _MAKESHIFT:
-                failure = noted[0]
-                break
-            looks_left -= 1
-            await asyncio.sleep(_LOOK_SECONDS)
-            failure = await _failure_of(call)
-        raise failure from None
+        raise await _status_after(failure, call, noted) from None
     finally:
         noted.clear()  # the error has frames, which have the call, which has this
+
+
+async def _status_after(
+    failure: grpc.aio.AioRpcError, call: Any, noted: Sequence[grpc.aio.AioRpcError]
+) -> grpc.aio.AioRpcError:
+    """Returns what a peer says of a call that failed, which may take a moment to be there."""
+    async for attempt in Deadline(_STATUS_SECONDS).attempts(itertools.repeat(_LOOK_SECONDS)):
+        if attempt:
+            failure = await _failure_of(call)
+        if failure.details() != _MAKESHIFT:
+            break
+        if noted and noted[0].details() != _MAKESHIFT:
+            return noted[0]
+    return failure
 
 
 async def _failure_of(call: Any) -> grpc.aio.AioRpcError:

@@ -2,8 +2,9 @@
 
 import socket
 import ssl
-import time
 from typing import TypeAlias
+
+from fedstack.foundations.deadline import Deadline
 
 # What a client of HTTP/2 says first: the preface and an empty SETTINGS frame. A server answers with a SETTINGS frame.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -81,11 +82,11 @@ def wants_certificates(address: Address, seconds: float, context: ssl.SSLContext
 
 
 def _answers(connection: socket.socket, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     answer = b""
     try:
         connection.sendall(_GREETING)
-        while len(answer) < _FRAME_HEADER_BYTES and time.monotonic() < deadline:
+        while len(answer) < _FRAME_HEADER_BYTES and not deadline.is_over:
             more = connection.recv(1024)
             if not more:
                 return False

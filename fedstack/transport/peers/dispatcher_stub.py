@@ -1,15 +1,12 @@
 """Speaks to the dispatcher of a data service."""
 
-import asyncio
 import contextlib
-import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from fedstack.computations.types.language import RetryableError
-from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, WorkerUnavailableError
+from fedstack.errors import RemoteError
 from fedstack.foundations.segments import Segment
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
@@ -17,11 +14,6 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
 DISPATCHER = "fedstack.v1.DataDispatcher"
-# How often one that cannot be reached is looked for. gRPC by itself would wait for seconds.
-_LOOK_SECONDS = 0.1
-_PAUSE_SECONDS = 0.05
-# After this time it is asked why.
-_ASK_AFTER_SECONDS = 1.0
 # How often it shows that it is alive while it sends a definition.
 _HEARTBEAT_SECONDS = 5.0
 
@@ -32,7 +24,7 @@ _T = TypeVar("_T")
 class DispatcherStub(ServiceStub):
     """Calls one dispatcher. Its coroutines run on the transport's loop.
 
-    All requests may be sent again: the same one has the same answer. `persistently` does so.
+    All requests may be sent again: the same one has the same answer.
     """
 
     _PEER = "the dispatcher"
@@ -91,44 +83,6 @@ class DispatcherStub(ServiceStub):
     async def list_workers(self) -> messages.ListWorkersResponse:
         """Lists the workers that are there."""
         return await self._unary("ListWorkers", messages.ListWorkersRequest(), messages.ListWorkersResponse)
-
-    async def persistently(
-        self, ask: Callable[[], Awaitable[_T]], seconds: float | None, on_loss: Callable[[FedstackError], None]
-    ) -> _T:
-        """Asks until there is an answer: while the dispatcher cannot be reached, it is looked for ten times a second.
-
-        Args:
-          ask: Makes the call, as in `lambda: stub.take(request)`.
-          seconds: For how long to look; `None` for ever. What cannot get better, such as a refused token, is raised at
-            once.
-          on_loss: Called with the error when a call fails because the dispatcher is not there.
-
-        Raises:
-          WorkerUnavailableError: If it cannot be reached within that time.
-          DeadlineExceededError: If it does not answer.
-        """
-        end = None if seconds is None else self.io.time() + seconds
-        while True:
-            try:
-                return await ask()
-            except (WorkerUnavailableError, DeadlineExceededError) as error:
-                if self.is_gone or (end is not None and self.io.time() >= end):
-                    raise
-                on_loss(error)
-            await self._find_again(end)
-
-    async def _find_again(self, end: float | None) -> None:
-        """Returns when the dispatcher is there again, or it is too late: then a call says what is wrong."""
-        asks = self.io.time() + _ASK_AFTER_SECONDS
-        await asyncio.sleep(_PAUSE_SECONDS)
-        while not await self.connection.look(_LOOK_SECONDS):
-            if end is not None and self.io.time() >= end:
-                return
-            if self.io.time() >= asks:
-                asks = math.inf
-                with contextlib.suppress(RetryableError):  # what cannot get better is raised
-                    await self.connection.wait_ready(_LOOK_SECONDS)
-            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _unary(self, method: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
         return await self._known(self.call(f"/{DISPATCHER}/{method}", request, response, seconds))

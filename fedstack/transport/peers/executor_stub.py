@@ -42,9 +42,6 @@ class ExecutorStub(ServiceStub):
       keeps_handles: Whether such a peer is in this process, and finds Python functions here.
       control_seconds: How long a call may take that only hands something over, in seconds.
       chunking: What is sent in chunks.
-
-    Attributes:
-      out_of_reach: Whether the peer was, when something was last asked of it.
     """
 
     _PEER = "the worker"
@@ -60,7 +57,6 @@ class ExecutorStub(ServiceStub):
         chunking: Chunking | None = None,
     ) -> None:
         super().__init__(connection, control_seconds=control_seconds, chunking=chunking)
-        self.out_of_reach = False
         self.sends_code = sends_code
         self.keeps_handles = keeps_handles
         self._extensions = extensions

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import attrs
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+from fedstack.foundations.deadline import Deadline
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
@@ -85,17 +86,18 @@ class ServerFacts:
         self.asks_for_certificate = asks_for_certificate
         self.target = ""
         self._clock = clock
-        self._end: float | None = None
+        self._stop = Deadline(None, clock)
 
     def stops_within(self, seconds: float) -> None:
         """Notes that running calls have so many seconds; of several times the shortest counts."""
-        end = self._clock() + seconds
-        self._end = end if self._end is None else min(end, self._end)
+        left = self._stop.left
+        if left is None or seconds < left:
+            self._stop = Deadline(seconds, self._clock)
 
     @property
     def seconds_until_stop(self) -> float | None:
         """How long running calls have at most, in seconds; `None` if the server is not about to stop."""
-        return None if self._end is None else max(0.0, self._end - self._clock())
+        return self._stop.left
 
     def __repr__(self) -> str:
         left = self.seconds_until_stop

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.io_loop import IoLoop
@@ -37,6 +39,9 @@ class ServiceStub:
       connection: The way to the peer. It is closed with this.
       control_seconds: How long a call may take that only hands something over, in seconds.
       chunking: What is sent in chunks.
+
+    Attributes:
+      is_reached: Whether the peer was there when something was last asked of it; `None` before.
     """
 
     _PEER = "the server"  # what errors call it
@@ -51,6 +56,7 @@ class ServiceStub:
         self.connection = connection
         self.chunking = chunking or Chunking()
         self._control_seconds = control_seconds
+        self.is_reached: bool | None = None
         self._goodbyes: set[asyncio.Task[Any]] = set()
 
     @property
@@ -64,7 +70,8 @@ class ServiceStub:
         return self.connection.io
 
     @functools.cached_property
-    def _who(self) -> str:
+    def who(self) -> str:
+        """What errors call the peer."""
         return f"{self._PEER} at {self.address}"
 
     def loss(self) -> FedstackError | None:
@@ -115,9 +122,8 @@ class ServiceStub:
 
     async def _watch(self) -> None:
         """Raises when the peer is silent or cannot be reached."""
-        while True:
-            await asyncio.sleep(self._control_seconds)
-            if not await self.connection.check_alive(self._control_seconds):
+        async for attempt in Deadline().attempts(itertools.repeat(self._control_seconds)):
+            if attempt and not await self.connection.check_alive(self._control_seconds):
                 await asyncio.Event().wait()  # there is no telling: what the transport notices by itself has to do
 
     async def upload(self, path: str, request: Message, segments: Sequence[Segment], response: type[_M]) -> _M:
@@ -188,7 +194,7 @@ class ServiceStub:
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming]:
         """Does what `exchange` does, and returns an answer that came in one message as it is."""
         soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
-        answer = await self.connection.ask(path, self._parcel(request, segments), soon, self._who)
+        answer = await self.connection.ask(path, self._parcel(request, segments), soon, self.who)
         if isinstance(answer, Parcel):
             return answer
         return self._answer(answer, heartbeat_seconds, 0.0, on_heartbeat)
@@ -198,7 +204,7 @@ class ServiceStub:
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming] | None:
         """Does what `ask` does on the thread of the caller; `None` where only that will do."""
         soon = min(soon_seconds, _LONGEST_SECONDS)
-        answer = self.connection.ask_blocking(path, self._parcel(request, segments), soon, self._who)
+        answer = self.connection.ask_blocking(path, self._parcel(request, segments), soon, self.who)
         if answer is None or isinstance(answer, Parcel):
             return answer
         return self._answer(answer, heartbeat_seconds, 0.0, lambda beat: None)
@@ -214,7 +220,7 @@ class ServiceStub:
         spare_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None],
     ) -> AsyncGenerator[Incoming, None]:
-        watched = watch(pieces, spare_seconds + _silence(heartbeat_seconds), who=self._who)
+        watched = watch(pieces, spare_seconds + _silence(heartbeat_seconds), who=self.who)
         try:
             yield Incoming(watched, on_heartbeat=on_heartbeat)
         finally:

@@ -16,6 +16,7 @@ import pytest
 from data_programs import Job, fatal_passes, passes, rough_passes, run_job, take
 
 from fedstack.errors import JournalError, ResourceLimitError
+from fedstack.membership.reaching import answered
 from fedstack.service.data import Dataset
 from fedstack.service.data.consumer.descriptions import ShardingPolicy, Terms, described, read_cursor
 from fedstack.service.data.consumer.distributed_dataset import DistributedSource
@@ -154,7 +155,7 @@ def test_who_has_lost_the_dispatcher_finds_it_a_moment_after_its_return() -> Non
         assert len((await stub.list_workers()).worker) == 2
         cluster.dispatcher.crash()
         await asyncio.sleep(10.0)
-        looking = asyncio.ensure_future(stub.persistently(stub.list_workers, None, lambda loss: None))
+        looking = asyncio.ensure_future(answered(stub, stub.list_workers, None))
         await asyncio.sleep(10.0)
         cluster.dispatcher.start()
         begun = cluster.time

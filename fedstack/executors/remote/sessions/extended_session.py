@@ -1,6 +1,5 @@
 """Holds values in one of fedstack's own services: few calls, values of any size, leases."""
 
-import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -19,6 +18,7 @@ from fedstack.executors.remote.sessions.remote_sessions import (
     elements_of,
 )
 from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value, start
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment, joined
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
@@ -165,19 +165,16 @@ class ExtendedSession(RemoteSession):
 
         With ids of ours it may come twice.
         """
-        pauses = self._retry.pauses()
         lost: WorkerUnavailableError | None = None
         try:
-            while True:
+            async for _ in Deadline().attempts(self._retry.pauses()):
                 try:
                     return await call()
                 except WorkerUnavailableError as error:
                     # That nobody is there any more says nothing of an attempt which may have ended the worker.
                     lost = lost if lost is not None and never_arrived(error) else error
-                pause = next(pauses, None)
-                if pause is None:
-                    raise lost
-                await asyncio.sleep(pause)
+            assert lost is not None
+            raise lost
         finally:
             del lost  # it has this frame
 

@@ -71,10 +71,10 @@ class SessionKeeper:
         if not self.session.lost:
             stub = self.session.stub
             try:
-                seconds = _END_SECONDS_IN_VAIN if stub.out_of_reach else _END_SECONDS
+                seconds = _END_SECONDS_IN_VAIN if stub.is_reached is False else _END_SECONDS
                 await Deadline(seconds).wait(self._say_goodbye())
             except (RetryableError, asyncio.TimeoutError) as error:
-                stub.out_of_reach = True
+                stub.is_reached = False
                 without_frames(error)
             except FedstackError as error:
                 _logger.debug("Ending a session at %s failed: %s", stub.address, error)

@@ -1,7 +1,6 @@
 """Opens a session at a peer when it is needed, and another one when that is lost; calls go through it."""
 
 import asyncio
-import logging
 import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -20,13 +19,10 @@ from fedstack.executors.remote.sessions.remote_sessions import checked_stub, nam
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
+from fedstack.membership.reaching import reach
 from fedstack.transport.peers.executor_stub import ExecutorStub
 
 _T = TypeVar("_T")
-_logger = logging.getLogger(__name__)
-# How long a peer may take to be there without a word about it, and how long to look whether one is back.
-_QUIET_SECONDS = 0.5
-_LOOK_SECONDS = 0.5
 
 
 class SessionOpener:
@@ -87,25 +83,12 @@ class SessionOpener:
         await self.stub.handshake()
 
     async def _reach(self) -> None:
-        """Waits for the peer, if that is wanted; says so if it takes more than a moment."""
-        seconds, connection = self.connect_seconds, self.stub.connection
-        if seconds is None:
-            return
-        try:
-            if self.stub.out_of_reach:
-                await connection.look(_LOOK_SECONDS)  # else one that is back is found only when gRPC dials again
+        """Waits for the peer, if that is wanted."""
+        if self.connect_seconds is not None:
             try:
-                await connection.wait_ready(min(seconds, _QUIET_SECONDS))
+                await reach(self.stub, self.connect_seconds)
             except WorkerUnavailableError as error:
-                rest = seconds - _QUIET_SECONDS
-                if rest <= 0 or self.stub.is_gone:
-                    raise
-                _logger.warning("Waiting for up to %g s (connect_seconds) longer after: %s", rest, error)
-                await connection.wait_ready(rest)
-        except WorkerUnavailableError as error:
-            self.stub.out_of_reach = True
-            raise without_own_frames(error).with_traceback(None) from error.__cause__
-        self.stub.out_of_reach = False
+                raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     async def get(self) -> SessionKeeper:
         """Returns the session, opened if there is none."""
@@ -152,14 +135,14 @@ class SessionOpener:
         """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
         try:
             result = await work
-            self.stub.out_of_reach = False
+            self.stub.is_reached = True
             return result
         except (FedstackError, asyncio.CancelledError) as error:
             if isinstance(error, StaleSessionError):
                 keeper.session.lost = str(error)
                 self._check_still_open()
             elif isinstance(error, (WorkerUnavailableError, DeadlineExceededError)):
-                self.stub.out_of_reach = True
+                self.stub.is_reached = False
                 self._check_still_open()
             raise without_own_frames(naming_the_worker(error, self.stub)).with_traceback(None) from error.__cause__
 

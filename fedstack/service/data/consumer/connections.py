@@ -11,6 +11,7 @@ import attrs
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type
 from fedstack.errors import CarrierError, FedstackError
+from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import (
     Commit,
     DatasetDescription,
@@ -118,23 +119,6 @@ _SIGNS_IN_A_LEASE = 3
 _LEAST_SECONDS = 0.1
 
 
-async def asked(stub: DispatcherStub, ask: Callable[[], Coroutine[Any, Any, _T]], seconds: float) -> _T:
-    """Returns what a dispatcher answers, which may be away for so many seconds; a log line says that it is looked for.
-
-    Raises:
-      WorkerUnavailableError: If it is away for longer.
-    """
-    is_told = False
-
-    def lost(error: FedstackError) -> None:
-        nonlocal is_told
-        if not is_told:
-            _logger.warning("Looking for the dispatcher, for %g s at most: %s", seconds, error)
-        is_told = True
-
-    return await stub.persistently(ask, seconds, lost)
-
-
 def taken_range(message: SplitRange) -> TakenRange:
     """Returns a range as plans have it."""
     return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)
@@ -187,8 +171,8 @@ class PassClient:
         """Begins."""
         request = self._opening.request
         if not request.HasField("commit"):
-            request.commit.CopyFrom((await self._persistently(self._register)).commit)
-        self._pass = await self._persistently(functools.partial(self._stub.open_pass, request))
+            request.commit.CopyFrom((await self._answered(self._register)).commit)
+        self._pass = await self._answered(functools.partial(self._stub.open_pass, request))
         self._hear(self._pass.commit)
         if self._pass.is_over:
             _logger.warning(
@@ -232,7 +216,7 @@ class PassClient:
             workers_version=self._workers_version,
             waits=take.waits,
         )
-        response = await self._persistently(functools.partial(self._stub.take, request))
+        response = await self._answered(functools.partial(self._stub.take, request))
         self._hear(response.commit)
         return response
 
@@ -259,11 +243,9 @@ class PassClient:
         )
         try:
             # Whoever stops a dispatcher right after its last consumer need not hear that it is missed.
-            await self._stub.persistently(
-                functools.partial(self._stub.release, request), _GOODBYE_SECONDS, lambda error: None
-            )
+            await answered(self._stub, functools.partial(self._stub.release, request), _GOODBYE_SECONDS)
         except FedstackError as error:
             _logger.info("The dispatcher has not heard of the end of a pass: %s", error)
 
-    async def _persistently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        return await asked(self._stub, ask, self._opening.timeout)
+    async def _answered(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        return await answered(self._stub, ask, self._opening.timeout)

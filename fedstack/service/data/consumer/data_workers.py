@@ -2,11 +2,14 @@
 
 import asyncio
 import hashlib
+import itertools
 import logging
 from collections.abc import Sequence
 
 from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, StaleSessionError, WorkerUnavailableError
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import consume_exception
+from fedstack.membership.reaching import WaitNotice, answered
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
 from fedstack.service.data.reading.readers import Reader, reader_at
 from fedstack.service.host.local_servers import connect
@@ -23,7 +26,6 @@ _FRESH_SECONDS = 2.0
 # For so long a worker that was lost is left alone, if there are others.
 _AVOIDED_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
-_WARN_SECONDS = 5.0
 _DISPATCHER_SECONDS = 10.0
 
 
@@ -56,9 +58,7 @@ class DataWorkers:
 
     async def describe(self, request: DescribeDatasetRequest) -> DatasetDescription:
         """Asks the dispatcher what is registered there."""
-        return await self._stub.persistently(
-            lambda: self._stub.describe(request), _DISPATCHER_SECONDS, lambda error: None
-        )
+        return await answered(self._stub, lambda: self._stub.describe(request), _DISPATCHER_SECONDS)
 
     async def preferred(self, key: bytes) -> bytes:
         """Returns the worker to read something from: of those that are there the same one for all who ask.
@@ -100,8 +100,9 @@ class DataWorkers:
 
     async def _there(self) -> Sequence[bytes]:
         """Returns the workers that may be used; waits until there is one."""
-        begun, warned = self.io.time(), False
-        while True:
+        patience, dispatcher = self._patience, self.dispatcher
+        notice = WaitNotice(f"a data worker of the dispatcher at {dispatcher}", patience, self.io.time)
+        async for _ in Deadline(patience, self.io.time).attempts(itertools.repeat(_PAUSE_SECONDS)):
             now = self.io.time()
             if now >= self._fresh_until and self._asking is None:
                 self._asking = start_apart(self._ask())
@@ -110,25 +111,19 @@ class DataWorkers:
             there = [worker for worker in self._addresses if worker not in self._avoided]
             if there:
                 return there
-            if now - begun > self._patience:
-                raise RemoteError(
-                    f"Expected a data worker of the dispatcher at {self.dispatcher}, found none within "
-                    f"{self._patience:g} s; start one with fedstack serve --data-worker {self.dispatcher}",
-                    code="UNAVAILABLE",
-                )
-            if now - begun > _WARN_SECONDS and not warned:
-                warned = True
-                _logger.warning("Waiting for a data worker of the dispatcher at %s: there is none", self.dispatcher)
+            notice.waits("there is none")
             if self._asking is not None and not self._addresses:
                 await asyncio.shield(self._asking)
-            await asyncio.sleep(_PAUSE_SECONDS)
+        raise RemoteError(
+            f"Expected a data worker of the dispatcher at {dispatcher}, found none within {patience:g} s; start one "
+            f"with fedstack serve --data-worker {dispatcher}",
+            code="UNAVAILABLE",
+        )
 
     async def _ask(self) -> None:
         """Asks the dispatcher for its workers. If it is away, those that are known remain."""
         try:
-            response = await self._stub.persistently(
-                self._stub.list_workers, 0.0 if self._addresses else self._patience, lambda error: None
-            )
+            response = await answered(self._stub, self._stub.list_workers, 0.0 if self._addresses else self._patience)
         except LOSSES as error:
             if not self._addresses:
                 raise RemoteError(str(error), code="UNAVAILABLE") from None

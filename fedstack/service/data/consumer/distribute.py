@@ -10,8 +10,9 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
 from fedstack.foundations.number_checks import check_number
 from fedstack.foundations.value_text import describe
+from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import DescribeDatasetRequest
-from fedstack.service.data.consumer.connections import Connections, asked
+from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.descriptions import (
     KnownDataset,
     ShardingPolicy,
@@ -139,7 +140,7 @@ def register_dataset(
     connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression)
     known, stub = described(whole, name, column), connections.dispatcher
     seconds = _seconds(dispatcher_timeout_ms)
-    return stub.io.run_sync(asked(stub, lambda: registered(known, stub, by_name=True), seconds)).dataset_id
+    return stub.io.run_sync(answered(stub, lambda: registered(known, stub, by_name=True), seconds)).dataset_id
 
 
 def from_dataset_id(
@@ -190,7 +191,7 @@ def from_dataset_id(
     )
     connections = _connections(service, credentials, terms, compression)
     stub, request = connections.dispatcher, DescribeDatasetRequest(dataset_id=_checked_name("dataset_id", dataset_id))
-    description = stub.io.run_sync(asked(stub, lambda: stub.describe(request), terms.timeout))
+    description = stub.io.run_sync(answered(stub, lambda: stub.describe(request), terms.timeout))
     known = known_dataset(description, allowed)
     _check_spec(element_spec, known.element)
     return _distributed(known, terms, connections)

@@ -1,6 +1,7 @@
 """Does what the plan of a pass decides: speaks to the dispatcher and to workers, and hands elements to a thread."""
 
 import asyncio
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -10,8 +11,10 @@ from fedstack.computations.types.language import RetryableError
 from fedstack.computations.values.columns import Column
 from fedstack.errors import ClosedError, FedstackError, NoWorkersError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import without_own_frames
+from fedstack.membership.reaching import WaitNotice
 from fedstack.proto.data_service_pb2 import (
     Commit,
     DatasetDescription,
@@ -29,8 +32,6 @@ from fedstack.transport.peers.loop_calls import calls_on
 from fedstack.transport.wire.connection_errors import never_arrived
 
 _logger = logging.getLogger(__name__)
-# How long there may be no worker before somebody hears of it.
-_TELL_SECONDS = 5.0
 # How often the dispatcher is asked for workers while there is none, and a worker that got lost is looked for.
 _LOOK_SECONDS = 0.1
 _ALIVE_SECONDS = 1.0
@@ -72,8 +73,8 @@ class PassDriver:
         self._reads: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._ending: asyncio.Task[None] | None = None
-        self._away_since: float | None = None
-        self._told = False
+        # As long as there is no worker: how long that may last, and what is said of it.
+        self._search: tuple[Deadline, WaitNotice] | None = None
 
     # For the thread that consumes.
 
@@ -227,7 +228,7 @@ class PassDriver:
             else:
                 self._took(await self._answer(take))
                 self._check_workers()
-                pause = self._client.renewal_seconds if self._away_since is None else _LOOK_SECONDS
+                pause = self._client.renewal_seconds if self._search is None else _LOOK_SECONDS
                 due = self._io.time() + pause
 
     async def _answer(self, take: Take) -> TakeResponse:
@@ -280,19 +281,18 @@ class PassDriver:
           NoWorkersError: If that is too long.
         """
         if self._plan.has_workers or self._plan.is_over:
-            self._away_since, self._told = None, False
+            self._search = None
             return
-        now = self._io.time()
-        self._away_since = self._away_since or now
-        dispatcher = self._connections.dispatcher.address
-        if now - self._away_since > self.opening.timeout:
+        seconds, dispatcher = self.opening.timeout, self._connections.dispatcher.address
+        if self._search is None:
+            self._search = Deadline(seconds, self._io.time), WaitNotice("a data worker", seconds, self._io.time)
+        deadline, notice = self._search
+        if deadline.is_over:
             raise NoWorkersError(
                 f"Expected a data worker that can be reached, found none at the dispatcher {dispatcher} for "
-                f"{self.opening.timeout:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
+                f"{seconds:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
             )
-        if not self._told and now - self._away_since > _TELL_SECONDS:
-            self._told = True
-            _logger.warning("Waiting for a data worker: none attends at the dispatcher %s", dispatcher)
+        notice.waits(f"none attends at the dispatcher {dispatcher}")
 
     async def _read(self, read: Read) -> None:
         try:
@@ -352,9 +352,10 @@ class PassDriver:
     async def _look_for(self, worker: bytes) -> None:
         """Waits for a worker to come back, as long as the dispatcher has it on its list."""
         reader = self._reader(worker)
-        while worker in self._plan.away:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if await reader.is_there(_ALIVE_SECONDS):
+        async for attempt in Deadline().attempts(itertools.repeat(_LOOK_SECONDS)):
+            if worker not in self._plan.away:
+                break
+            if attempt and await reader.is_there(_ALIVE_SECONDS):
                 with self._arrived:
                     self._plan.found(worker)
                 self._turn()

@@ -15,6 +15,7 @@ from fedstack.errors import ClosedError, FedstackError, InvalidValueError, Membe
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop, read_message
 from fedstack.executors.worker.received import receive
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import name_text
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.proto.extensions_pb2 import GetStatusResponse
@@ -201,13 +202,13 @@ class DispatchService(Service):
         """Notes what a consumer has read, and gives it more; waits for some if it is told to."""
         consumer = request.pass_id, request.consumer
         loop = asyncio.get_running_loop()
-        end = loop.time() + max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS))
+        deadline = Deadline(max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS)), loop.time)
         is_first = True
         with self._held(consumer):
             while True:
                 there = self._attendance
                 workers, version = there.workers, there.version
-                may_wait = loop.time() < end and request.workers_version == version and not self._draining
+                may_wait = not deadline.is_over and request.workers_version == version and not self._draining
                 # Before it is looked: what happens meanwhile is not missed.
                 news = self._news.setdefault(request.pass_id, loop.create_future())
                 ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
@@ -217,7 +218,7 @@ class DispatchService(Service):
                 is_first = False
                 if not (taken.is_empty and may_wait):
                     break
-                await asyncio.wait([news], timeout=end - loop.time())
+                await deadline.has_ended(news)
         if taken.is_empty and self._draining:
             raise WorkerUnavailableError(_STOPPING)
         self._shows_life(consumer)
@@ -329,14 +330,20 @@ class DispatchService(Service):
             self._consumers.open(consumer, self._times.consumer)
 
     async def _look_after(self) -> None:
-        collected = self._clock()
-        while True:
-            times = self._times
+        collected = due = self._clock()
+        times = self._times
+
+        def pause() -> float:
+            nonlocal due
             expiries = self._attendance.next_expiry(), self._consumers.next_expiry(), times.check
-            seconds, began = min(times.worker, times.consumer, *(t for t in expiries if t is not None)), self._clock()
-            await asyncio.sleep(seconds)
-            if self._clock() - began - seconds > max(_LATE_SECONDS, min(times.worker, times.consumer) / 2):
-                _logger.warning("The dispatcher stood still for %.1f s", self._clock() - began - seconds)
+            seconds = min(times.worker, times.consumer, *(t for t in expiries if t is not None))
+            due = self._clock() + seconds
+            return seconds
+
+        async for _ in Deadline().attempts(iter(pause, None)):
+            late = self._clock() - due
+            if late > max(_LATE_SECONDS, min(times.worker, times.consumer) / 2):
+                _logger.warning("The dispatcher stood still for %.1f s", late)
                 self._attendance.excuse()
                 for consumer in self._consumers.expired():
                     self._shows_life(consumer)

@@ -3,7 +3,6 @@
 import abc
 import asyncio
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -20,6 +19,7 @@ from fedstack.errors import AuthenticationError, FedstackError, InvalidValueErro
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
 from fedstack.executors.worker.received import receive
+from fedstack.foundations.deadline import Deadline
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.reading.budget import AHEAD, SECONDS_TOGETHER, SENT_BYTES, Ahead, Blocks
 from fedstack.service.data.reading.dataset_scope import reading
@@ -355,10 +355,10 @@ class _LocalReading(Reading):
 
     def _made(self, blocks: Blocks) -> Sequence[Column]:
         made: list[Column] = []
-        size, end = 0, time.perf_counter() + SECONDS_TOGETHER
+        size, deadline = 0, Deadline(SECONDS_TOGETHER)
         try:
             # One at least, however late it is: none says that there are no more.
-            while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end):
+            while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and not deadline.is_over):
                 block = next(blocks, None)
                 if block is None:
                     break

@@ -8,6 +8,7 @@ from fedstack.errors import FedstackError, StaleSessionError, WorkerUnavailableE
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
+from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, Commit, DataWorkerAddress
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
@@ -77,9 +78,11 @@ class Attending:
         )
 
     async def _attend(self) -> None:
-        while True:
+        seconds = 0.0
+        pauses = iter(lambda: min(max(self._seconds or seconds, _LEAST_SECONDS), _MOST_SECONDS), None)
+        async for _ in Deadline().attempts(pauses):
             try:
-                answer = await self._stub.persistently(lambda: self._stub.attend(self._request()), None, self._has_lost)
+                answer = await answered(self._stub, lambda: self._stub.attend(self._request()), None, self._has_lost)
             except FedstackError as error:
                 self._is_refused(error)
                 # One that does not know what it has said: this begins with it anew.
@@ -88,15 +91,12 @@ class Attending:
             else:
                 self._has_found(answer)
                 seconds = answer.interval_seconds
-            await asyncio.sleep(min(max(self._seconds or seconds, _LEAST_SECONDS), _MOST_SECONDS))
 
     def _request(self, leaves: bool = False) -> AttendRequest:
         token = "" if self._tokens is None else self._tokens.get()[0]
         return AttendRequest(worker=self._worker, leaves=leaves, token=token, commit=self._commit)
 
     def _has_lost(self, error: FedstackError) -> None:
-        if self._failure is None:
-            _logger.warning("Looking for the dispatcher at %s: %s", self._stub.address, error)
         self._failure = without_frames(error)
 
     def _is_refused(self, error: FedstackError) -> None:

@@ -13,6 +13,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import consume_exception
+from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import Commit, DatasetDescription, DescribeDatasetRequest
 from fedstack.proto.datasets_pb2 import DatasetDefinition
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
@@ -96,9 +97,7 @@ class DefinitionCache:
 
     async def _come(self, digest: bytes, commit: Commit | None) -> CachedDataset:
         request = DescribeDatasetRequest(digest=digest, commit=commit)
-        content = await self._dispatcher.persistently(
-            lambda: self._fetch(request), _DISPATCHER_SECONDS, lambda loss: None
-        )
+        content = await answered(self._dispatcher, lambda: self._fetch(request), _DISPATCHER_SECONDS)
         set_scope(self._scope)
         known = await off_loop(lambda: _read(content, digest))
         self._known.put(digest, known, len(content))

@@ -22,6 +22,7 @@ from fedstack.errors import ClosedError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.foundations.deadline import Deadline
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
 from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
@@ -184,9 +185,14 @@ class ServiceCore:
 
     async def _sweep(self) -> None:
         """Ends sessions whose leases run out, as long as there are any."""
-        while len(self.sessions):
+
+        def pause() -> float:
             due = self.sessions.sweep()
-            await asyncio.sleep(_LONGEST_SLEEP if due is None else min(max(due, 0.01), _LONGEST_SLEEP))
+            return _LONGEST_SLEEP if due is None else min(max(due, 0.01), _LONGEST_SLEEP)
+
+        async for _ in Deadline().attempts(iter(pause, None)):
+            if not len(self.sessions):
+                break
 
     async def close(self) -> None:
         """Ends all sessions. Idempotent."""

@@ -4,8 +4,8 @@ A session ends when its client disposes of it or is silent for longer than its l
 then, and its values are freed.
 """
 
-import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -15,6 +15,7 @@ from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Exe
 from fedstack.errors import CardinalityError
 from fedstack.executors.base.verb_executor import known_clients_of
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory, borrow
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.observe.events import SessionOpened
 from fedstack.observe.observers import observers
@@ -168,8 +169,9 @@ class SessionTable:
     async def handed_over(self) -> None:
         """Returns when no client has values here that it has started, but for clients that have fallen silent."""
         begun = self._clock()
-        while any(self._may_come_for_values(session, self._clock() - begun) for session in self):  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_SECONDS)
+        async for _ in Deadline().attempts(itertools.repeat(_LOOK_SECONDS)):
+            if not any(self._may_come_for_values(session, self._clock() - begun) for session in self):
+                break
 
     def _may_come_for_values(self, session: Session, seconds: float) -> bool:
         silent = min(seconds, self._leases.idle_seconds(session.id))

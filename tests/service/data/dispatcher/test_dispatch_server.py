@@ -10,6 +10,7 @@ from certificate_files import CertificateFiles
 from dispatching import Consumer, Peer, splits
 
 from fedstack.errors import AddressError, AuthenticationError, ClosedError, InvalidValueError, WorkerUnavailableError
+from fedstack.membership.reaching import answered
 from fedstack.service.data import DispatcherConfig, DispatchServer
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
@@ -154,4 +155,4 @@ def test_mutual_tls_and_tokens_say_who_may_ask(files: CertificateFiles, tmp_path
         without_certificate = ClientCredentials(root_certificates=files.ca.read_bytes(), token="secret")
         for bad in (without_token, without_certificate):
             with Peer(server.target, bad) as peer, pytest.raises(AuthenticationError):
-                peer.ask(lambda stub: stub.persistently(stub.list_workers, None, lambda loss: None))
+                peer.ask(lambda stub: answered(stub, stub.list_workers, None))

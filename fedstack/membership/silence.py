@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import consume_exception
-from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.peers.service_stub import ServiceStub
 
 _logger = logging.getLogger(__name__)
 # A worker of which nothing was heard for so long is asked whether it is there, and has so long to answer.
@@ -25,15 +26,15 @@ class SilenceWatch:
     Args:
       stub: Calls the worker.
       ask: Asks it.
-      told: Is told whether it is silent, when that changes.
+      on_change: Called with whether it is silent, when that changes.
     """
 
     def __init__(
-        self, stub: ExecutorStub, ask: Callable[[], Coroutine[Any, Any, None]], told: Callable[[bool], None]
+        self, stub: ServiceStub, ask: Callable[[], Coroutine[Any, Any, None]], on_change: Callable[[bool], None]
     ) -> None:
         self._stub = stub
         self._question = ask
-        self._told = told
+        self._on_change = on_change
         self._users = 0
         self._heard = 0.0
         self._is_silent = False
@@ -62,18 +63,20 @@ class SilenceWatch:
 
     async def _watch(self) -> None:
         try:
-            while self._users:
-                pause = self._heard + _QUIET_SECONDS - self._stub.io.time()
-                if pause > 0:
-                    await asyncio.sleep(pause)
-                else:
+            async for _ in Deadline().attempts(iter(self._seconds_to_ask, None)):
+                if not self._users:
+                    break
+                if self._seconds_to_ask() == 0:
                     await self._ask()
                     self.heard()
         finally:
             self._task = None
         if self._is_silent:  # whoever uses it next finds out
             self._is_silent = False
-            self._told(False)
+            self._on_change(False)
+
+    def _seconds_to_ask(self) -> float:
+        return max(0.0, self._heard + _QUIET_SECONDS - self._stub.io.time())
 
     async def _ask(self) -> None:
         question = start_apart(self._question())
@@ -96,4 +99,4 @@ class SilenceWatch:
             )
         else:
             _logger.warning("The worker at %s answers again", self._stub.address)
-        self._told(is_silent)
+        self._on_change(is_silent)
