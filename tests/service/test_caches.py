@@ -56,7 +56,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "backends.ray_cluster.ray_api._OPTIONS": (CONSTANT, "resources with options of their own"),
     "backends.ray_cluster.ray_contexts._DEFAULTS": (CONSTANT, "options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),
-    "contexts.remote_contexts._DEFAULTS": (CONSTANT, "options"),
+    "backends.remote_contexts._DEFAULTS": (CONSTANT, "options"),
     "computations.codec.arrays._BY_NUMBER": (CONSTANT, "dtypes"),
     "computations.codec.arrays._BY_TYPE": (CONSTANT, "dtypes"),
     "computations.values.tensor_values._INTEGERS": (CONSTANT, "dtypes"),
