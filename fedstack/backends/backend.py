@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from fedstack.backends import guest
+from fedstack.backends import worker_side
 from fedstack.backends.ending_clients import find_ending
 from fedstack.backends.task_phases import MergedTasks, PhaseAtClients, SharedValues, Task, TaskPhases
 from fedstack.computations.leaves.work_scope import current_scope
@@ -130,7 +130,7 @@ class Backend(abc.ABC):
           counts: How many clients each of them has.
           caller: Who wants it.
         """
-        shared, settings = SharedValues(), guest.settings_of_sender(caller.max_concurrent_clients, self.cores)
+        shared, settings = SharedValues(), worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
         runners = [TaskPhases(self, place, shared, settings) for place in places]
         if self.keeps_content and not phase.held:  # what is kept is no smaller when it is merged
             return in_levels(runners, counts, caller.max_fanout, MergedTasks)
@@ -150,7 +150,7 @@ class Backend(abc.ABC):
           LeafError: If there is one; it is the user's, and not tried again.
           WorkerUnavailableError: If the worker that looks is lost.
         """
-        settings = guest.settings_of_sender(caller.max_concurrent_clients, self.cores)
+        settings = worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
 
         async def run(clients: range) -> None:
             place = (await self.places())[0]

@@ -1,8 +1,8 @@
 """Phases as tasks: what an engine has its workers call, where they call functions and nothing else.
 
-A task runs a phase for some clients at one worker (`guest.py`). What all clients of the phase get is packed once, and
-handed over once (`Backend.share`). Where the engine keeps what workers contribute, one of them merges what several
-have, before it comes here.
+A task runs a phase for some clients at one worker (`worker_side.py`). What all clients of the phase get is packed
+once, and handed over once (`Backend.share`). Where the engine keeps what workers contribute, one of them merges what
+several have, before it comes here.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from fedstack.backends import guest
+from fedstack.backends import worker_side
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable
@@ -198,7 +198,9 @@ class TaskPhases(PhaseRunner):
       settings: How phases run there.
     """
 
-    def __init__(self, backend: "Backend", place: Hashable, shared: SharedValues, settings: guest.Settings) -> None:
+    def __init__(
+        self, backend: "Backend", place: Hashable, shared: SharedValues, settings: worker_side.Settings
+    ) -> None:
         self.backend = backend
         self.place = place
         self.shared = shared
@@ -209,10 +211,10 @@ class TaskPhases(PhaseRunner):
     ) -> PhaseResult:
         with told_phase(phase.program, clients, str(self.place)) as note:
             place, content = await self._answered(PhaseAtClients(phase, inputs, arguments, clients), note)
-            content = cast(guest.Content, await self.backend.fetch(content))
+            content = cast(worker_side.Content, await self.backend.fetch(content))
 
             def read() -> PhaseResult:
-                result, response = guest.read_content(content, phase, arguments, clients)
+                result, response = worker_side.read_content(content, phase, arguments, clients)
                 warn_of_differing(response.differing_module, place)
                 return result
 
@@ -228,7 +230,7 @@ class TaskPhases(PhaseRunner):
     async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
         """Returns where a phase has run, and what stands for its content."""
         header, parts = await self._written(part, note)
-        task = Task(guest.run_phase, (self.settings, header, *parts), guest.answer_phase)
+        task = Task(worker_side.run_phase, (self.settings, header, *parts), worker_side.answer_phase)
         with PhaseReport(current_scope().progress, len(part.clients) if part.phase.program.steps else 0) as report:
             return await self._done(task, part, report)
 
@@ -250,7 +252,9 @@ class TaskPhases(PhaseRunner):
         """Returns where a task has run, and what stands for the content of its answer."""
         clients = part.clients
         try:
-            said, content = cast("tuple[guest.Note, object]", await self.backend.run(self.place, task, report.heard))
+            said, content = cast(
+                "tuple[worker_side.Note, object]", await self.backend.run(self.place, task, report.heard)
+            )
         except WorkerUnavailableError as error:
             if error.advice is WorkerUnavailableError.advice:  # which is of workers of ours
                 error.advice = "the engine may know why"
@@ -293,4 +297,6 @@ class MergedTasks(TaskPhases):
         nobody = part.at_none()
         header, parts = await self._written(nobody, note)
         given = (self.settings, header, self._counts, *contents, *parts)
-        return await self._done(Task(guest.run_merge, given, guest.answer_merge), nobody, PhaseReport(None, 0))
+        return await self._done(
+            Task(worker_side.run_merge, given, worker_side.answer_merge), nobody, PhaseReport(None, 0)
+        )

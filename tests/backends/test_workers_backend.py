@@ -1,4 +1,4 @@
-"""Workers behind gRPC as a backend: who is there is told, and plain services keep their sessions from phase to phase."""
+"""Workers behind gRPC as a backend: who watches hears who is there; plain services keep sessions between phases."""
 
 import threading
 from collections.abc import Iterator

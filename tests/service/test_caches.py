@@ -50,7 +50,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.column_calls._calls": (None, "calls that run, by the thread"),
     "computations.leaves.leaf_runtimes.observers.dropped": (None, "a number for each class of observers"),
     "data.ray_tables._ordered._switches": (None, "one for each dataset of Ray that is split just now"),
-    "backends.guest._guest": (4, "stacks, for numbers of functions at the same time that senders ask for"),
+    "backends.worker_side._process": (4, "stacks, for numbers of functions at the same time that senders ask for"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
     "backends.ray_cluster.ray_api._OPTIONS": (CONSTANT, "resources with options of their own"),
