@@ -1,6 +1,6 @@
 """Makes the stacks that run client work on workers in other processes, and contexts over them, in one line each."""
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fedstack.backends.backend_executor import BackendExecutorFactory
 from fedstack.backends.workers_backend import WorkersBackend
@@ -98,17 +98,12 @@ class RemoteOptions(TypedDict, total=False):
 _DEFAULTS = defaults_of(remote_executor_factory, SyncExecutionContext)
 
 
-def _factory(targets: WorkerTargets, options: RemoteOptions) -> BackendExecutorFactory:
-    return remote_executor_factory(
-        targets,
-        options.get("default_num_clients", 0),
-        options.get("max_fanout", 100),
-        options.get("dispose_batch_size", 20),
-        options.get("stream_structs", False),
-        credentials=options.get("credentials"),
-        connect_seconds=options.get("connect_seconds", 10.0),
-        data_backend=options.get("data_backend"),
-    )
+def _made(targets: WorkerTargets, options: RemoteOptions) -> dict[str, Any]:
+    """Returns the arguments of a context."""
+    given: dict[str, Any] = {**options}
+    policy, progress = given.pop("retry_policy", None), given.pop("progress", None)
+    factory = remote_executor_factory(targets, **given)
+    return {"factory": factory, "retry_policy": policy, "progress": progress}
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
@@ -121,8 +116,7 @@ def create_sync_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    factory = _factory(targets, options)
-    return SyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=options.get("progress"))
+    return SyncExecutionContext(**_made(targets, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
@@ -135,8 +129,7 @@ def create_async_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    factory = _factory(targets, options)
-    return AsyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=options.get("progress"))
+    return AsyncExecutionContext(**_made(targets, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
