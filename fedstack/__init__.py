@@ -39,7 +39,7 @@ from fedstack.contexts.local_contexts import (
 from fedstack.data.client_data import batches, client_seeds, from_generator
 from fedstack.data.client_tables import by_client
 from fedstack.errors import FedstackError
-from fedstack.executors.stacks.factories import local_executor_factory, sizing_executor_factory
+from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.retry import RetryPolicy
 

@@ -15,11 +15,11 @@ from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import composed, even_counts
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.data_executor import DataBackend
+from fedstack.executors.factories import unplaced_stack
 from fedstack.executors.federating_executor import FederatingExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
-from fedstack.executors.stacks.factories import unplaced_stack
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_whole_number
 

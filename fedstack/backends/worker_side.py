@@ -26,10 +26,10 @@ from fedstack.executors.base.phase_engine import PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import phases_of
 from fedstack.executors.composing_executor import ComposedPhases
 from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.phase_results import read_result
-from fedstack.executors.stacks.factories import local_executor_factory
-from fedstack.executors.stacks.resource_factory import borrow
+from fedstack.executors.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive

@@ -30,7 +30,7 @@ from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.error_text import counted
 from fedstack.membership.member import MemberState
 from fedstack.membership.membership_observer import MembershipObserver

@@ -37,7 +37,7 @@ from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
 from fedstack.executors.remote.phases.lost_ranges import LostRanges
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
 from fedstack.observe.observers import observers
