@@ -71,10 +71,14 @@ class WorkersBackend(Backend):
         """Returns what is open at a worker; it stays open."""
         found = self._sessions.get(worker)
         if found is None:
-            made = _Sessions(
-                RemotePhases(SessionOpener(worker.stub, self._dispose_batch_size)),
-                ResourceManagingExecutorFactory(_plain_stack(worker, self._dispose_batch_size, self._stream_structs)),
-            )
+            stub, batch, streams = worker.stub, self._dispose_batch_size, self._stream_structs
+
+            def plain(cardinalities: CardinalitiesType) -> Executor:
+                remote = RemoteExecutor(stub, batch, streams)
+                remote.set_cardinalities(cardinalities)
+                return OneByOneExecutor(remote)
+
+            made = _Sessions(RemotePhases(SessionOpener(stub, batch)), ResourceManagingExecutorFactory(plain))
             found = self._sessions.setdefault(worker, made)  # another thread may have been quicker
         return found
 
@@ -202,15 +206,6 @@ class _Sessions:
             failed = False
         finally:
             self.plain.release(executor, failed=failed)
-
-
-def _plain_stack(worker: Worker, dispose_batch_size: int, stream_structs: bool) -> Callable[..., Executor]:
-    def stack(cardinalities: CardinalitiesType) -> Executor:
-        remote = RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
-        remote.set_cardinalities(cardinalities)
-        return OneByOneExecutor(remote)
-
-    return stack
 
 
 class _WorkerPhases(PhaseRunner):
