@@ -29,8 +29,8 @@ from fedstack.computations.types.language import CLIENTS, ExecutorFactory, compu
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.executors.base.fold_arguments import slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.remote.phases.phase_messages import ReceivedPhase
-from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
