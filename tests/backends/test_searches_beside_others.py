@@ -65,6 +65,7 @@ class Searching(ThreadBackend):
 
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
         self.events.clear()
+        self._others_ran.clear()
         self.events.append(f"search of {suspects[0].clients}")
         if self.searches_apart:
             await self._others_ran.wait()
