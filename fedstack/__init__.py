@@ -9,14 +9,22 @@ from fedstack import leaves as leaves
 from fedstack import observe as observe
 from fedstack import service as service
 from fedstack._version import __version__ as __version__
-from fedstack.backends.pool_factory import pool_executor_factory
+from fedstack.backends.pool_backend import pool_executor_factory
 from fedstack.backends.ray_cluster.ray_contexts import (
     create_async_ray_execution_context,
     create_sync_ray_execution_context,
+    ray_executor_factory,
     set_async_ray_execution_context,
     set_sync_ray_execution_context,
 )
-from fedstack.backends.ray_cluster.ray_factory import ray_executor_factory
+from fedstack.backends.remote_contexts import (
+    RemoteOptions,
+    create_async_remote_execution_context,
+    create_sync_remote_execution_context,
+    remote_executor_factory,
+    set_async_remote_execution_context,
+    set_sync_remote_execution_context,
+)
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.contexts.explain import explain
@@ -28,18 +36,10 @@ from fedstack.contexts.local_contexts import (
     set_async_local_execution_context,
     set_sync_local_execution_context,
 )
-from fedstack.contexts.remote_contexts import (
-    RemoteOptions,
-    create_async_remote_execution_context,
-    create_sync_remote_execution_context,
-    set_async_remote_execution_context,
-    set_sync_remote_execution_context,
-)
 from fedstack.data.client_data import batches, client_seeds, from_generator
 from fedstack.data.client_tables import by_client
 from fedstack.errors import FedstackError
-from fedstack.executors.stacks.factories import local_executor_factory, sizing_executor_factory
-from fedstack.executors.stacks.remote_factory import remote_executor_factory
+from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.retry import RetryPolicy
 

@@ -1,6 +1,7 @@
-"""The engine that a user already has runs the clients: a Ray cluster, any pool of processes."""
+"""Whose workers run the clients: our own behind gRPC, a Ray cluster, any pool of processes that the user has."""
 
-from fedstack.backends.backend import Backend, Task
-from fedstack.backends.backend_factory import BackendExecutorFactory
+from fedstack.backends.backend import Backend
+from fedstack.backends.backend_executor import BackendExecutorFactory
+from fedstack.backends.task_phases import Task
 
 __all__ = ["Backend", "BackendExecutorFactory", "Task"]

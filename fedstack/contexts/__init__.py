@@ -3,7 +3,7 @@
 from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.contexts.language_tracing import use_language_tracing
 from fedstack.executors.concurrency.progress import ProgressCounts, ProgressListener
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 
 __all__ = [
     "AsyncExecutionContext",

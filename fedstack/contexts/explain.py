@@ -9,7 +9,7 @@ from fedstack.computations.types.language import CLIENTS, ConcreteComputation, E
 from fedstack.contexts.invocation import closed_error
 from fedstack.errors import ClosedError, InvalidComputationError
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.value_text import describe
 

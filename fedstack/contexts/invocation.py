@@ -36,7 +36,7 @@ from fedstack.errors import (
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
 from fedstack.membership.ledger import LossLedger

@@ -6,8 +6,8 @@ from fedstack.computations.types.options import defaults_of, takes_options
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
-from fedstack.executors.stacks.factories import local_executor_factory
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.factories import local_executor_factory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.backends.ray_cluster.ray_contexts import create_sync_ray_execution_context
+from fedstack.backends.remote_contexts import create_sync_remote_execution_context
 from fedstack.contexts.local_contexts import create_sync_local_execution_context
 from fedstack.contexts.progress_display import ProgressSnapshot, display
-from fedstack.contexts.remote_contexts import create_sync_remote_execution_context
 
 _FILE = "federated_averaging.py"
 _IN_WHEEL = Path(__file__).parent / "examples" / _FILE

@@ -91,6 +91,10 @@ class Suspects:
         """How many workers have ended with some of them."""
         return len(self.workers)
 
+    def overlaps(self, units: range) -> bool:
+        """Returns whether some of them are in a range."""
+        return _overlap(self.clients, units)
+
     def __str__(self) -> str:
         workers = ", ".join(dict.fromkeys(map(str, self.workers)))
         return f"{self.losses} workers ({workers}) have ended while {_named(self.clients)} ran"
@@ -170,9 +174,13 @@ class LossLedger:
 
 
 def _suspects(clients: range, lost: Sequence[LostWork]) -> Suspects:
-    overlapping = [one for one in lost if one.units.start < clients.stop and clients.start < one.units.stop]
+    overlapping = [one for one in lost if _overlap(one.units, clients)]
     running = {client for one in overlapping for client in one.running if client in clients}
     return Suspects(clients, sorted(running)[:_MOST_NAMED], [one.worker for one in overlapping])
+
+
+def _overlap(some: range, others: range) -> bool:
+    return some.start < others.stop and others.start < some.stop
 
 
 def _named(clients: range) -> str:

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import fedstack
-from fedstack.backends.backend import Backend, Task
-from fedstack.backends.backend_factory import BackendExecutorFactory
+from fedstack.backends.backend import Backend
+from fedstack.backends.backend_executor import BackendExecutorFactory
+from fedstack.backends.task_phases import Task
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import NoWorkersError
 

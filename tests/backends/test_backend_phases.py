@@ -14,7 +14,7 @@ from watching import Diary
 
 import fedstack
 from fedstack import observe
-from fedstack.backends import guest
+from fedstack.backends import worker_side
 from fedstack.errors import (
     CarrierError,
     LeafError,
@@ -27,7 +27,7 @@ from fedstack.errors import (
 
 VECTOR = fl.TensorType(np.float32, (8192,))
 INT = fl.TensorType(np.int32)
-# What runs computations in a guest stays for the next task, and here that is this process.
+# What runs tasks in a process stays for the next task, and here that is this process.
 pytestmark = pytest.mark.fedstack_leak_check(False)
 
 
@@ -191,8 +191,8 @@ def test_an_error_of_the_engine_names_clients_and_place() -> None:
 
 @pytest.mark.parametrize("what", ["python", "fedstack"])
 def test_another_version_on_the_other_side_is_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = guest.settings_of_sender(None, None)
-    monkeypatch.setattr(guest, "settings_of_sender", lambda *_: {**sent, what: "2.7"})
+    sent = worker_side.settings_of_sender(None, None)
+    monkeypatch.setattr(worker_side, "settings_of_sender", lambda *_: {**sent, what: "2.7"})
     with (
         over(ThreadBackend(1)),
         pytest.raises(ProtocolVersionError, match=rf"(?i)Expected {what} 2.7, .* found .*process"),

@@ -20,7 +20,7 @@ from fedstack.errors import (
 
 INT = fl.TensorType(np.int32)
 LIMIT = 20.0
-# What runs computations in a guest stays for the next task, and here that is this process.
+# What runs tasks in a process stays for the next task, and here that is this process.
 pytestmark = pytest.mark.fedstack_leak_check(False)
 begun, may_end = threading.Event(), threading.Event()
 called: list[int] = []

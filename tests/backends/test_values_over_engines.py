@@ -12,7 +12,7 @@ from shelf import Shelf, Shelved
 import fedstack
 from fedstack.errors import RemoteError, TypeMismatchError
 
-# What runs computations in a guest stays for the next task, and here that is this process.
+# What runs tasks in a process stays for the next task, and here that is this process.
 pytestmark = pytest.mark.fedstack_leak_check(False)
 
 DATA = fl.StructType([("x", fl.TensorType(np.float32, [None])), ("n", np.int32)])

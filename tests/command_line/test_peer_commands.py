@@ -31,8 +31,8 @@ import fedstack
 from fedstack.__main__ import main
 from fedstack.command_line import status_command
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.proto.executor_pb2 import Cardinality
 from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service import rpc

@@ -17,7 +17,7 @@ from echo_service import EchoService
 
 import fedstack
 from fedstack import errors
-from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.factories import local_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.server_thread import ServerThread

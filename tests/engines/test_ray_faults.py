@@ -31,9 +31,9 @@ from ray_calls import (
 )
 
 import fedstack
-from fedstack.backends.backend import Task
 from fedstack.backends.ray_cluster.ray_backend import RayBackend
 from fedstack.backends.ray_cluster.ray_room import Room
+from fedstack.backends.task_phases import Task
 from fedstack.contexts import ProgressCounts
 from fedstack.errors import LeafError, NoWorkersError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES

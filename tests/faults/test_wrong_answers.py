@@ -15,6 +15,7 @@ from processes import WALL, Fleet
 from wrong_service import WrongService, frames_in_answer, phase_response, raising, served, stream, unary
 
 import fedstack
+from fedstack.backends.workers_backend import WorkersBackend
 from fedstack.computations.codec.packing import Packer
 from fedstack.errors import (
     CardinalityError,
@@ -29,10 +30,7 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
-from fedstack.executors.remote.phases.remote_phases import RemotePhases
-from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.workers import Worker, Workers
-from fedstack.executors.stacks.worker_sessions import WorkerSessions
 from fedstack.membership.member import MemberState
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
@@ -436,8 +434,7 @@ def test_the_cause_of_a_loss_is_told_though_the_worker_was_found_well_again_mean
 
     driver = WellAtOnce([Worker(ExecutorStub(GrpcConnection(parse_target("worker:1"))))])
     (worker,) = driver.members
-    sessions = WorkerSessions(driver, lambda worker: RemotePhases(SessionOpener(worker.stub)))
-    lost = sessions.lost(worker, DeadlineExceededError("Expected a sign of life, found none"))
+    lost = WorkersBackend(driver).lost(worker, DeadlineExceededError("Expected a sign of life, found none"))
     assert lost.causes == {"worker:1": "Expected a sign of life, found none"}
     driver.close()
 

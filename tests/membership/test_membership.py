@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import cast
 
 import attrs
 import federated_language as fl
@@ -15,11 +16,12 @@ import pytest
 from fake_members import AWAY
 
 import fedstack
+from fedstack.backends.remote_contexts import remote_executor_factory
+from fedstack.backends.workers_backend import WorkersBackend
 from fedstack.errors import ClosedError, NoWorkersError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote.workers import Worker
-from fedstack.executors.stacks.remote_factory import remote_executor_factory
 from fedstack.membership import reaching, waits
 from fedstack.membership.member import MemberState
 from fedstack.membership.membership import Membership
@@ -334,6 +336,7 @@ def test_phases_are_spread_over_the_workers_that_there_are_now(targets: list[str
         every = [*targets, third.target]
         stubs = dict(zip(every, make_stubs(every, None)))
         factory = remote_executor_factory([stubs[targets[0]]])
+        backend = cast(WorkersBackend, factory.backend)
         context = fedstack.contexts.SyncExecutionContext(factory)
 
         @fl.federated_computation(fl.FederatedType(np.int64, fl.CLIENTS))
@@ -347,10 +350,10 @@ def test_phases_are_spread_over_the_workers_that_there_are_now(targets: list[str
         with context, fedstack.use_context(context):
             assert squares(list(range(6))) == 55
             assert clients_at(targets[0]) == [6]
-            added = [factory.workers.add(Worker(stubs[target])) for target in every[1:]]
+            added = [backend.workers.add(Worker(stubs[target])) for target in every[1:]]
             assert squares(list(range(6))) == 55
             assert list(map(clients_at, every)) == [[2], [2], [2]]
-            factory.workers.remove(added[0])
+            backend.workers.remove(added[0])
             assert squares(list(range(6))) == 55
             assert [clients_at(target) for target in (every[0], every[2])] == [[3], [3]]
             gc.collect()

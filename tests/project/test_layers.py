@@ -40,7 +40,6 @@ ROOMS = (
     "executors/remote",
     "executors/worker",
     "executors",
-    "executors/stacks",
     "contexts",
     "backends",
     "backends/ray_cluster",

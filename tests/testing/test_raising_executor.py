@@ -6,7 +6,7 @@ import pytest
 import fedstack
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import InvalidValueError, RetryLimitError, WorkerUnavailableError
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.testing import RaisingExecutor
 from fedstack.testing.leaves import double
 

@@ -12,7 +12,7 @@ from fedstack.contexts import SyncExecutionContext
 from fedstack.contexts.in_force import use_context
 from fedstack.errors import ClosedError, ForeignValueError, InvalidValueError
 from fedstack.executors import LeafExecutor
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.testing import TracingExecutor
 from fedstack.testing.expectations import expect_same
 from fedstack.testing.leaves import add, double, fail

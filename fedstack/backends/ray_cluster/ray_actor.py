@@ -27,7 +27,7 @@ class Greeting(TypedDict):
 
 
 class RayWorker:
-    """A worker, in a process of its own, which keeps a stack and the functions that it has loaded (`guest.py`)."""
+    """A worker, in a process of its own, with a stack and the functions that it has loaded (`worker_side.py`)."""
 
     def __init__(self) -> None:
         self._counts: dict[int, ProgressCounts] = {}

@@ -7,9 +7,10 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar, cast
 
-from fedstack.backends.backend import Backend, Task
+from fedstack.backends.backend import Backend
 from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, ray, session, starting
 from fedstack.backends.ray_cluster.ray_workers import RayPlace, RayWorkers
+from fedstack.backends.task_phases import Task
 from fedstack.data.object_refs import RayObject
 from fedstack.data.ray_tables import RayRows
 from fedstack.errors import FedstackError, RemoteError, ResourceLimitError, WorkerUnavailableError

@@ -10,7 +10,7 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
-from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.factories import local_executor_factory
 from fedstack.service.cluster.task import Task, task_of
 from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService

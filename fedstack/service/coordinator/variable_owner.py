@@ -13,10 +13,10 @@ from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.values import normalize
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import to_declared_type
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.remote.remote_values import SessionValue
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.variables import VariableHandle, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials

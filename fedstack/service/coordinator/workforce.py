@@ -16,7 +16,7 @@ from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote.workers import Worker
 from fedstack.executors.remote.workers import Workers as Fleet
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.stacks.resource_factory import borrow
+from fedstack.executors.resource_factory import borrow
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.foundations.value_text import describe

@@ -15,7 +15,7 @@ from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.remote.phases.phase_messages import read_span
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.received import Received, receive
 from fedstack.executors.worker.work import Work
 from fedstack.proto import extensions_pb2 as messages

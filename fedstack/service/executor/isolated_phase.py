@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,9 +22,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO, Any, NoReturn
 
-import attrs
-
 from fedstack.computations.codec.packing import Packer
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -73,25 +73,13 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
     with host.lend(request.clients) as engine:
         leaf_threads = engine.leaf_threads
     clients, deadline = admitted.phase.clients, Deadline(core.limits.isolation_seconds)
-    options = ChildOptions(
-        first_client=clients.start,
-        stop_client=clients.stop,
-        seconds=core.limits.isolation_seconds,
-        threads=leaf_threads.max_threads if leaf_threads else CORES,
-        modules=list(core.policy.modules),
-        python_code=core.policy.python_code,
-        runtimes=list(core.policy.runtimes),
-        max_value_bytes=core.limits.max_value_bytes,
-        max_clients=core.limits.max_clients,
-        max_steps=core.limits.max_steps,
-    )
+    policy, most_threads = CarrierPolicy(*core.policy.rules), leaf_threads.max_threads if leaf_threads else CORES
     threads = LeafThreads(1)
 
     async def run(some: range) -> Ended | None:
         async with core.isolated:
             left = max(1.0, deadline.left or 0.0)
-            part = attrs.evolve(options, first_client=some.start, stop_client=some.stop, seconds=left)
-            child = IsolatedRun(part, content)
+            child = IsolatedRun(ChildOptions(some, left, most_threads, policy, core.limits), content)
             return await threads.run(child.run, child.cancel)
 
     try:
@@ -149,8 +137,7 @@ class IsolatedRun:
     """
 
     def __init__(self, options: ChildOptions, content: Sequence[bytes | memoryview]) -> None:
-        self._command = [sys.executable, "-X", "faulthandler", "-c", _PROGRAM, json.dumps(attrs.asdict(options))]
-        self._content = content
+        self._content = [pickle.dumps(options), *content]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._cancelled = False
@@ -166,7 +153,7 @@ class IsolatedRun:
             if self._cancelled:
                 return None
             process = self._process = subprocess.Popen(
-                self._command,
+                [sys.executable, "-X", "faulthandler", "-c", _PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Runs a phase for some of its clients in a process of their own; `isolated_phase.py` starts it.
 
-It is told what to run on standard input: the length of a `PhaseRequest`, that, and the bytes that belong to it. On
+It reads what to run from standard input: `ChildOptions`, the length of a `PhaseRequest`, that, and the bytes of it. On
 standard output it says, a line of JSON at a time, which client and which function it is about to run, then that it runs
 them together, and at last that it is done, or has failed. If it ends before that, what it said last has ended it.
 Nothing that clients yield leaves it.
@@ -12,10 +12,10 @@ import asyncio
 import faulthandler
 import json
 import os
+import pickle
 import struct
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -29,8 +29,8 @@ from fedstack.computations.types.language import CLIENTS, ExecutorFactory, compu
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.executors.base.fold_arguments import slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.remote.phases.phase_messages import ReceivedPhase
-from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
@@ -46,38 +46,23 @@ _MAX_NAME = 200
 _MOST_LIKELY_VICTIM = "1000"
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class ChildOptions:
     """What a child is to do.
 
     Attributes:
-      first_client: The first of its clients, counted over the whole federation.
-      stop_client: The first that is not one of them any more.
+      clients: Its clients, counted over the whole federation.
       seconds: How long it may take.
       threads: The most threads.
-      modules: The modules into which references are followed.
-      python_code: Whether functions by value are loaded.
-      runtimes: The carriers of other runtimes that are loaded.
-      max_value_bytes: As of the worker's limits.
-      max_clients: As of the worker's limits.
-      max_steps: As of the worker's limits.
+      policy: Which leaves it loads, as the worker does.
+      limits: The worker's.
     """
 
-    first_client: int
-    stop_client: int
+    clients: range
     seconds: float
     threads: int
-    modules: Sequence[str]
-    python_code: bool
-    runtimes: Sequence[str]
-    max_value_bytes: int
-    max_clients: int
-    max_steps: int
-
-    @property
-    def clients(self) -> range:
-        """Its clients."""
-        return range(self.first_client, self.stop_client)
+    policy: CarrierPolicy
+    limits: ServiceLimits
 
 
 class Told:
@@ -151,10 +136,7 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
 async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[..., None]) -> None:
     (length,) = LENGTH.unpack(standard_input.read(LENGTH.size))
     received = await receive(incoming_of(Parcel(standard_input.read(length))), PhaseRequest)
-    limits = ServiceLimits(
-        max_value_bytes=options.max_value_bytes, max_clients=options.max_clients, max_steps=options.max_steps
-    )
-    admission = LimitedAdmission(CarrierPolicy(options.modules, options.python_code, options.runtimes), limits)
+    admission = LimitedAdmission(options.policy, options.limits)
     factory = local_executor_factory(max_concurrent_clients=options.threads)
     inside = SyncExecutionContext(factory)  # for computations called in leaf functions
     scope = admission.scope.replace(environment=lambda: get_context_stack().install(inside))
@@ -193,7 +175,7 @@ def _end_with_parent(standard_input: BinaryIO) -> None:
 
 
 def start() -> NoReturn:
-    """Does what the command line and standard input say."""
+    """Does what standard input says, which the worker writes."""
     with open(os.dup(0), "rb") as given, open(os.devnull, "rb") as empty:
         os.dup2(empty.fileno(), 0)  # for functions that read it
-        main(ChildOptions(**json.loads(sys.argv[1])), given)
+        main(pickle.load(given), given)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import ContextError, FedstackError
 from fedstack.executors.concurrency.leaf_threads import without_threads
-from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.factories import local_executor_factory
 from fedstack.foundations.drawn_ids import ids_from
 from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.service.executor.executor_service import ExecutorService

@@ -7,7 +7,7 @@ import pytest
 import fedstack
 from fedstack.errors import ClosedError, LeafError
 from fedstack.executors import ReferenceResolvingExecutor, TransformingExecutor
-from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.factories import local_executor_factory
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 

@@ -8,7 +8,7 @@ from served_methods import WALL, add, mean
 import fedstack
 from fedstack.errors import InvalidValueError
 from fedstack.executors import TransformingExecutor
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.service import ClusterSpec, Server, rpc
 
 MS = 1000 * WALL

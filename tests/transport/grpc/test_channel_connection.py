@@ -17,8 +17,8 @@ from federated_language import CLIENTS, FederatedType, federated_computation, fe
 
 import fedstack
 from fedstack.errors import InvalidValueError, LeafError, NoWorkersError, WorkerUnavailableError
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.remote.workers import Worker, Workers
-from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.grpc.channel_connection import ChannelConnection

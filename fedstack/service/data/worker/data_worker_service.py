@@ -17,7 +17,7 @@ from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableE
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.worker.received import receive
 from fedstack.executors.worker.work import Work
 from fedstack.foundations.drawn_ids import draw_id

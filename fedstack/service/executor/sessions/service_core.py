@@ -21,7 +21,7 @@ from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation

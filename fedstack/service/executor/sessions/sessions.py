@@ -14,7 +14,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory
 from fedstack.errors import CardinalityError
 from fedstack.executors.base.verb_executor import known_clients_of
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory, borrow
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory, borrow
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.observe.events import SessionOpened

@@ -5,7 +5,7 @@ import pytest
 
 from fedstack.computations.types.language import CLIENTS
 from fedstack.errors import ClosedError, InvalidValueError
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 
 
 class FakeExecutor:

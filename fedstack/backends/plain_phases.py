@@ -16,7 +16,6 @@ from fedstack.computations.values.shared_column import unshared
 from fedstack.errors import CarrierError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.fold_arguments import FoldArguments
-from fedstack.executors.base.one_by_one import ForeignEngine
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.concurrency.phase_events import told_phase
 from fedstack.executors.concurrency.phase_report import PhaseReport
@@ -34,58 +33,48 @@ class PlainPhases(PhaseRunner):
     the service call the functions, element by element.
 
     Args:
-      remote: The executor at the service. It is closed with this.
+      remote: The executor at the service, for the number of clients of the phases.
+      calls: Runs programs there, one by one.
       server: Runs what folds need.
-      address: Where the service is, for messages.
-      clients: How many clients it has.
     """
 
-    def __init__(self, remote: RemoteExecutor, server: ProgramEngine, address: str, clients: int) -> None:
+    def __init__(self, remote: RemoteExecutor, calls: ProgramEngine, server: ProgramEngine) -> None:
         self._remote = remote
-        self._address = address
-        self._calls = ForeignEngine(remote)
-        self._local = LocalPhases(server, SequenceEngine(self._calls), clients)
-
-    async def open(self) -> None:
-        """Opens a session at the service, if there is none yet."""
-        await self._remote.open()
+        self._calls = calls
+        self._server = server
 
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        with told_phase(phase.program, clients, self._address):
+        local = LocalPhases(self._server, SequenceEngine(self._calls), len(clients))
+        with told_phase(phase.program, clients, self._remote.stub.address):
             if _works_on_sequences(phase):
-                return (await self._local.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
-            return await self._mapped(phase, inputs, arguments, clients)
+                return (await local.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
+            column = await self._mapped(phase, inputs, len(clients))
+            try:
+                states = [
+                    await local.new_state(fold, argument, clients.start)
+                    for fold, argument in zip(phase.folds, arguments)
+                ]
+            except CarrierError as error:
+                address = self._remote.stub.address
+                place = f"in this process, which folds what clients at the plain executor service {address} yield"
+                raise with_place(error, place) from error.__cause__
+            sink = PhaseSink(phase, states)
+            sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
+            return PhaseResult([state.partials() for state in states], sink.columns())
 
-    async def _mapped(
-        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
-    ) -> PhaseResult:
-        """Maps the clients' program at the peer, and folds what comes back here."""
+    async def _mapped(self, phase: Phase, inputs: Sequence[object], clients: int) -> Column:
+        """Maps the clients' program at the peer, and returns what they yield."""
         function = await self._remote.create_value(_mapping(phase))
         argument = None
         if phase.input_types:
             types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
             argument = await self._remote.create_known(tuple(unshared(inputs)), types)
         mapped = await self._remote.create_call(function, argument)
-        with PhaseReport(current_scope().progress, len(clients)) as report:
-            report.heard(Heartbeat(running=len(clients)))  # such a peer does not tell more
-            column = cast(Column, await mapped.pull())
-        try:
-            states = [
-                await self._local.new_state(fold, argument, clients.start)
-                for fold, argument in zip(phase.folds, arguments)
-            ]
-        except CarrierError as error:
-            place = f"in this process, which folds what clients at the plain executor service {self._address} yield"
-            raise with_place(error, place) from error.__cause__
-        sink = PhaseSink(phase, states)
-        sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
-        return PhaseResult([state.partials() for state in states], sink.columns())
-
-    def close(self) -> None:
-        self._remote.close()
-        self._calls.close()
+        with PhaseReport(current_scope().progress, clients) as report:
+            report.heard(Heartbeat(running=clients))  # such a peer does not tell more
+            return cast(Column, await mapped.pull())
 
 
 @made_once

@@ -26,10 +26,10 @@ from fedstack.executors.base.phase_engine import PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import phases_of
 from fedstack.executors.composing_executor import ComposedPhases
 from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.phase_results import read_result
-from fedstack.executors.stacks.factories import local_executor_factory
-from fedstack.executors.stacks.resource_factory import borrow
+from fedstack.executors.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive
@@ -103,7 +103,7 @@ async def answer_phase(
       *parts: The memory that belongs to it, in the order of the message.
       progress: Counts its clients.
     """
-    return await _answered(settings, lambda guest: _phase(guest, header, parts), progress)
+    return await _answered(settings, lambda process: _phase(process, header, parts), progress)
 
 
 async def answer_merge(
@@ -119,39 +119,39 @@ async def answer_merge(
       progress: As of `answer_phase`; no client runs here.
     """
     contents, parts = given[: len(clients)], given[len(clients) :]
-    return await _answered(settings, lambda guest: _merge(guest, header, clients, contents, parts), progress)
+    return await _answered(settings, lambda process: _merge(process, header, clients, contents, parts), progress)
 
 
 def _driven(settings: Settings, work: Coroutine[Any, Any, Answer]) -> Answer:
-    guest = _guest(settings.get("max_concurrent_clients"))  # another version may have other settings
-    with guest.scope.environment():
-        return guest.driver.run(work, inline=True)
+    process = _process(settings.get("max_concurrent_clients"))  # another version may have other settings
+    with process.scope.environment():
+        return process.driver.run(work, inline=True)
 
 
 async def _answered(
-    settings: Settings, work: "Callable[[_Guest], Awaitable[Parcel]]", progress: ClientCounter | None
+    settings: Settings, work: "Callable[[_Process], Awaitable[Parcel]]", progress: ClientCounter | None
 ) -> Answer:
     note = Note(place=f"{socket.gethostname()}, process {os.getpid()}", error=None)
     try:
         _check_versions(settings, note["place"])
-        guest = _guest(settings["max_concurrent_clients"])
-        with guest.scope.replace(progress=progress, cores=settings["cores"]).entered():
-            response = await work(guest)
+        process = _process(settings["max_concurrent_clients"])
+        with process.scope.replace(progress=progress, cores=settings["cores"]).entered():
+            response = await work(process)
         return note, (response.header, memory_of(response.segments))
     except Exception as error:
         note["error"] = int(code_of(error)), message_of(error), details_of(error)
         return note, (b"", [])
 
 
-async def _phase(guest: "_Guest", header: bytes, parts: Sequence[_Part]) -> Parcel:
+async def _phase(process: "_Process", header: bytes, parts: Sequence[_Part]) -> Parcel:
     received = await receive(incoming_of(Parcel(header)), PhaseRequest)
-    return await answer(received, _Host(guest, itertools.chain.from_iterable(parts)))
+    return await answer(received, _Host(process, itertools.chain.from_iterable(parts)))
 
 
 async def _merge(
-    guest: "_Guest", header: bytes, clients: Sequence[int], contents: Sequence[Content], parts: Sequence[_Part]
+    process: "_Process", header: bytes, clients: Sequence[int], contents: Sequence[Content], parts: Sequence[_Part]
 ) -> Parcel:
-    host = _Host(guest, itertools.chain.from_iterable(parts))
+    host = _Host(process, itertools.chain.from_iterable(parts))
     received = await receive(incoming_of(Parcel(header)), PhaseRequest)
     admitted = await admit(received, host)
     with host.lend(0) as engine:
@@ -207,11 +207,11 @@ def _python_version() -> str:
 
 
 @functools.lru_cache(_MOST_STACKS)
-def _guest(max_concurrent_clients: int | None) -> "_Guest":
-    return _Guest(max_concurrent_clients)
+def _process(max_concurrent_clients: int | None) -> "_Process":
+    return _Process(max_concurrent_clients)
 
 
-class _Guest:
+class _Process:
     """What this process keeps from phase to phase: a local stack, and the functions that it has loaded."""
 
     def __init__(self, max_concurrent_clients: int | None) -> None:
@@ -225,9 +225,9 @@ class _Guest:
 class _Host(PhaseHost):
     """Runs one phase, whose arrays are there already."""
 
-    def __init__(self, guest: _Guest, came: Iterable[Memory]) -> None:
-        super().__init__(guest.admission)
-        self._factory = guest.factory
+    def __init__(self, process: _Process, came: Iterable[Memory]) -> None:
+        super().__init__(process.admission)
+        self._factory = process.factory
         self._came = came
 
     @contextmanager

@@ -10,9 +10,9 @@ from fedstack.executors.data_executor import DataBackend, DataExecutor
 from fedstack.executors.federating_executor import FederatingExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sequence_executor import SequenceExecutor
 from fedstack.executors.sizing_executor import SizeInfo, SizingExecutor
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.number_checks import check_whole_number
 
 if TYPE_CHECKING:

@@ -1,22 +1,28 @@
-"""Runs the phases of some clients at one worker of another engine, or at several, of which one merges what they say."""
+"""Phases as tasks: what an engine has its workers call, where they call functions and nothing else.
 
+A task runs a phase for some clients at one worker (`worker_side.py`). What all clients of the phase get is packed
+once, and handed over once (`Backend.share`). Where the engine keeps what workers contribute, one of them merges what
+several have, before it comes here.
+"""
+
+import asyncio
 import functools
 import itertools
-from collections.abc import Hashable, Sequence
-from typing import cast
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from fedstack.backends import guest
-from fedstack.backends.backend import Backend, Task
-from fedstack.backends.task_packer import SharedValues, TaskPacker
+from fedstack.backends import worker_side
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
-from fedstack.computations.types.language import computation_pb2
+from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.columns import empty_column
+from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
 from fedstack.executors.base.fold_arguments import FoldArguments, inputs_are_here, inputs_here, slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
@@ -27,9 +33,127 @@ from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.side_by_side import all_in_order
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.foundations.segments import Segment, memory_of
+from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.status import error_from_status
 
+if TYPE_CHECKING:
+    from fedstack.backends.backend import Backend
+
 _ANYWHERE = Destination(takes_code=True)
+
+
+@attrs.frozen
+class Task:
+    """A call for a worker to make. Function and arguments can be pickled, and so can what it returns.
+
+    Attributes:
+      function: A function at the top of a module of fedstack.
+      arguments: Its arguments. What `Backend.share` returned is among them as it is: an engine that puts things into
+        a store of its own has the worker find there what it has put.
+      coroutine: The same as a coroutine function, for workers that have an event loop: they can be told to cancel it.
+        It takes `progress` besides, which counts its clients.
+    """
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+    coroutine: Callable[..., Coroutine[Any, Any, object]]
+
+
+@attrs.define(eq=False)
+class _Shared:
+    """A packed value that all clients get, and what travels beside it.
+
+    Attributes:
+      payload: The value, kept since its identity finds it.
+      message: The message.
+      segments: What travels beside it.
+    """
+
+    payload: object
+    message: Packed
+    segments: list[Segment]
+    _given: object = None
+    _lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.segments))
+
+    async def given(self, backend: "Backend") -> object:
+        """Returns what stands for the segments in arguments."""
+        async with self._lock:
+            if self._given is None:
+                self._given = await backend.share(memory_of(self.segments))
+            return self._given
+
+
+class SharedValues:
+    """What all clients of a phase get, packed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], _Shared] = {}
+
+    def packed(self, payload: object, type_spec: Type, path: str) -> _Shared:
+        """Returns a packed value."""
+        key = id(payload), id(type_spec)
+        if key not in self._known:
+            packer = Packer()
+            self._known[key] = _Shared(payload, packer.packed(payload, type_spec, path), packer.segments)
+        return self._known[key]
+
+
+@attrs.frozen(eq=False)
+class _Deferred:
+    """Values that the worker reads: what stands for them goes there as it is."""
+
+    column: DeferredColumn
+
+    def __len__(self) -> int:
+        return 0
+
+    async def given(self, backend: "Backend") -> object:
+        return [self.column]
+
+
+class TaskPacker(Packer):
+    """Packs the values of one task: among its segments is what the worker gets in another way.
+
+    Args:
+      shared: What the tasks of the phase have in common.
+      reads: Which values that are elsewhere the worker reads itself: a column of these goes there as it is.
+    """
+
+    def __init__(self, shared: SharedValues, reads: Sequence[type[Elsewhere]] = ()) -> None:
+        super().__init__()
+        self._shared = shared
+        self._reads = frozenset(reads)
+        self._segments = cast("list[Segment | _Shared | _Deferred]", self.segments)
+
+    def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
+        if column.kinds <= self._reads:
+            proto.references.SetInParent()
+            self._segments.append(_Deferred(column))
+        else:
+            super().pack_deferred(proto, column, member, path)
+
+    def pack_shared(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
+        found = self._shared.packed(payload, type_spec, path)
+        proto.CopyFrom(found.message)
+        if found.segments:
+            self._segments.append(found)
+
+    async def parts(self, backend: "Backend") -> list[object]:
+        """Returns all segments, in their order, as arguments: lists of arrays, and what stands for shared ones.
+
+        Where the message says of a column nothing but that it is elsewhere, that is among them.
+        """
+        parts: list[object] = []
+        for is_given, some in itertools.groupby(self._segments, lambda one: isinstance(one, (_Shared, _Deferred))):
+            if is_given:
+                parts += [await cast("_Shared | _Deferred", one).given(backend) for one in some]
+            else:
+                parts.append(memory_of(cast("Iterator[Segment]", some)))
+        return parts
 
 
 def _portable(computation: computation_pb2.Computation) -> computation_pb2.Computation:
@@ -64,7 +188,7 @@ class PhaseAtClients:
         return attrs.evolve(self, inputs=inputs, clients=self.clients[:0])
 
 
-class PlacePhases(PhaseRunner):
+class TaskPhases(PhaseRunner):
     """Runs the phases of some clients at one worker.
 
     Args:
@@ -74,7 +198,9 @@ class PlacePhases(PhaseRunner):
       settings: How phases run there.
     """
 
-    def __init__(self, backend: Backend, place: Hashable, shared: SharedValues, settings: guest.Settings) -> None:
+    def __init__(
+        self, backend: "Backend", place: Hashable, shared: SharedValues, settings: worker_side.Settings
+    ) -> None:
         self.backend = backend
         self.place = place
         self.shared = shared
@@ -85,10 +211,10 @@ class PlacePhases(PhaseRunner):
     ) -> PhaseResult:
         with told_phase(phase.program, clients, str(self.place)) as note:
             place, content = await self._answered(PhaseAtClients(phase, inputs, arguments, clients), note)
-            content = cast(guest.Content, await self.backend.fetch(content))
+            content = cast(worker_side.Content, await self.backend.fetch(content))
 
             def read() -> PhaseResult:
-                result, response = guest.read_content(content, phase, arguments, clients)
+                result, response = worker_side.read_content(content, phase, arguments, clients)
                 warn_of_differing(response.differing_module, place)
                 return result
 
@@ -104,7 +230,7 @@ class PlacePhases(PhaseRunner):
     async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
         """Returns where a phase has run, and what stands for its content."""
         header, parts = await self._written(part, note)
-        task = Task(guest.run_phase, (self.settings, header, *parts), guest.answer_phase)
+        task = Task(worker_side.run_phase, (self.settings, header, *parts), worker_side.answer_phase)
         with PhaseReport(current_scope().progress, len(part.clients) if part.phase.program.steps else 0) as report:
             return await self._done(task, part, report)
 
@@ -126,7 +252,9 @@ class PlacePhases(PhaseRunner):
         """Returns where a task has run, and what stands for the content of its answer."""
         clients = part.clients
         try:
-            said, content = cast("tuple[guest.Note, object]", await self.backend.run(self.place, task, report.heard))
+            said, content = cast(
+                "tuple[worker_side.Note, object]", await self.backend.run(self.place, task, report.heard)
+            )
         except WorkerUnavailableError as error:
             if error.advice is WorkerUnavailableError.advice:  # which is of workers of ours
                 error.advice = "the engine may know why"
@@ -148,7 +276,7 @@ class PlacePhases(PhaseRunner):
         return said["place"], content
 
 
-class MergedPlaces(PlacePhases):
+class MergedTasks(TaskPhases):
     """Runs phases at several workers, the first of which merges what they contribute: it does not come here before.
 
     Args:
@@ -156,7 +284,7 @@ class MergedPlaces(PlacePhases):
       counts: How many clients each has.
     """
 
-    def __init__(self, children: Sequence[PlacePhases], counts: Sequence[int]) -> None:
+    def __init__(self, children: Sequence[TaskPhases], counts: Sequence[int]) -> None:
         first = children[0]
         super().__init__(first.backend, first.place, first.shared, first.settings)
         self._children = children
@@ -170,4 +298,6 @@ class MergedPlaces(PlacePhases):
         nobody = part.at_none()
         header, parts = await self._written(nobody, note)
         given = (self.settings, header, self._counts, *contents, *parts)
-        return await self._done(Task(guest.run_merge, given, guest.answer_merge), nobody, PhaseReport(None, 0))
+        return await self._done(
+            Task(worker_side.run_merge, given, worker_side.answer_merge), nobody, PhaseReport(None, 0)
+        )

@@ -1,0 +1,154 @@
+"""Makes the stacks that run client work on workers in other processes, and contexts over them, in one line each."""
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from fedstack.backends.backend_executor import BackendExecutorFactory
+from fedstack.backends.workers_backend import WorkersBackend
+from fedstack.computations.types.options import defaults_of, takes_options
+from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
+from fedstack.contexts.uncaught_mistakes import set_default_context
+from fedstack.errors import InvalidValueError
+from fedstack.executors.data_executor import DataBackend
+from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.executors.remote.workers import Worker, Workers
+from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from typing import Unpack  # for type checkers only: Python 3.10 has none
+
+
+@takes_options()
+def remote_executor_factory(
+    targets: WorkerTargets,
+    default_num_clients: int = 0,
+    max_fanout: int = 100,
+    dispose_batch_size: int = 20,
+    stream_structs: bool = False,
+    *,
+    credentials: ClientCredentials | None = None,
+    connect_seconds: float = 10.0,
+    data_backend: DataBackend | None = None,
+) -> BackendExecutorFactory:
+    """Returns a factory of stacks that run the work of clients on workers, and the server's work here.
+
+    Each client phase is spread evenly over the workers that are ready when it begins. A worker that dies costs the
+    round: the context runs it again on those left, with the same result.
+
+    Args:
+      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of one,
+        channels, stubs, what resolves to addresses, or a `local_worker_pool`. A channel that has failed dials again in
+        gRPC's own time, in the end up to two minutes later; an address is used as soon as the worker is there.
+      default_num_clients: The number of clients of computations whose arguments do not tell.
+      max_fanout: The most children of one composing executor.
+      dispose_batch_size: How many values a remote executor disposes of in one call.
+      stream_structs: Whether structs go to peers without extensions leaf by leaf.
+      credentials: Certificates and the token for the workers, where these are addresses: channels and stubs bring their
+        own.
+      connect_seconds: How long to wait for the first worker.
+      data_backend: Resolves `data` blocks at the server that are not functions.
+
+    Raises:
+      InvalidValueError: If an address or a number cannot be right.
+      ClosedError: If the pool is closed.
+    """
+    check_whole_number("default_num_clients", default_num_clients, 0, MOST_CLIENTS)
+    check_whole_number("max_fanout", max_fanout, 2)
+    check_whole_number("dispose_batch_size", dispose_batch_size, 1)
+    check_number("connect_seconds", connect_seconds, endless=True)
+    stubs = make_stubs(targets, credentials)
+    if not stubs:
+        raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
+    backend = WorkersBackend(
+        Workers([Worker(stub) for stub in stubs], connect_seconds),
+        dispose_batch_size,
+        check_bool("stream_structs", stream_structs),
+        source=targets,
+    )
+    return BackendExecutorFactory(backend, default_num_clients, max_fanout, data_backend=data_backend)
+
+
+class RemoteOptions(TypedDict, total=False):
+    """What the functions take that make remote contexts, such as `create_sync_remote_execution_context`.
+
+    Attributes:
+      default_num_clients: The number of clients of computations whose arguments do not tell.
+      max_fanout: The most children of one composing executor.
+      dispose_batch_size: How many values a remote executor disposes of in one call.
+      stream_structs: Whether structs go to peers without extensions leaf by leaf.
+      credentials: Certificates and the token for the workers.
+      connect_seconds: How long to wait for the first worker.
+      data_backend: Resolves `data` blocks at the server that are not functions.
+      retry_policy: What to do about retryable errors, a dead worker's among them; five attempts by default.
+      progress: True to show how many clients are done, or what shows it.
+    """
+
+    default_num_clients: int
+    max_fanout: int
+    dispose_batch_size: int
+    stream_structs: bool
+    credentials: ClientCredentials | None
+    connect_seconds: float
+    data_backend: DataBackend | None
+    retry_policy: RetryPolicy | None
+    progress: bool | Progress
+
+
+_DEFAULTS = defaults_of(remote_executor_factory, SyncExecutionContext)
+
+
+def _made(targets: WorkerTargets, options: RemoteOptions) -> dict[str, Any]:
+    """Returns the arguments of a context."""
+    given: dict[str, Any] = {**options}
+    policy, progress = given.pop("retry_policy", None), given.pop("progress", None)
+    factory = remote_executor_factory(targets, **given)
+    return {"factory": factory, "retry_policy": policy, "progress": progress}
+
+
+@takes_options(RemoteOptions, **_DEFAULTS)
+def create_sync_remote_execution_context(
+    targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
+) -> SyncExecutionContext:
+    """Returns a context that runs client work on workers, when a computation is called.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    return SyncExecutionContext(**_made(targets, options))
+
+
+@takes_options(RemoteOptions, **_DEFAULTS)
+def create_async_remote_execution_context(
+    targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
+) -> AsyncExecutionContext:
+    """Returns a context that runs client work on workers, when the coroutine of a call is awaited.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    return AsyncExecutionContext(**_made(targets, options))
+
+
+@takes_options(RemoteOptions, **_DEFAULTS)
+def set_sync_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
+    """Makes a new sync remote context this thread's default.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    set_default_context(create_sync_remote_execution_context(targets, **options))
+
+
+@takes_options(RemoteOptions, **_DEFAULTS)
+def set_async_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
+    """Makes a new async remote context this thread's default.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    set_default_context(create_async_remote_execution_context(targets, **options))

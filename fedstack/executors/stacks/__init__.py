@@ -1,1 +1,0 @@
-"""Factories: executors that are put together."""
