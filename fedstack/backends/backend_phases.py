@@ -11,14 +11,14 @@ from fedstack.backends.task_packer import SharedValues
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
+from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import composed, even_counts, in_levels
-from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.concurrency.coroutines import need_event_loop
 from fedstack.foundations.error_text import counted
 
 

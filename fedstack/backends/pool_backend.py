@@ -7,11 +7,11 @@ from typing import Any, cast
 
 from fedstack.backends.backend import Backend, Task
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, NoWorkersError, WorkerUnavailableError
-from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.value_text import describe
-from fedstack.transport.peers.loop_calls import arrival
+from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
 MakesExecutor = Callable[[], Executor]

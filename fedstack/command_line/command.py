@@ -20,7 +20,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fedstack.command_line.log_format import json_line
+from fedstack.command_line.output import json_line
 from fedstack.errors import FedstackError
 from fedstack.foundations.error_text import printable
 

@@ -228,7 +228,7 @@ def _credentials(options: SimpleNamespace) -> "ServerCredentials":
 
     It may be our clock that is wrong.
     """
-    from fedstack.transport.grpc.certificate_checks import why_no_authority, why_not_valid
+    from fedstack.transport.grpc.credential_files import why_no_authority, why_not_valid
     from fedstack.transport.grpc.credentials import ServerCredentials
 
     credentials = ServerCredentials.from_files(

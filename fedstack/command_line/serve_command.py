@@ -14,12 +14,10 @@ from typing import Any, TextIO
 import click
 
 from fedstack.command_line.command import SUCCESS, options_of, subcommand
-from fedstack.command_line.forgiving_output import all_output_to_standard_error
-from fedstack.command_line.log_format import configure_logging, json_line, printed_as_json
 from fedstack.command_line.make_server import dialled_address, listens_at, make_server, ready_line, task_in
+from fedstack.command_line.output import all_output_to_standard_error, configure_logging, json_line, printed_as_json
 from fedstack.command_line.serve_options import SERVE_OPTIONS
-from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
-from fedstack.command_line.standard_input import empty_standard_input
+from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests, empty_standard_input
 
 _logger = logging.getLogger(__name__)
 # Threads that compute keep the interpreter for so long. The loop, which asks for it with each call, waits for each.

@@ -22,7 +22,7 @@ from fedstack.command_line.command import (
     seconds,
     whole_number,
 )
-from fedstack.command_line.log_format import FORMATS, LEVELS
+from fedstack.command_line.output import FORMATS, LEVELS
 from fedstack.service.host.config import MOST_PORT, HostConfig
 from fedstack.service.host.limits import DataWorkerLimits, DispatcherLimits, ServerLimits, ServiceLimits, option_of
 

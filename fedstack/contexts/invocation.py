@@ -34,8 +34,8 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.concurrency.coroutines import need_event_loop, wait
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
 from fedstack.executors.remote.phases.lost_ranges import LostRanges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames

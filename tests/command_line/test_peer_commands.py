@@ -38,13 +38,12 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service import rpc
 from fedstack.service.data import DispatchServer, WorkerServer
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.host import stall_meter
+from fedstack.service.host import status
 from fedstack.service.host.call_table import CallCounts
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.limits import ServerLimits, ServiceLimits
 from fedstack.service.host.server_thread import ServerThread
-from fedstack.service.host.stall_meter import StallCounts
-from fedstack.service.host.status import StatusService
+from fedstack.service.host.status import StallCounts, StatusService
 from fedstack.testing.meeting import until_set
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
@@ -65,7 +64,7 @@ def new_server(credentials: ServerCredentials | None = None, unix_socket: Path |
 @pytest.fixture(autouse=True)
 def no_stall_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps what a slow machine brings about out of what servers say of themselves."""
-    monkeypatch.setattr(stall_meter, "STALL_SECONDS", math.inf)
+    monkeypatch.setattr(status, "STALL_SECONDS", math.inf)
 
 
 @pytest.fixture

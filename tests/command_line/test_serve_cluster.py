@@ -13,7 +13,7 @@ from serving import served
 
 import fedstack
 from fedstack.command_line import serve_command
-from fedstack.command_line.certificates import CertificateFiles
+from fedstack.command_line.certs_command import CertificateFiles
 from fedstack.command_line.command import options_of as options_in
 from fedstack.command_line.make_server import listens_at, task_in
 from fedstack.service import ClusterSpec, wait_for_addresses

@@ -30,7 +30,7 @@ import fedstack
 from fedstack import errors
 from fedstack.__main__ import main
 from fedstack.command_line import command, serve_command
-from fedstack.command_line.log_format import JsonFormatter
+from fedstack.command_line.output import JsonFormatter
 from fedstack.command_line.serve_options import LIMITS
 from fedstack.proto.extensions_pb2 import HandshakeRequest
 from fedstack.service.host.host import GrpcServer

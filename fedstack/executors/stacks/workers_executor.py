@@ -10,15 +10,15 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import CLIENTS, Executor
 from fedstack.errors import DeadlineExceededError, LeafError, WorkerUnavailableError
+from fedstack.executors.base.aggregations import FoldArguments, slice_inputs
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments, slice_inputs
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import ComposedPhases, composed, even_counts
-from fedstack.executors.concurrency.sync_driver import need_event_loop
-from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.concurrency.coroutines import need_event_loop
 from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor

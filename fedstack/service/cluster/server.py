@@ -21,8 +21,8 @@ from fedstack.service.host.server_thread import OwnedServer
 from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.rpc.server import RegistersMethods
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_client_credentials
-from fedstack.transport.grpc.targets import TargetResolver, address_of
 from fedstack.transport.peers.methods import Service
+from fedstack.transport.wire.addresses import TargetResolver, address_of
 from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
 
 

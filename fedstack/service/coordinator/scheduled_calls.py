@@ -5,8 +5,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
-from fedstack.executors.concurrency.lazy_task import raised_again
-from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.executors.concurrency.coroutines import gather, raised_again
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.coordinator.calls.closures import Closure
 from fedstack.service.coordinator.driver import Driver

@@ -13,22 +13,20 @@ from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
-from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
+from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
-from fedstack.executors.worker.received import Received, receive
+from fedstack.executors.worker.receiving import Received, receive
 from fedstack.executors.worker.work import Work
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.executor_pb2 import ExecutorId
-from fedstack.service.executor.creations import Creations
+from fedstack.service.executor.creations import Creations, Starts, Updates
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
 from fedstack.service.executor.requests import control, in_turns
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session
-from fedstack.service.executor.starts import Starts
-from fedstack.service.executor.updates import Updates
 from fedstack.service.host.limits import add_limits
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, process_digest
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, ServerFacts, UploadMethod
@@ -192,7 +190,7 @@ class ExecutorExtensions:
 
     async def run_phase(self, incoming: Incoming) -> Answers:
         """Runs a client phase."""
-        progress = ToldCounts()
+        progress = ObservedCounts()
 
         async def receive_and_run() -> Parcel:
             received = await receive(incoming, messages.PhaseRequest)

@@ -9,7 +9,7 @@ from fedstack.computations.codec.value_messages import value_from_proto, value_t
 from fedstack.computations.types.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral, Type
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, sized
+from fedstack.executors.concurrency.leaf_threads import PIECES_WEIGHT, sized
 from fedstack.foundations.number_checks import MOST_MESSAGE_BYTES
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service.executor.requests import control, in_turns, unary, unary_sized, unary_to_bytes

@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import Type
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
-from fedstack.executors.worker.received import Received
+from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
+from fedstack.executors.worker.receiving import Received
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.peers.methods import UnaryMethod
 

@@ -18,8 +18,8 @@ from fedstack.service.host.call_log import CallLog
 from fedstack.service.host.call_stream import CallStream, Context, Task, WholeCalls, too_slow
 from fedstack.service.host.call_table import SMALL_BYTES, CallCounts, CallTable, MessageRoom
 from fedstack.service.host.limits import ServerLimits, exceeded, option_of
+from fedstack.transport.grpc.credential_files import TOKEN_REFUSED, bearer_token
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.tokens import TOKEN_REFUSED, bearer_token
 from fedstack.transport.peers.methods import (
     DownloadMethod,
     ExchangeMethod,
@@ -29,8 +29,8 @@ from fedstack.transport.peers.methods import (
     UnaryMethod,
     UploadMethod,
 )
+from fedstack.transport.wire.parcels import JOIN, SUFFIX
 from fedstack.transport.wire.status import DETAILS_KEY, Code, StatusError, code_of, details_of, message_of
-from fedstack.transport.wire.wholes import JOIN, SUFFIX
 
 _logger = logging.getLogger(__name__)
 
@@ -303,7 +303,7 @@ async def _abort(context: Context, code: Code, message: str, metadata: Metadata 
 def _known_error(error: Exception, name: str) -> Exception:
     """Returns the error to answer with, in our words where Python, protobuf or the machine raised it."""
     if isinstance(error, DecodeError):
-        return InvalidValueError(f"Expected a message for {name}, found bytes that are none: {error}")
+        return InvalidValueError(f"Expected a message for {name}, found bytes that are not one: {error}")
     # The frames of these hold what was too much; the client has no use for them.
     if isinstance(error, MemoryError):
         found = f": {error}" if str(error) else ""

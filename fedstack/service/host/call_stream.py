@@ -15,15 +15,24 @@ from typing import TypeAlias
 import attrs
 
 from fedstack.errors import DeadlineExceededError, InvalidValueError, WorkerUnavailableError
-from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
+from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, sized
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.extensions_pb2 import JoinRequest
 from fedstack.service.host.limits import option_of
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.methods import Answers, ExchangeMethod
 from fedstack.transport.wire.frames import Heartbeat, data_of, heartbeat_frame, parse_frame
-from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, frames_of, incoming_of
-from fedstack.transport.wire.wholes import fits_whole, read_whole, write_goes_on, write_whole
+from fedstack.transport.wire.parcels import (
+    Incoming,
+    Parcel,
+    Piece,
+    fits_whole,
+    frames_of,
+    incoming_of,
+    read_whole,
+    write_goes_on,
+    write_whole,
+)
 
 _JOIN_SECONDS = 10.0
 

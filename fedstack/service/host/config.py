@@ -9,9 +9,9 @@ import attrs
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import check_bool, number_validator, whole_number_validator
 from fedstack.service.host.limits import ServerLimits
-from fedstack.service.host.local_servers import GRPC, LOCAL
+from fedstack.service.host.listening import GRPC, LOCAL
+from fedstack.transport.grpc.credential_files import Renewed
 from fedstack.transport.grpc.credentials import ServerCredentials
-from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.wire.addresses import Target
 
 MOST_PORT = 65_535

@@ -13,19 +13,16 @@ from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.service.host.call_router import CallRouter, Metadata
 from fedstack.service.host.call_stream import Context
-from fedstack.service.host.call_table import CallCounts
+from fedstack.service.host.call_table import NOBODY, CallCounts, caller_at, caller_with
 from fedstack.service.host.config import HostConfig, check_exposure
-from fedstack.service.host.fair_shares import NOBODY, caller_at, caller_with
 from fedstack.service.host.limits import ServerLimits
-from fedstack.service.host.listening import check_free, dialled, let_go_of_sockets
-from fedstack.service.host.local_servers import LOCAL, servers_here
-from fedstack.service.host.stall_meter import StallMeter
+from fedstack.service.host.listening import LOCAL, check_free, dialled, let_go_of_sockets, servers_here
 from fedstack.service.host.standard_services import HealthService, ReflectionService
-from fedstack.service.host.status import StatusService
+from fedstack.service.host.status import StallMeter, StatusService
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
+from fedstack.transport.grpc.credential_files import bearer_token, token_matches
 from fedstack.transport.grpc.credentials import ServerCredentials, server_credentials
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.tokens import bearer_token, token_matches
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.peers.methods import ServerFacts, Service
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.closing import ClosesOnExit
-from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_number
 from fedstack.service.host.host import Host

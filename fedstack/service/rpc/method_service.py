@@ -13,12 +13,12 @@ from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFact
 from fedstack.computations.values.federated_values import count_clients
 from fedstack.errors import WorkerUnavailableError
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.concurrency.coroutines import run_at_once
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
-from fedstack.executors.worker.received import Received, receive
+from fedstack.executors.worker.receiving import Received, receive
 from fedstack.executors.worker.work import Work
 from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2

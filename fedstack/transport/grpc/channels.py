@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.grpc.certificate_checks import why_unusable
+from fedstack.transport.grpc.credential_files import why_unusable
 from fedstack.transport.grpc.credentials import ClientCredentials, channel_credentials
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.addresses import Target

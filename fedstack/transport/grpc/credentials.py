@@ -14,9 +14,16 @@ import attrs
 
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.value_text import describe
-from fedstack.transport.grpc.certificate_checks import why_unusable
-from fedstack.transport.grpc.file_watch import FileWatch, Renewed
-from fedstack.transport.grpc.tokens import METADATA_KEY, File, check_token, read_file, read_tokens
+from fedstack.transport.grpc.credential_files import (
+    METADATA_KEY,
+    File,
+    FileWatch,
+    Renewed,
+    check_token,
+    read_file,
+    read_tokens,
+    why_unusable,
+)
 from fedstack.transport.wire.addresses import Target
 
 if TYPE_CHECKING:

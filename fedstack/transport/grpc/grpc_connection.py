@@ -14,13 +14,14 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.foundations.deadline import Deadline
-from fedstack.transport.grpc.blocking_calls import BlockingCalls
-from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_blocking_channel, open_channel
+from fedstack.transport.grpc.credential_files import TOKEN_REFUSED
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
     HEALTH_WATCH,
+    BlockingCalls,
+    CallLimiter,
     asks_health,
     error_of_call,
     failure_of_asking,
@@ -32,7 +33,6 @@ from fedstack.transport.grpc.grpc_calls import (
     until_not_serving,
 )
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.tokens import TOKEN_REFUSED
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words, never_arrived

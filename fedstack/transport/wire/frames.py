@@ -205,8 +205,8 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
         parsed = extensions_pb2.Frame.FromString(frame)
     except DecodeError as error:
         raise InvalidValueError(
-            f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are none ({error}); "
-            "do both sides speak the same protocol?"
+            f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are not one "
+            f"({error}); do both sides speak the same protocol?"
         ) from error
     kind = parsed.WhichOneof("kind")
     if kind == "header":

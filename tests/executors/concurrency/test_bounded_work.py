@@ -12,7 +12,7 @@ import pytest
 import fedstack
 from fedstack.executors import LeafExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
-from fedstack.transport.peers.loop_calls import arrival
+from fedstack.transport.peers.io_loop import arrival
 
 LIMIT = 20.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)

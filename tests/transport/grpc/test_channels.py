@@ -11,8 +11,8 @@ from fedstack.errors import AuthenticationError, InvalidValueError, ResourceLimi
 from fedstack.service.host.limits import ServerLimits
 from fedstack.transport.grpc import channels
 from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
+from fedstack.transport.grpc.credential_files import bearer_token
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, server_credentials
-from fedstack.transport.grpc.tokens import bearer_token
 from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.status import MAX_DETAILS_BYTES, error_from_status
 

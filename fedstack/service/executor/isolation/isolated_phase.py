@@ -23,11 +23,10 @@ from typing import NoReturn
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.errors import LeafError
-from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, off_loop
 from fedstack.executors.remote.phases.phase_messages import ReceivedPhase, write_values
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
-from fedstack.executors.worker.received import Received
+from fedstack.executors.worker.receiving import Received
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.process_endings import ending_of, users_lines_in
 from fedstack.foundations.segments import Rows

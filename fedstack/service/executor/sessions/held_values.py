@@ -28,9 +28,9 @@ from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrins
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
-from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
-from fedstack.executors.concurrency.sync_driver import run_at_once
+from fedstack.executors.concurrency.coroutines import run_at_once
+from fedstack.executors.concurrency.leaf_threads import off_loop
+from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.service.host.limits import ServiceLimits, check_sizes
 
@@ -198,7 +198,7 @@ class SharedComputation:
     """
 
     def __init__(self, value: ExecutorValue, grace_seconds: float, progress: ProgressCounts | None = None) -> None:
-        self.progress = progress or ToldCounts()
+        self.progress = progress or ObservedCounts()
         self._task = contextvars.copy_context().run(self._begin, value)
         self._task.add_done_callback(consume_exception)
         self._grace = grace_seconds

@@ -1,9 +1,16 @@
-"""What the two halves of the executor service share: sessions, leases, limits, and what computations may bring."""
+"""Knows what runs for the clients of a service.
+
+Lets in what clients send as far as a service's limits allow.
+
+What the two halves of the executor service share: sessions, leases, limits, and what computations may bring.
+"""
 
 import asyncio
 import contextlib
+import heapq
 import time
-from collections.abc import Coroutine
+import weakref
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
@@ -13,23 +20,122 @@ from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
     ExecutorFactory,
+    Type,
+    computation_pb2,
     get_context_stack,
 )
-from fedstack.computations.types.type_memory import let_go_of_types
+from fedstack.computations.types.name_sizes import count_name_bytes
+from fedstack.computations.types.type_memory import let_go_of_types, recent_types
+from fedstack.computations.types.type_sizes import count_leaves, least_leaves, struct_depth
+from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
-from fedstack.executors.concurrency.abandoned_work import AbandonedWork
+from fedstack.executors.concurrency.jobs import AbandonedWork
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.worker.receiving import Admission
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
-from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
-from fedstack.service.executor.sessions.running_work import RunningWork
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
-from fedstack.service.host.limits import ServiceLimits, exceeded
+from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.wire.frames import Work
+
+_MOST_WORK = 20
+
+
+class RunningWork:
+    """What runs, by sessions; also what goes on although its session has ended."""
+
+    def __init__(self) -> None:
+        # Whoever works refers to the counts; when nobody does any more, there is nothing to tell.
+        self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
+
+    def watch(self, progress: ProgressCounts, session_id: str) -> None:
+        """Takes note of what counts the work of a call."""
+        self._sessions[progress] = session_id
+
+    def longest(self) -> list[tuple[Work, str]]:
+        """Returns what has run longest, each with the id of its session; not all of it if there is much."""
+        found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
+        return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)
+
+    def __repr__(self) -> str:
+        return f"<RunningWork of {len(self._sessions)} calls>"
+
+
+class LimitedAdmission(Admission):
+    """Refuses what is larger than clients may have.
+
+    Args:
+      policy: Which leaves they may bring.
+      limits: How much they may have.
+    """
+
+    def __init__(self, policy: CarrierPolicy, limits: ServiceLimits) -> None:
+        super().__init__(policy)
+        self.scope = self.scope.replace(max_steps=limits.max_steps)
+        self._limits = limits
+
+    def check(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
+        self._check_names(computation)
+        self.read_type(computation.type)
+        return super().check(computation)
+
+    def check_clients(self, clients: int) -> None:
+        """Checks the number of clients of a session or phase.
+
+        Raises:
+          ResourceLimitError: If it is larger than a client may ask for.
+        """
+        if clients > self._limits.max_clients:
+            raise exceeded(self._limits, "max_clients", clients, "use more workers")
+
+    def check_size(self, size: int, spare: int = 0) -> None:
+        """Checks the size of a value or phase.
+
+        Raises:
+          ResourceLimitError: If it is larger than a client may send.
+        """
+        if size - spare > self._limits.max_value_bytes:
+            raise exceeded(self._limits, "max_value_bytes", f"about {size}", "send less at once")
+
+    def check_type(self, type_spec: Type) -> None:
+        """Checks the type of what a client sends.
+
+        Raises:
+          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+        """
+        check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
+        self._check_names(type_spec.to_proto())
+
+    def read_type(self, proto: computation_pb2.Type) -> Type:
+        """Returns the type that a client sends.
+
+        Raises:
+          InvalidComputationError: If the proto describes no type.
+          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+        """
+        self._check_names(proto)
+        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # to make a large one takes long
+        type_spec = type_from_proto(proto)
+        check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
+        return type_spec
+
+    def _check_names(self, message: computation_pb2.Type | computation_pb2.Computation) -> None:
+        size = message.ByteSize()
+        recent_types.received(size)
+        if size > self._limits.max_name_bytes:  # a small message has no more of them
+            found = count_name_bytes(message, self._limits.max_name_bytes)
+            if found > self._limits.max_name_bytes:
+                raise exceeded(self._limits, "max_name_bytes", found, "give shorter names")
+
+    @property
+    def max_bytes(self) -> int:
+        return self._limits.max_value_bytes
+
 
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0

@@ -1,16 +1,71 @@
-"""Writes to standard error as long as that is possible, and drops what cannot be written.
+"""Writes what a server says: as text for people, or as a JSON object a line for machines.
+
+Writes to standard error as long as that is possible, and drops what cannot be written.
 
 What functions print at a worker goes there, and so do logs. A full disk, or a reader that has left, must not become an
 error of a function that prints.
 """
 
 import contextlib
+import datetime
 import io
+import json
+import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any, BinaryIO, TextIO, cast
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+# What a record may have beside its message (`extra` of logging): of which call it is, and of which function and client.
+_FIELDS = ("call", "function", "client")
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes one line of a record, whatever is in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        given = vars(record)
+        fields = {name: given.get(name) for name in _FIELDS}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json_line(record.levelname.lower(), record.name, record.getMessage(), when=record.created, **fields)
+
+
+def json_line(level: str, logger: str, message: str, *, when: float | None = None, **more: Any) -> str:
+    """Returns a JSON object, in one line without its end, that says something.
+
+    Args:
+      level: One of `LEVELS`.
+      logger: Who says it.
+      message: What is said.
+      when: At what time, in seconds as of `time.time`; now by default.
+      more: More members of the object, as far as they are not `None`.
+    """
+    moment = datetime.datetime.fromtimestamp(time.time() if when is None else when, datetime.timezone.utc)
+    entry = {"time": moment.isoformat(), "level": level, "logger": logger, "message": message, **more}
+    return json.dumps({name: value for name, value in entry.items() if value is not None}, default=str)
+
+
+def printed_as_json(text: bytes) -> bytes:
+    """Returns what a function prints as JSON objects, one for each of its lines that is not empty."""
+    lines = text.decode("utf-8", "backslashreplace").splitlines()
+    return "".join(json_line("info", "output", line) + "\n" for line in lines if line.strip()).encode()
+
+
+def configure_logging(level: str, form: str, out: TextIO) -> None:
+    """Logs everything of at least `level`, one of `LEVELS`, in one of `FORMATS`, to a stream."""
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)  # those of functions too: each line is to be in that format
+
 
 # So many bytes of a line without an end are kept at most.
 _LONGEST_LINE = 2**20
