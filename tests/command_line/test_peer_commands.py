@@ -240,7 +240,7 @@ def test_a_token_for_another_machine_wants_tls_or_what_the_command_line_has(
     (tmp_path / "token").write_text("secret")
     assert main([command, "no-such-host.invalid:1", "--token-file", str(tmp_path / "token")]) == 1
     assert capsys.readouterr().err == (
-        f"fedstack {command}: error: Expected TLS where a token leaves this machine, found plaintext for "
+        f"fedstack {command}: error: Expected TLS for a token that leaves this machine, found plaintext for "
         "no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or give --tls-ca, or dial localhost where a "
         "tunnel (ssh -L) leads to it\n"
     )
@@ -408,7 +408,7 @@ def test_the_time_that_is_given_is_the_one_that_is_waited_and_named(
             begun = time.monotonic()
             assert main([command, target, "--timeout", given]) == 1
             assert float(given) <= time.monotonic() - begun < less_than
-            assert f"says nothing within {given} s); " in capsys.readouterr().err
+            assert f"sends nothing within {given} s); " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["0", "inf", "1e10"])

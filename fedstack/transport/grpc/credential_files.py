@@ -1,9 +1,4 @@
-"""Reads tokens and compares them. A token travels with each call, as `authorization: Bearer ...`.
-
-Reads again what was read from files, when they have changed.
-
-Says what is wrong with certificates and keys, which gRPC tells late or not at all.
-"""
+"""Reads and checks the parts of credentials: tokens, certificates and keys, in files that may change."""
 
 import contextlib
 import copy
@@ -26,7 +21,7 @@ from fedstack.foundations.after_fork import renew_after_fork
 File: TypeAlias = str | os.PathLike[str]
 
 METADATA_KEY = "authorization"
-# What our servers say to a call without one of their tokens.
+# The status details of our servers for a call without one of their tokens.
 TOKEN_REFUSED = "the token of this server is not with the call"
 _SCHEME = "bearer"
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -43,7 +38,7 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def token_matches(token: str, allowed: Iterable[str]) -> bool:
-    """Tells whether a token is one of those allowed, in a time that tells nothing about them."""
+    """Returns whether a token is allowed, in a time that reveals nothing about the allowed ones."""
     matches = False
     for candidate in allowed:
         matches |= hmac.compare_digest(token.encode(errors="replace"), candidate.encode())
@@ -51,10 +46,10 @@ def token_matches(token: str, allowed: Iterable[str]) -> bool:
 
 
 def read_tokens(file: File) -> tuple[str, ...]:
-    """Reads a token file: one token on each line; blank lines and lines that begin with `#` do not count.
+    """Reads a token file: one token a line; blank lines and lines that begin with `#` do not count.
 
     Raises:
-      InvalidValueError: If the file cannot be read, or has no token or something else in it; the message names it.
+      InvalidValueError: If the file cannot be read, has no token, or has other content; the message names it.
     """
     try:
         lines = read_file(file).decode("utf-8-sig").splitlines()
@@ -72,7 +67,7 @@ def check_token(token: str, where: str = "") -> None:
     """Checks that a token can travel with a call.
 
     Raises:
-      InvalidValueError: If not; the message does not have it.
+      InvalidValueError: If it cannot; the message does not show it.
     """
     if not isinstance(cast(object, token), str):
         raise InvalidValueError(f"Expected a token as text, found {type(token).__name__}{where}")
@@ -82,10 +77,10 @@ def check_token(token: str, where: str = "") -> None:
 
 
 def read_file(file: File) -> bytes:
-    """Returns what is in a file.
+    """Returns the content of a file.
 
     Raises:
-      InvalidValueError: If it cannot be read; the message names it.
+      InvalidValueError: If the file cannot be read; the message names it.
     """
     try:
         return Path(file).read_bytes()
@@ -100,9 +95,9 @@ _Signature: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class FileWatch:
-    """Files as they were when this was made.
+    """Notices changes of files.
 
-    A file that is gone has not changed: whoever replaces one may take it away first, and a secret may be read once and
+    A missing file counts as unchanged: a file may be deleted before it is replaced, and a secret may be read once and
     then deleted.
 
     Args:
@@ -114,7 +109,7 @@ class FileWatch:
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """Tells whether one of them is another one than at the last time."""
+        """Returns whether one of the files has changed since the last call."""
         now = self._signature()
         if now is None or now == self._seen:
             return False
@@ -130,14 +125,14 @@ class FileWatch:
 
 
 class Renewed(Generic[_T]):
-    """A value that was read from files, and is read again when they change. It may be asked for from any thread.
+    """A value that was read from files, and is read again when they change. Any thread may get it.
 
     Args:
-      value: What was read.
-      watch: The files, from before they were read; `None` for a value that stays.
-      read: Reads it again.
-      run: Runs what tells of it: logging on a thread that is not of Python makes an object for the thread, for good.
-      clock: Tells the time in seconds.
+      value: The first value.
+      watch: The files, as they were before they were read; `None` for a value that never changes.
+      read: Reads the value again.
+      run: Runs the logging of a change: on a thread that is not Python's, logging would create an object that stays.
+      clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -149,7 +144,7 @@ class Renewed(Generic[_T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._value = value
-        self._watch = copy.copy(watch)  # others who keep a value of the same files find out for themselves
+        self._watch = copy.copy(watch)  # each value of the same files notices changes by itself
         self._read = read
         self._run = run
         self._clock = clock
@@ -158,11 +153,11 @@ class Renewed(Generic[_T]):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Begins with a lock that no thread holds."""
+        """Starts with a free lock."""
         self._lock = threading.Lock()
 
     def get(self) -> _T:
-        """Returns the value. At most once a second it looks at the files; of what is no good there it warns, once."""
+        """Returns the value. Checks the files at most once a second, and warns once of invalid content."""
         if self._watch is None or self._clock() < self._next_look:
             return self._value
         with self._lock:
@@ -176,15 +171,15 @@ class Renewed(Generic[_T]):
             self._value = self._read()
         except InvalidValueError as error:
             words = str(error)
-            self._run(lambda: _logger.warning("Going on with what was in %s before: %s", names, words))
+            self._run(lambda: _logger.warning("Keeping the previous content of %s: %s", names, words))
         else:
             self._run(lambda: _logger.info("Read %s again", names))
 
 
 def why_unusable(certificate: bytes | None, private_key: bytes | None, roots: bytes | None) -> str | None:
-    """Returns what is wrong with a certificate and its key, or with authorities, all in PEM; `None` if nothing is.
+    """Returns the fault of a certificate and its key, or of authorities, all in PEM; `None` without one.
 
-    Python's TLS reads the first two from files only, so they are in a folder of this user's for a moment.
+    Python's TLS reads the first two from files only, so they are in a private folder for a moment.
     """
     try:
         if certificate is not None and private_key is not None:
@@ -202,29 +197,29 @@ def why_unusable(certificate: bytes | None, private_key: bytes | None, roots: by
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, private_key: bytes) -> None:
-    """Gives a context a certificate to show.
+    """Loads a certificate and its key into a context.
 
     Raises:
-      ssl.SSLError: If they cannot be read, or do not fit each other.
+      ssl.SSLError: If they cannot be read, or do not match.
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder, "certificate.pem"), Path(folder, "key.pem")
         for path, content in zip(paths, (certificate, private_key)):
             path.write_bytes(content)
-        # Without a password at hand, Python would ask for one at the terminal.
+        # Without a password argument, Python would ask for one at the terminal.
         context.load_cert_chain(*paths, password="-")
 
 
 def why_not_valid(certificates: bytes, now: datetime.datetime | None = None) -> str | None:
-    """Returns why a certificate cannot be used now: TLS tells that to the other side only.
+    """Returns why a certificate is not valid now, which TLS reports to the other side only.
 
     Args:
-      certificates: The certificate in PEM, and those that lead to its authority.
-      now: The time, with its zone; that of the clock by default.
+      certificates: The certificate in PEM, and the chain that leads to its authority.
+      now: The time, with its zone; the current time by default.
 
     Returns:
-      A few words on the first of them that is not valid, as in "it expired on 2026-01-31 12:00 UTC"; `None` if all are,
-      if they cannot be read, or without the extra `certs`.
+      A few words on the first invalid certificate, as in "it expired on 2026-01-31 12:00 UTC"; `None` if all are valid
+      or unreadable, or without the extra `certs`.
     """
     for position, fault in enumerate(_faults(certificates, now)):
         if fault is not None:
@@ -233,16 +228,16 @@ def why_not_valid(certificates: bytes, now: datetime.datetime | None = None) -> 
 
 
 def why_no_authority(certificates: bytes, now: datetime.datetime | None = None) -> str | None:
-    """Returns why none of several certificates of authorities can be used now; `None` if one can."""
+    """Returns why none of several certificates of authorities is valid now; `None` if one is."""
     faults = _faults(certificates, now)
     return f"it {faults[0]}" if faults and None not in faults else None
 
 
 def _faults(certificates: bytes, now: datetime.datetime | None) -> list[str | None]:
-    """Returns what is wrong with the dates of each certificate."""
+    """Returns the fault of each certificate's dates; `None` for a valid one."""
     now = now or datetime.datetime.now(datetime.timezone.utc)
     faults: list[str | None] = []
-    with contextlib.suppress(ModuleNotFoundError, ValueError):  # where one cannot be read, its user says so
+    with contextlib.suppress(ModuleNotFoundError, ValueError):  # other checks report unreadable certificates
         from cryptography import x509
 
         for certificate in x509.load_pem_x509_certificates(certificates):

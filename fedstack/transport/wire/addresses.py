@@ -1,7 +1,4 @@
-"""Reads addresses as users write them.
-
-Says whom to dial: addresses as users write them, or something that finds them.
-"""
+"""Reads addresses as users write them, and resolves what users name as targets to addresses."""
 
 import ipaddress
 import posixpath
@@ -57,7 +54,7 @@ class Target:
 
     @property
     def socket_path(self) -> str:
-        """Its path if it is a socket, else an empty text."""
+        """The path of a socket; otherwise an empty text."""
         return self.address.removeprefix("unix:") if self.address.startswith("unix:") else ""
 
     @property
@@ -73,7 +70,7 @@ class Target:
 
     @property
     def has_any_port(self) -> bool:
-        """Whether it is that of a server which listens at any port that is free, so that nobody can dial it."""
+        """Whether it is for a server that listens at any free port, so that clients cannot dial it."""
         return self.port == 0 and not self.socket_path
 
     @property
@@ -86,7 +83,7 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """Whether what is sent there stays on this machine."""
+        """Whether traffic to it stays on this machine."""
         return self.address.startswith("unix:") or is_loopback(self.address)
 
     def __str__(self) -> str:
@@ -120,7 +117,7 @@ def parse_target(text: str, *, any_port: bool = False) -> Target:
 
 
 def is_loopback(address: str) -> bool:
-    """Tells whether `host:port` is at this machine's loopback device."""
+    """Returns whether `host:port` is at this machine's loopback device."""
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
         return False
@@ -168,10 +165,10 @@ def _checked(address: str, text: str, any_port: bool) -> str:
 
 @runtime_checkable
 class TargetResolver(Protocol):
-    """Finds the servers to dial, anew each time it is asked."""
+    """Finds the servers to dial, again on each call."""
 
     def resolve(self) -> Sequence[Target]:
-        """Returns the servers as they are now."""
+        """Returns the current servers."""
         ...
 
 
@@ -182,7 +179,7 @@ def resolve_targets(targets: Targets) -> tuple[Target, ...]:
     """Returns the servers to dial.
 
     Args:
-      targets: One or several addresses (see `parse_target`), or what finds them.
+      targets: One or several addresses (see `parse_target`), or a resolver.
 
     Raises:
       InvalidValueError: If there is none, or an address cannot be read.
@@ -201,7 +198,7 @@ def resolve_targets(targets: Targets) -> tuple[Target, ...]:
 
 
 def resolve_target(place: TargetResolver) -> Target:
-    """Returns the one server that something stands for, such as the job of a cluster with one task.
+    """Returns the one server of a resolver, such as the job of a cluster with one task.
 
     Raises:
       InvalidValueError: If there are several, or none.
@@ -215,7 +212,7 @@ def resolve_target(place: TargetResolver) -> Target:
 
 
 def address_of(place: "str | TargetResolver") -> str:
-    """Returns the address of the one server that something stands for; an address is returned as it is.
+    """Returns the address of the one server of a resolver; an address is returned as it is.
 
     Raises:
       InvalidValueError: If there are several, or none.
