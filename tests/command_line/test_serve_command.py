@@ -501,7 +501,7 @@ def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
         with pytest.raises(errors.NoWorkersError, match="takes new sessions, found one that is stopping"):
             compute(server.target, seconds=2)
         assert main(["check", server.target]) == 1
-        assert "found one that is stopping and lets only those that it has" in capsys.readouterr().err
+        assert "found one that is stopping and only finishes" in capsys.readouterr().err
         assert compute(server.target, other.target, seconds=20) == 6
         with fedstack.use_context(before):
             assert total([4, 5, 6]) == 15

@@ -1,8 +1,7 @@
-"""Creates what a client asks for in its session: values, functions, and what is made of them, in their order.
+"""Creates, updates and starts values in sessions.
 
-Puts other values in place of some that sessions hold, one after the other: what variables are made of.
-
-Runs values of a session, a batch of them at a time, and tells how that went without sending what they yield.
+`Creations` creates values, functions and their results, in order. `Updates` replaces values, one at a time, which
+variables are made of. `Starts` runs batches of values, and reports how they ended without sending their content.
 """
 
 import asyncio
@@ -37,14 +36,14 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session, check_new_id
 from fedstack.transport.wire.status import Code, StatusError, details_of
 
-# What names and types add to a function.
+# The spare bytes that names and types add to a function.
 _FUNCTION_SPARE_BYTES = 1024
-# How many small ones are created before others have the loop.
+# How many small values are created before the loop serves others.
 _MOST_AT_ONCE = 256
 
 
 class Creations:
-    """Creates what clients send.
+    """Creates the values that clients send.
 
     Args:
       core: The sessions, and the rules for them.
@@ -59,18 +58,18 @@ class Creations:
         creations: Iterable[messages.Creation],
         received: Received[Any],
     ) -> None:
-        """Creates values, each under its id; one that is taken is left as it is.
+        """Creates values under their ids, in order; values whose ids exist already are left as they are.
 
         Args:
-          session: Where to.
-          creations: What to create, each after what it needs.
-          received: The message in which they came, and the bytes of their large arrays.
+          session: The session.
+          creations: The values to create, each after those that it needs.
+          received: Their message, and the bytes of its large arrays.
         """
         request_bytes = received.size
         at_once = _MOST_AT_ONCE if request_bytes <= LOOP_BYTES else 1
         for index, creation in enumerate(creations):
             if index and not index % at_once:
-                await asyncio.sleep(0)  # others have the loop
+                await asyncio.sleep(0)  # lets the loop serve others
             check_new_id(creation.id)
             is_there = session.has(creation.id)
             if is_there and not creation.HasField("value"):
@@ -87,7 +86,7 @@ class Creations:
                     self._core.admission.check_size(size, _FUNCTION_SPARE_BYTES)
                 session.check_room(size)
                 created = await self._created(session, creation, size)
-            if not session.has(creation.id):  # the same call may have come twice
+            if not session.has(creation.id):  # the call may have come twice
                 session.add(created, size, creation.id)
 
     async def value(
@@ -135,7 +134,7 @@ class Creations:
         if kind == "selection":
             source = session.find(creation.selection.source_ref.id)
             return await executor.create_selection(source, creation.selection.index)
-        raise InvalidValueError("Expected something to create, found an empty creation")
+        raise InvalidValueError("Expected a value or computation to create, found an empty creation")
 
 
 _OPERATIONS = {UpdateRequest.ADD: np.add, UpdateRequest.SUBTRACT: np.subtract}
@@ -145,14 +144,14 @@ class Updates:
     """Updates values of sessions.
 
     Args:
-      creations: Reads the values that come.
+      creations: Reads the new values.
     """
 
     def __init__(self, creations: Creations) -> None:
         self._creations = creations
 
     async def run(self, session: Session, received: Received[UpdateRequest]) -> None:
-        """Puts another value in place of one.
+        """Replaces a value by another.
 
         Raises:
           InvalidValueError: If that was computed.
@@ -165,7 +164,7 @@ class Updates:
         async with session.updating:
             known = held_values.known_payload(session.find(value_id))
             if known is None:
-                raise InvalidValueError("Expected a value that was sent, found one that is computed; it cannot change")
+                raise InvalidValueError("Expected a value that was sent, found a computed one, which cannot change")
             before, declared = known
             check_assignable(declared, type_spec, "value")
             operation = _OPERATIONS.get(request.how)
@@ -189,14 +188,14 @@ def _applied(operation: Callable[..., object], old: object, new: object, dtype: 
     return value[()] if value.ndim == 0 else read_only(value)
 
 
-# When some of a batch have ended, so long is waited for others to end too,
+# When some values of a batch have ended, the answer waits so long for others to end, too,
 _GATHER_SECONDS = 0.002
-# unless those have run for longer than this.
+# unless the values have run for longer than this.
 _QUICK_SECONDS = 0.02
 
 
 class Starts:
-    """Runs what clients start.
+    """Runs the values that clients start.
 
     Args:
       core: The sessions, and the rules for them.
@@ -212,7 +211,7 @@ class Starts:
         outcomes: list[StartResponse.Outcome] = []
         pulls: dict[str, SharedComputation] = {}
         now, together = asyncio.get_running_loop().time(), ObservedCounts()
-        set_scope(current_scope().replace(progress=together))  # of this task only
+        set_scope(current_scope().replace(progress=together))  # for this task only
         for value_id in dict.fromkeys(values):
             try:
                 pulls[value_id] = pull = self._core.pull(session, value_id, together)
@@ -252,7 +251,7 @@ def _told(session: Session, value_id: str, pull: SharedComputation) -> StartResp
         return _outcome(value_id, error)
     value = session.find_if_there(value_id)
     if isinstance(value, VerbValue) and value.keeps_payload:
-        session.delivered(value_id)  # whoever computes it again gets what it keeps
+        session.delivered(value_id)  # a later compute gets the kept payload
     return StartResponse.Outcome(id=value_id)
 
 

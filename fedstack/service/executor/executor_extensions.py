@@ -1,4 +1,4 @@
-"""Serves what fedstack's own clients can do beyond the executor service: leases, chosen ids, values of any size."""
+"""Serves the extensions of fedstack's own clients: leases, chosen ids, values of any size."""
 
 import functools
 import sys
@@ -61,7 +61,7 @@ class ExecutorExtensions:
         }
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
-        """Says what this server is.
+        """Returns what this server is and supports.
 
         Raises:
           ProtocolVersionError: If the client speaks another version of the protocol.
@@ -153,7 +153,7 @@ class ExecutorExtensions:
         request = received.message
         await self._received(session, request.creation, received)
         told = messages.EvaluateResponse(differing_module=self._differing(request.creation))
-        # One message after another is one with the fields of both.
+        # Concatenated messages are one message with the fields of both.
         return told.SerializeToString() + await self._computed(session, request.value_ref.id, packer, progress)
 
     async def _computed(self, session: Session, value_id: str, packer: Packer, progress: ProgressCounts) -> bytes:
@@ -195,7 +195,7 @@ class ExecutorExtensions:
         async def receive_and_run() -> Parcel:
             received = await receive(incoming, messages.PhaseRequest)
             progress.span = read_span(received.message.span)
-            set_scope(current_scope().replace(progress=progress, span=progress.span))  # of this task only
+            set_scope(current_scope().replace(progress=progress, span=progress.span))  # for this task only
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
             return await self._core.run(session, run_phase(self._core, session, received))
@@ -203,7 +203,7 @@ class ExecutorExtensions:
         work = Work(receive_and_run())
         async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
-        set_scope(current_scope().replace(span=progress.span))  # for what is logged if it has failed
+        set_scope(current_scope().replace(span=progress.span))  # for the log if it fails
         yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:

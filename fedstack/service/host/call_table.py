@@ -28,15 +28,15 @@ _NETWORK_BITS = 64
 
 
 class FairShares:
-    """The places of a table, of which one peer has at most half while others are there.
+    """Shares the places of a table: one peer has at most half of them while others need places.
 
-    Another peer is there while it has a place, and for a while after it was refused one. So who is alone may take all
-    places, and keeps them; but it gets no new ones beyond its half once another client has asked.
+    Another peer needs places while it has one, and for a while after it was refused one. So a peer that is alone may
+    take all places, and keeps them; but once another peer has asked, it gets no new ones beyond its half.
 
     Args:
       most: The number of places.
-      seconds: How long a peer that was refused counts as there.
-      clock: Tells the time in seconds.
+      seconds: How long a refused peer counts.
+      clock: Returns the time in seconds.
     """
 
     def __init__(self, most: int, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,17 +46,17 @@ class FairShares:
         self._clock = clock
         self._held: dict[str, int] = {}
         self._taken = 0
-        # When peers were refused last: the latest two, since of any peer one of them is another.
+        # The times of the latest refusals of two peers: for any peer, one of the two is another peer.
         self._refused: dict[str, float] = {}
 
     def __len__(self) -> int:
         return self._taken
 
     def take(self, peer: str) -> bool:
-        """Takes a place for a peer; tells whether there is one.
+        """Takes a place for a peer; returns whether there was one.
 
         Args:
-          peer: Who asks; `NOBODY` where peers cannot be distinguished; together they may have all places.
+          peer: The peer; `NOBODY` for peers that cannot be distinguished, which may have all places together.
         """
         held = self._held.get(peer, 0)
         over = held >= self.share and peer != NOBODY
@@ -109,7 +109,7 @@ def host_of(peer: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def caller_at(peer: str) -> str:
-    """Returns the name of a caller by its address; `NOBODY` where all callers share it."""
+    """Returns the name of a caller by its address; `NOBODY` if all callers share it."""
     kind, _, host = host_of(peer).partition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
@@ -124,26 +124,26 @@ def caller_at(peer: str) -> str:
 
 
 def caller_with(token: str) -> str:
-    """Returns the name of the clients that have a token; it does not show the token."""
+    """Returns the name of the clients with a token, which does not reveal the token."""
     return f"token:{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
-# A message that is this small neither waits nor counts: renewals of leases, questions, ends.
+# Messages up to this size neither wait nor count: renewals of leases, status requests, closing calls.
 SMALL_BYTES = 64 * 1024
 
 
 class CallTable:
-    """Calls that run, each at one of so many places.
+    """The running calls of a server, each in one of a limited number of places.
 
     Args:
       limits: The limits of the server.
-      limit: Which of them is the number of places.
-      patience: How long a call that has sent nothing yet keeps its place from others, in seconds.
+      limit: The field with the number of places.
+      patience: How long a call that has sent nothing yet keeps its place, in seconds.
     """
 
     def __init__(self, limits: ServerLimits, limit: str, patience: float) -> None:
         self.running: dict[Task, str] = {}
-        self.silent: dict[Task, float] = {}  # since when, the longest first
+        self.silent: dict[Task, float] = {}  # start times, oldest first
         self._limits = limits
         self._limit = limit
         self._patience = patience
@@ -151,10 +151,10 @@ class CallTable:
         self._gave_way = set[Task]()
 
     def add(self, task: Task, caller: str) -> None:
-        """Gives a call a place until its task is done, which is not before gRPC has sent the outcome.
+        """Takes a place for a call until its task is done, which is after gRPC has sent the outcome.
 
         Raises:
-          ResourceLimitError: If there is none.
+          ResourceLimitError: If no place is free.
         """
         if not self._shares.take(caller) and not (self._make_room() and self._shares.take(caller)):
             raise exceeded(self._limits, self._limit, self._shares.refused, "call again when others are done")
@@ -162,14 +162,14 @@ class CallTable:
         task.add_done_callback(self._remove)
 
     def hand_over(self, task: Task, successor: Task) -> None:
-        """Gives the place of a call to the task that goes on with it."""
+        """Passes the place of a call to the task that continues it."""
         caller = self.running.pop(task, None)
         if caller is not None:
             self.running[successor] = caller
             successor.add_done_callback(self._remove)
 
     def gave_way(self, task: Task) -> bool:
-        """Returns whether a call was cancelled because it had sent nothing and others wanted its place."""
+        """Returns whether a call was cancelled because it had sent nothing and another call needed its place."""
         return task in self._gave_way
 
     def _make_room(self) -> bool:
@@ -191,13 +191,13 @@ class CallTable:
 
 
 class MessageRoom:
-    """Room for messages, in bytes. A message for which there is none waits for its turn, and gives up after a while.
+    """Limits the memory of messages, in bytes. A message without room waits for its turn, and gives up after a while.
 
-    One that is larger than all the room goes alone. Those that wait are in memory too, so their bytes together have no
-    more room than the others.
+    A message that is larger than the limit goes alone. Waiting messages are in memory, too, so the limit also holds for
+    their total.
 
     Args:
-      most: The bytes that there is room for.
+      most: The limit.
       seconds: How long a message waits.
     """
 
@@ -209,7 +209,7 @@ class MessageRoom:
         self._waiting_bytes = 0
 
     async def take(self, size: int) -> bool:
-        """Takes room for a message, at once or within a while; tells whether there was any."""
+        """Takes room for a message, at once or after a while; returns whether there was any."""
         if size <= SMALL_BYTES:
             return True
         if not self._waiting and self._has_room(size):

@@ -1,8 +1,6 @@
-"""Finds out whether a server can listen at an address, before gRPC tries and says little about it; and lets go of it.
+"""Checks addresses before servers listen there, and knows the servers of this process.
 
-The sockets are gRPC's, which does not tell which they are; the address does.
-
-Knows the servers that serve inside of this process only, and dials those and others.
+gRPC reports little about an address that it cannot use, and gives no access to its sockets; the address finds them.
 """
 
 import contextlib
@@ -45,10 +43,10 @@ def check_free(address: Target) -> None:
 
 
 def dialled(address: Target, port: int) -> str:
-    """Returns what clients on this machine dial.
+    """Returns the address that clients on this machine dial.
 
     Args:
-      address: Where a server listens now.
+      address: The address that a server listens at.
       port: The port that gRPC has bound.
     """
     if address.socket_path:
@@ -66,7 +64,7 @@ def _check_port(host: str, port: int, *, is_everywhere: bool) -> None:
     except socket.gaierror as error:
         raise AddressError(
             f"Expected a name or an address of this machine, found {host!r}: {error.strerror}; 127.0.0.1 is "
-            "for this machine alone, 0.0.0.0 for every network it is in"
+            "for this machine only, 0.0.0.0 for all its networks"
         ) from error
     if host == "localhost" or is_everywhere:
         # There gRPC listens at addresses of both kinds, whatever the system makes of the name.
@@ -76,7 +74,7 @@ def _check_port(host: str, port: int, *, is_everywhere: bool) -> None:
     for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as attempt:
-                if os.name == "posix":  # elsewhere it would let two servers share a port
+                if os.name == "posix":  # on other systems it would let two servers share a port
                     attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 attempt.bind(address)
         except OSError as error:
@@ -130,17 +128,17 @@ def _is_listened_at(path: Path) -> bool:
 
 
 def let_go_of_sockets(target: str) -> None:
-    """Replaces what listens at an address, and the connections that came in there, by what leads nowhere.
+    """Replaces the sockets that listen at an address, and the connections accepted there, by the null device.
 
     For a forked child, which may outlive the server: as long as any process has its sockets, the address stays taken,
-    who dials it gets no answer, and clients of a server that was killed do not see that it is gone. They are not
+    clients that dial it get no answer, and clients of a killed server do not notice its end. The sockets are not
     closed: gRPC's memory still has the numbers of their descriptors, which nothing else should get.
 
     Args:
       target: The address, as in `127.0.0.1:8000` or `unix:/path`.
     """
     timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(None)  # else to look at a socket changes it, in the parent too
+    socket.setdefaulttimeout(None)  # with a default timeout, wrapping a socket changes it, in the parent too
     with contextlib.suppress(OSError):
         nothing = os.open(os.devnull, os.O_RDWR)
         for name in os.listdir(_OWN_DESCRIPTORS):
@@ -156,7 +154,7 @@ def _is_at(descriptor: int, target: str) -> bool:
             if copy.type != socket.SOCK_STREAM:
                 return False
             name: object = copy.getsockname()
-    except OSError:  # it is no socket, or the descriptor with which we look
+    except OSError:  # not a socket, or the descriptor of the listing
         return False
     if isinstance(name, tuple):
         return target.endswith(f":{cast('tuple[object, ...]', name)[1]}")
@@ -169,7 +167,7 @@ _SCHEME = f"{LOCAL}://"
 
 @attrs.frozen(eq=False)
 class LocalServer:
-    """What is served at an address of this process.
+    """The services at an address of this process.
 
     Attributes:
       services: The services.
@@ -188,7 +186,7 @@ class _ServersHere:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Begins without servers: in a forked child their loop is not there."""
+        """Starts without servers: a forked child does not have their loop."""
         self._servers: dict[str, LocalServer] = {}
         self._numbers = itertools.count(1)
 
@@ -196,7 +194,7 @@ class _ServersHere:
         """Serves from now on, and returns the address.
 
         Args:
-          services: What is served.
+          services: The services.
           port: The number in the address; 0 for any that is free.
 
         Raises:
@@ -250,7 +248,7 @@ def connect(
     """Returns the way to a server, in this process or elsewhere.
 
     Args:
-      target: Its address, or a channel of the user's own.
+      target: Its address, or a channel of the user.
       credentials: Certificates and the token; a channel has its own.
       role: What makes a server such a one: an option of `fedstack serve`.
 

@@ -1,7 +1,4 @@
-"""Notices when an event loop stands still: all clients served there wait meanwhile.
-
-Tells what a server holds and has done, whatever it serves: the service `fedstack.v1.ServerStatus`.
-"""
+"""Reports the status of a server (`fedstack.v1.ServerStatus`), and measures how long its event loop is blocked."""
 
 import asyncio
 import logging
@@ -21,21 +18,21 @@ from fedstack.transport.peers.executor_stub import STATUS
 from fedstack.transport.peers.methods import Method, ServerFacts, Service, UnaryMethod
 
 _logger = logging.getLogger(__name__)
-# A loop that comes back later than that has stood still.
+# A loop that returns later than this was blocked.
 STALL_SECONDS = 0.1
 _BEAT_SECONDS = 0.1
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
 class StallCounts:
-    """Counts how often something came late, and says when to tell of it.
+    """Counts how often a beat was late, and decides when to log it.
 
     Args:
-      clock: Tells the time in seconds.
+      clock: Returns the time in seconds.
 
     Attributes:
-      stalls: How often it came more than `STALL_SECONDS` late.
-      longest_seconds: The most by which it did.
+      stalls: How often a beat was more than `STALL_SECONDS` late.
+      longest_seconds: The longest delay.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +47,7 @@ class StallCounts:
         self._due = self._clock() + seconds
 
     def beat(self) -> float | None:
-        """Records a beat; returns by how many seconds it was late if that is to be logged, else `None`."""
+        """Records a beat; returns its delay in seconds if that should be logged, otherwise `None`."""
         now = self._clock()
         late = 0.0 if self._due is None else now - self._due
         if late <= STALL_SECONDS:
@@ -72,7 +69,7 @@ class StallMeter:
     """The heartbeat of the running event loop, from `start` to `stop`.
 
     Attributes:
-      counts: What it has seen.
+      counts: The stalls so far.
     """
 
     def __init__(self) -> None:
@@ -80,11 +77,11 @@ class StallMeter:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to measure."""
+        """Starts to measure."""
         self._next()
 
     def stop(self) -> None:
-        """Measures no longer. Idempotent."""
+        """Stops measuring. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -97,8 +94,8 @@ class StallMeter:
         late = self.counts.beat()
         if late is not None:
             _logger.warning(
-                "The server's event loop stood still for %.1f s, and all clients waited (%d times so far): a very "
-                "large message, a machine with too much to do, or code that holds Python's lock",
+                "The server's event loop was blocked for %.1f s, and all clients waited (%d times so far): a very "
+                "large message, an overloaded machine, or code that holds Python's lock",
                 late,
                 self.counts.stalls,
             )
@@ -106,11 +103,11 @@ class StallMeter:
 
 
 class StatusService(Service):
-    """Asks the services of a server what they hold (`Service.report`), and adds what is true of the whole.
+    """Collects the reports of a server's services (`Service.report`), and adds facts about the whole server.
 
     Args:
       services: The services.
-      facts: What they know of their server.
+      facts: The facts that services know about their server.
       calls: Counts the calls that have ended.
       stalls: How often its loop stood still.
       limits: Its own limits.
@@ -157,7 +154,7 @@ class StatusService(Service):
 
 
 def resident_bytes() -> int:
-    """Returns the bytes of memory that this process has; the most that it has had where only that is known, else 0."""
+    """Returns the memory of this process in bytes; its peak if only that is known, otherwise 0."""
     try:
         with open("/proc/self/statm") as file:  # on Linux: sizes in pages, of which the second is the resident one
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

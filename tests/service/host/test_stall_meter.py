@@ -60,4 +60,4 @@ async def test_a_loop_that_stands_still_is_noticed_and_logged(caplog):
         meter.stop()
     assert meter.counts.stalls == 1
     assert meter.counts.longest_seconds > 0.2
-    assert "event loop stood still" in caplog.text
+    assert "event loop was blocked" in caplog.text

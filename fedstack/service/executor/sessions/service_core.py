@@ -1,9 +1,4 @@
-"""Knows what runs for the clients of a service.
-
-Lets in what clients send as far as a service's limits allow.
-
-What the two halves of the executor service share: sessions, leases, limits, and what computations may bring.
-"""
+"""Defines the state that both halves of the executor service share: sessions, limits, scopes and running work."""
 
 import asyncio
 import contextlib
@@ -50,7 +45,7 @@ class RunningWork:
     """What runs, by sessions; also what goes on although its session has ended."""
 
     def __init__(self) -> None:
-        # Whoever works refers to the counts; when nobody does any more, there is nothing to tell.
+        # The work keeps its counts alive; when they are freed, there is nothing to report.
         self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
 
     def watch(self, progress: ProgressCounts, session_id: str) -> None:
@@ -67,11 +62,11 @@ class RunningWork:
 
 
 class LimitedAdmission(Admission):
-    """Refuses what is larger than clients may have.
+    """Rejects data beyond the limits.
 
     Args:
-      policy: Which leaves they may bring.
-      limits: How much they may have.
+      policy: The leaves that clients may bring.
+      limits: The limits for clients.
     """
 
     def __init__(self, policy: CarrierPolicy, limits: ServiceLimits) -> None:
@@ -103,7 +98,7 @@ class LimitedAdmission(Admission):
             raise exceeded(self._limits, "max_value_bytes", f"about {size}", "send less at once")
 
     def check_type(self, type_spec: Type) -> None:
-        """Checks the type of what a client sends.
+        """Checks the type of a client's value.
 
         Raises:
           ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
@@ -112,14 +107,14 @@ class LimitedAdmission(Admission):
         self._check_names(type_spec.to_proto())
 
     def read_type(self, proto: computation_pb2.Type) -> Type:
-        """Returns the type that a client sends.
+        """Reads the type of a client's value.
 
         Raises:
           InvalidComputationError: If the proto describes no type.
           ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
         """
         self._check_names(proto)
-        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # to make a large one takes long
+        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # making a large type takes long
         type_spec = type_from_proto(proto)
         check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
         return type_spec
@@ -127,7 +122,7 @@ class LimitedAdmission(Admission):
     def _check_names(self, message: computation_pb2.Type | computation_pb2.Computation) -> None:
         size = message.ByteSize()
         recent_types.received(size)
-        if size > self._limits.max_name_bytes:  # a small message has no more of them
+        if size > self._limits.max_name_bytes:  # a smaller message cannot have more
             found = count_name_bytes(message, self._limits.max_name_bytes)
             if found > self._limits.max_name_bytes:
                 raise exceeded(self._limits, "max_name_bytes", found, "give shorter names")
@@ -146,14 +141,14 @@ class ServiceCore:
 
     Args:
       factory: Makes executors.
-      limits: How much clients may have.
-      policy: Which leaf computations they may bring.
-      clock: Tells the time in seconds.
-      client_credentials: What functions dial other servers with.
+      limits: The limits for clients.
+      policy: The leaf computations that clients may bring.
+      clock: Returns the time in seconds.
+      client_credentials: The credentials with which functions dial other servers.
       reads: Reads sequences that come as references.
 
     Attributes:
-      scope: The rules under which work for clients is done.
+      scope: The scope of work for clients.
     """
 
     def __init__(
@@ -208,8 +203,8 @@ class ServiceCore:
         """
         if self._draining:
             raise WorkerUnavailableError(
-                "Expected a server that takes new sessions, found one that is stopping and lets only those that it has "
-                "come to their end; dial another one, or this one later"
+                "Expected a server that takes new sessions, found one that is stopping and only finishes its existing "
+                "ones; dial another server, or this one later"
             )
 
     def open(self, cardinalities: CardinalitiesType, lease_seconds: float | None) -> Session:
@@ -217,7 +212,7 @@ class ServiceCore:
 
         Args:
           cardinalities: The numbers of participants.
-          lease_seconds: How long it may be silent; `None` for a client that renews nothing.
+          lease_seconds: How long it may be silent; `None` for a client that renews no lease.
 
         Raises:
           WorkerUnavailableError: If this server is about to stop.
@@ -245,14 +240,14 @@ class ServiceCore:
         return session
 
     def work_for(self, origin: str, kind: WorkKind, *systems: SystemScope) -> None:
-        """Makes what the current task does, and what it starts, work for others under the rules of this service.
+        """Makes the current task, and all that it starts, work for a client under the rules of this service.
 
         Each call is a task of its own.
 
         Args:
-          origin: For whom: a session, or a connection.
-          kind: What kind of call it is.
-          *systems: What systems add to its scope.
+          origin: The session or connection of the client.
+          kind: The kind of call.
+          *systems: The scopes of systems to add.
         """
         call = current_scope()
         scope = self.scope.replace(caller=call.caller, origin=origin, kind=kind, progress=call.progress, span=call.span)
@@ -267,7 +262,7 @@ class ServiceCore:
         self.sessions.end(executor.id, "its client has ended it")
 
     def pull(self, session: Session, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
-        """Starts to compute a value, counted by `progress` if that is given, or joins in; in what `run` runs.
+        """Starts to compute a value, or joins a running computation; `progress` counts it, and `run` runs it.
 
         Raises:
           StatusError: If there is none of that id.
@@ -277,7 +272,7 @@ class ServiceCore:
         return pull
 
     def packer(self) -> Packer:
-        """Returns what packs one message for a client."""
+        """Returns a packer for a message to a client."""
         return Packer(self.limits.chunking.large_bytes)
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
