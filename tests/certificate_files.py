@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from fedstack.command_line.certs_command import CertificateFiles
+from fedstack.command_line.certificates import CertificateFiles
 
 HERE = ("localhost", "127.0.0.1", "::1")
 

@@ -1,176 +1,18 @@
-"""Makes certificates to try TLS with: a certificate authority, a server and a client.
+"""The subcommand `fedstack certs`."""
 
-They are for tests and first steps. The authority's key is thrown away, so that no more can be signed with it.
-
-The subcommand `fedstack certs`.
-"""
-
-import datetime
-import ipaddress
-import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
 from fedstack.command_line.command import SUCCESS, option, subcommand, whole_number
-from fedstack.errors import InvalidValueError
-
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
-except ModuleNotFoundError as error:
-    raise ImportError('making certificates needs cryptography: pip install "fedstack[certs]"') from error
-
-DEFAULT_NAMES = ("localhost", "127.0.0.1", "::1")
-MAX_DAYS = 3650
-_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
-_HOST_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
-_MAX_NAME = 253
-_CLOCKS_DIFFER_BY = datetime.timedelta(hours=1)
-# Of all usages that a key may have, in their order, those to sign certificates and lists of revoked ones.
-_SIGNS_CERTIFICATES = x509.KeyUsage(*[False] * 5, *[True] * 2, *[False] * 2)
-_CRITICAL = (ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE)
-
-
-class CertificateFiles(NamedTuple):
-    """Where the certificates and keys are, in PEM.
-
-    Attributes:
-      ca: The authority's certificate; both sides need it, the server to ask for the certificates of its clients.
-      server_cert: The server's certificate, for the names and addresses it was made for.
-      server_key: Its key.
-      client_cert: The client's certificate.
-      client_key: Its key.
-    """
-
-    ca: Path
-    server_cert: Path
-    server_key: Path
-    client_cert: Path
-    client_key: Path
-
-    @classmethod
-    def in_folder(cls, folder: Path) -> "CertificateFiles":
-        """Returns the paths of the files that a folder has or will have."""
-        return cls(*(folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")))
-
-
-def make_test_certificates(
-    folder: Path, names: Sequence[str] = DEFAULT_NAMES, *, days: int = 30, force: bool = False
-) -> CertificateFiles:
-    """Makes an authority, a server's and a client's certificate, and writes them with their keys into `folder`.
-
-    Args:
-      folder: Is made if it is not there.
-      names: The names and IP addresses under which clients will dial the server.
-      days: How long the certificates are valid.
-      force: Whether files that are there are written over.
-
-    Raises:
-      FileExistsError: If there are files already and `force` is not given; nothing is written then.
-      InvalidValueError: If a name is none that a certificate can have, the time is too long, or the folder cannot be
-        written to.
-    """
-    if not 0 <= days <= MAX_DAYS:
-        raise InvalidValueError(f"Expected from 0 to {MAX_DAYS} days, found {days}")
-    files = CertificateFiles.in_folder(folder)
-    try:
-        there = [path.name for path in files if os.path.lexists(path)]
-    except OSError as error:
-        raise _unusable(folder, error) from error
-    if there and not force:
-        raise FileExistsError(
-            f"Expected a folder without certificates, found {', '.join(there)} in {folder}; choose another one, or "
-            "write over them with --force"
-        )
-    alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
-    contents = _contents(alternatives, datetime.timedelta(days=days))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in zip(files, contents):
-            path.unlink(missing_ok=True)  # the mode of a file that is there would stay as it is
-            mode = 0o600 if path.suffix == ".key" else 0o644
-            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
-                file.write(content)
-    except OSError as error:
-        raise _unusable(folder, error) from error
-    return files
-
-
-def _unusable(folder: Path, error: OSError) -> InvalidValueError:
-    where = f" with {error.filename}" if error.filename and Path(error.filename) != folder else ""
-    return InvalidValueError(
-        f"Cannot write certificates to {folder}{where}: {error.strerror or error}; "
-        "choose another one, or clear what is in the way"
-    )
-
-
-def _contents(alternatives: x509.SubjectAlternativeName, validity: datetime.timedelta) -> Sequence[bytes]:
-    """Returns what goes into the files, in their order."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    ca_key, server_key, client_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    issuer = _name("fedstack test authority")
-    # Verifiers that go by RFC 5280 to the letter, as Python's does from 3.13 on, want both identifiers.
-    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-
-    def signed(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
-        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        first, last = now - _CLOCKS_DIFFER_BY, now + validity
-        serial_number = x509.random_serial_number()
-        builder = x509.CertificateBuilder(issuer, subject, key.public_key(), serial_number, first, last)
-        for extension in (*extensions, own, signer):
-            builder = builder.add_extension(extension, critical=extension.oid in _CRITICAL)
-        return builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    no_authority = x509.BasicConstraints(ca=False, path_length=None)
-    for_server, for_client = (
-        x509.ExtendedKeyUsage([usage]) for usage in (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-    )
-    return (
-        signed(issuer, ca_key, x509.BasicConstraints(ca=True, path_length=0), _SIGNS_CERTIFICATES),
-        signed(_name("fedstack test server"), server_key, no_authority, for_server, alternatives),
-        _pem(server_key),
-        signed(_name("fedstack test client"), client_key, no_authority, for_client),
-        _pem(client_key),
-    )
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _general_name(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass
-    try:
-        encoded = name.encode("idna").decode("ascii")
-    except UnicodeError:
-        encoded = ""
-    if len(encoded) > _MAX_NAME or not _HOST_NAME.fullmatch(encoded):
-        raise InvalidValueError(
-            f"Expected a host name or an IP address, found {name!r}; give it as clients will dial it, without a port"
-        )
-    return x509.DNSName(encoded)
 
 
 def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
-    """Makes the files: their names go to standard output, what to do with them to standard error."""
-    from fedstack.command_line.certs_command import DEFAULT_NAMES, make_test_certificates  # needs an extra
+    """Makes the files: prints their names to standard output, and how to use them to standard error."""
+    from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # needs an extra
 
     names = name or DEFAULT_NAMES
     files = make_test_certificates(folder, names, days=days, force=force)
@@ -204,7 +46,7 @@ COMMAND = subcommand(
             help="host name or IP address of the server; may be repeated (default: localhost, 127.0.0.1, ::1)",
         ),
         option("--days", "N", "how long they are valid", type=whole_number(1, 3650), default=30),
-        click.Option(["--force"], is_flag=True, help="write over files that are there"),
+        click.Option(["--force"], is_flag=True, help="overwrite existing files"),
     ],
     more="They go to FOLDER.",
 )

@@ -1,9 +1,7 @@
-"""Writes what a server says: as text for people, or as a JSON object a line for machines.
+"""Writes the output of a server: its logs, as text or as JSON lines, and the prints of the functions that it runs.
 
-Writes to standard error as long as that is possible, and drops what cannot be written.
-
-What functions print at a worker goes there, and so do logs. A full disk, or a reader that has left, must not become an
-error of a function that prints.
+All of it goes to standard error, and output that cannot be written is dropped: a full disk, or a reader that has left,
+must not become an error of a function that prints.
 """
 
 import contextlib
@@ -21,12 +19,12 @@ from typing import Any, BinaryIO, TextIO, cast
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-# What a record may have beside its message (`extra` of logging): of which call it is, and of which function and client.
+# Further fields of a record (`extra` of logging): its call, function and client.
 _FIELDS = ("call", "function", "client")
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes one line of a record, whatever is in it."""
+    """Formats any record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         given = vars(record)
@@ -37,14 +35,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_line(level: str, logger: str, message: str, *, when: float | None = None, **more: Any) -> str:
-    """Returns a JSON object, in one line without its end, that says something.
+    """Returns a message as a JSON object, in one line without its end.
 
     Args:
       level: One of `LEVELS`.
-      logger: Who says it.
-      message: What is said.
-      when: At what time, in seconds as of `time.time`; now by default.
-      more: More members of the object, as far as they are not `None`.
+      logger: The name of the logger.
+      message: The message.
+      when: The time, in seconds as of `time.time`; now by default.
+      more: More members of the object; those that are `None` are left out.
     """
     moment = datetime.datetime.fromtimestamp(time.time() if when is None else when, datetime.timezone.utc)
     entry = {"time": moment.isoformat(), "level": level, "logger": logger, "message": message, **more}
@@ -52,7 +50,7 @@ def json_line(level: str, logger: str, message: str, *, when: float | None = Non
 
 
 def printed_as_json(text: bytes) -> bytes:
-    """Returns what a function prints as JSON objects, one for each of its lines that is not empty."""
+    """Returns the output of a function as JSON objects, one for each non-empty line."""
     lines = text.decode("utf-8", "backslashreplace").splitlines()
     return "".join(json_line("info", "output", line) + "\n" for line in lines if line.strip()).encode()
 
@@ -64,15 +62,15 @@ def configure_logging(level: str, form: str, out: TextIO) -> None:
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.captureWarnings(True)  # those of functions too: each line is to be in that format
+    logging.captureWarnings(True)  # also those of functions: each line has to have the format
 
 
-# So many bytes of a line without an end are kept at most.
+# The most bytes of an unfinished line that are kept.
 _LONGEST_LINE = 2**20
 
 
 class _ForgivingFile(io.RawIOBase):
-    """A descriptor that takes everything. It has no lock, which a child that a function forks might find held."""
+    """A descriptor that never fails. It has no lock, which a child that a function forks could find held."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -96,10 +94,10 @@ class _ForgivingFile(io.RawIOBase):
 
 
 class _ConvertingFile(_ForgivingFile):
-    """Writes what `convert` makes of whole lines.
+    """Converts whole lines with `convert`, and writes them.
 
-    A line that a thread has begun waits for its end, for a flush of that thread, or for the end of everything: one call
-    of `print` writes several times. Each thread touches an entry of its own, so that no lock is needed here either.
+    An unfinished line waits for its end, for a flush by its thread, or for `end`: one call of `print` writes several
+    times. Each thread uses an entry of its own, so that no lock is needed.
     """
 
     def __init__(self, descriptor: int, convert: Callable[[bytes], bytes]) -> None:
@@ -125,7 +123,7 @@ class _ConvertingFile(_ForgivingFile):
         self._write_begun(threading.get_ident())
 
     def end(self) -> None:
-        """Writes what any thread has begun."""
+        """Writes the unfinished lines of all threads."""
         for thread in list(self._begun):
             self._write_begun(thread)
 
@@ -137,12 +135,12 @@ class _ConvertingFile(_ForgivingFile):
 
 @contextlib.contextmanager
 def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None) -> Generator[TextIO]:
-    """Sends what is written to standard output and standard error inside of the block there, and lets none of it fail.
+    """Redirects the output of the block to standard error, and makes writing never fail.
 
-    Standard error that is no file, because someone has replaced it, is used as it is.
+    If standard error was replaced and has no descriptor, it is used as it is.
 
     Args:
-      convert: Returns what is written instead of bytes that are given.
+      convert: Converts the bytes of lines before they are written.
 
     Yields:
       Standard error that does not fail, and converts nothing.
@@ -155,19 +153,19 @@ def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None
     plain = out = _stream(_ForgivingFile(descriptor), sys.stderr.encoding)
     converting = None if convert is None else _ConvertingFile(descriptor, convert)
     if converting is not None:
-        # It keeps what belongs to a line itself, for each thread.
+        # It collects the lines of each thread itself.
         out = _stream(converting, sys.stderr.encoding, write_through=True)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             yield plain
         finally:
-            out.flush()  # a line without an end
+            out.flush()  # an unfinished line
             if converting is not None:
                 converting.end()
 
 
 def _stream(file: _ForgivingFile, encoding: str, write_through: bool = False) -> TextIO:
-    """Returns a text file that writes at the ends of lines, or at once."""
+    """Returns a text file that writes after each line, or at once."""
     raw = cast(BinaryIO, file)
     return io.TextIOWrapper(
         raw, encoding, "backslashreplace", line_buffering=not write_through, write_through=write_through

@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 from cryptography import x509
 
 from fedstack.__main__ import main
-from fedstack.command_line.certs_command import CertificateFiles, make_test_certificates
+from fedstack.command_line.certificates import CertificateFiles, make_test_certificates
 from fedstack.errors import InvalidValueError
 
 
@@ -167,7 +167,7 @@ def test_without_the_extra_the_command_says_what_to_install(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "fedstack.command_line.certs_command")
+    monkeypatch.delitem(sys.modules, "fedstack.command_line.certificates")
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert main(["certs", str(tmp_path)]) == 1
     assert 'pip install "fedstack[certs]"' in capsys.readouterr().err

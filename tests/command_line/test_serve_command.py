@@ -88,7 +88,7 @@ def test_a_server_at_every_address_is_dialled_by_the_name_of_its_machine() -> No
 @pytest.mark.parametrize("arguments", [["--host", "localhost"], ["--port", "0"], ["--host", "::1", "--port", "1"]])
 def test_a_socket_and_a_port_are_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
     names = " and ".join(name for name in arguments if name.startswith("--"))
-    with pytest.raises(click.UsageError, match=f"found --unix-socket and {names}; leave one or the other out"):
+    with pytest.raises(click.UsageError, match=f"found --unix-socket and {names}; leave out all but one"):
         serve_command.make_server(options_of("--unix-socket", tmp_path / "s", *arguments))
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("sklearn")
 from serving import first_line, served
 
 import fedstack
-from fedstack.command_line.certs_command import CertificateFiles, make_test_certificates
+from fedstack.command_line.certificates import CertificateFiles, make_test_certificates
 from fedstack.demo.training import load_example
 from fedstack.service import ClusterSpec
 

@@ -84,7 +84,7 @@ IN_ROOMS = {
     "pytest": {"testing"},
 }
 IN_FILES = {
-    "cryptography": {"command_line/certs_command.py", "transport/grpc/credential_files.py"},
+    "cryptography": {"command_line/certificates.py", "transport/grpc/credential_files.py"},
     "federated_language": {"computations/types/language.py", "errors.py"},
     "ray": {"backends/ray_cluster/ray_api.py", "data/object_refs.py"},
     "tomli": {"transport/wire/cluster_documents.py"},

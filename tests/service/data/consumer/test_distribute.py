@@ -19,7 +19,7 @@ import pytest
 from calling import WALL
 
 import fedstack
-from fedstack.command_line.certs_command import CertificateFiles
+from fedstack.command_line.certificates import CertificateFiles
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import (
     AuthenticationError,
