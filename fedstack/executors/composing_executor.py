@@ -15,8 +15,8 @@ from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import VerbExecutor, phases_of
-from fedstack.executors.concurrency.coroutines import all_in_order, need_event_loop
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.concurrency.coroutines import all_in_order, need_event_loop, runs_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.error_text import counted
 
 # Errors that say nothing about clients: the phase is run again, as soon as possible.

@@ -24,7 +24,8 @@ from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, no_clients, run_whole
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.concurrency.coroutines import runs_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.error_text import name_text
 
 _OPERATIONS: dict[str, np.ufunc] = {

@@ -31,8 +31,7 @@ from fedstack.executors.base.engines import Engine, FunctionRun
 from fedstack.executors.base.schedule_run import UNPULLED
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.base.verb_values import Recorder, Source, VerbValue, function_error
-from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by
-from fedstack.executors.concurrency.leaf_threads import runs_inline
+from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by, runs_inline
 
 
 class ResolvedCall:

@@ -12,8 +12,7 @@ from fedstack.computations.types.type_structure import contains_federated, field
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import UnsupportedIntrinsicError
-from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by
-from fedstack.executors.concurrency.leaf_threads import runs_inline
+from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by, runs_inline
 
 # Stands for a member of an argument that was not pulled because nothing reads it.
 UNPULLED = object()

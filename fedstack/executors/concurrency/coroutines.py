@@ -17,7 +17,6 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import FedstackError
-from fedstack.executors.concurrency.leaf_threads import RunInline, runs_inline
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.traceback_filter import without_frames, without_own_frames
@@ -25,6 +24,28 @@ from fedstack.transport.peers.daemon_threads import start_loop
 
 _T = TypeVar("_T")
 _O = TypeVar("_O")
+_inline = threading.local()
+
+
+class RunInline:
+    """Lets leaf work run on this thread for the duration of a block, or not; see `runs_inline`."""
+
+    __slots__ = ("_before", "_enabled")  # a generator would take four times as long, and each call enters two
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+
+    def __enter__(self) -> None:
+        self._before = getattr(_inline, "enabled", False)
+        _inline.enabled = self._enabled
+
+    def __exit__(self, *error: object) -> None:
+        _inline.enabled = self._before
+
+
+def runs_inline() -> bool:
+    """Returns whether leaf work runs on the current thread."""
+    return getattr(_inline, "enabled", False)
 
 
 def owned_by(owner: _O) -> Callable[[], _O]:

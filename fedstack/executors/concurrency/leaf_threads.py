@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.errors import InvalidValueError
+from fedstack.executors.concurrency.coroutines import RunInline, runs_inline
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.thread_pool import ThreadPool
 from fedstack.foundations.after_fork import renew_after_fork
@@ -30,33 +31,12 @@ _T = TypeVar("_T")
 
 # The cores that this process may use; asking each time costs as much as a short computation.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_inline = threading.local()
+_without = threading.local()
 
 
 def most_threads(wanted: int | None = None) -> int:
     """Returns the most threads that run functions: the number given, or 32, or four per core if that is more."""
     return wanted or max(32, 4 * CORES)
-
-
-class RunInline:
-    """Lets leaf work run on this thread for the duration of a block, or not; see `runs_inline`."""
-
-    __slots__ = ("_before", "_enabled")  # a generator would take four times as long, and each call enters two
-
-    def __init__(self, enabled: bool = True) -> None:
-        self._enabled = enabled
-
-    def __enter__(self) -> None:
-        self._before = getattr(_inline, "enabled", False)
-        _inline.enabled = self._enabled
-
-    def __exit__(self, *error: object) -> None:
-        _inline.enabled = self._before
-
-
-def runs_inline() -> bool:
-    """Returns whether leaf work runs on the current thread."""
-    return getattr(_inline, "enabled", False)
 
 
 @contextlib.contextmanager
@@ -66,12 +46,12 @@ def without_threads() -> Generator[None, None, None]:
     Unlike `RunInline`, this is for a thread with an event loop, which it blocks: the loop of a simulation, where
     nothing may depend on the scheduling of threads.
     """
-    before = getattr(_inline, "has_no_threads", False)
-    _inline.has_no_threads = True
+    before = getattr(_without, "threads", False)
+    _without.threads = True
     try:
         yield
     finally:
-        _inline.has_no_threads = before
+        _without.threads = before
 
 
 class LeafThreads:
@@ -118,7 +98,7 @@ class LeafThreads:
           ClosedError: If the pool is closed.
         """
         job = Job(work)
-        if getattr(_inline, "has_no_threads", False):
+        if getattr(_without, "threads", False):
             job.run()
         else:
             self._pool.add(job)

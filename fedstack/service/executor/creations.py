@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedstack.computations.codec.typed_values import read_typed
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.leaves.work_scope import change_scope
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_checks import check_assignable
 from fedstack.computations.types.type_sizes import type_text
@@ -211,7 +211,7 @@ class Starts:
         outcomes: list[StartResponse.Outcome] = []
         pulls: dict[str, SharedComputation] = {}
         now, together = asyncio.get_running_loop().time(), ObservedCounts()
-        set_scope(current_scope().replace(progress=together))  # for this task only
+        change_scope(progress=together)  # for this task only
         for value_id in dict.fromkeys(values):
             try:
                 pulls[value_id] = pull = self._core.pull(session, value_id, together)

@@ -11,7 +11,7 @@ from fedstack._version import __version__
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.leaves.work_scope import change_scope
 from fedstack.computations.types.language import Type
 from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.executors.remote.phases.phase_messages import read_span
@@ -195,7 +195,7 @@ class ExecutorExtensions:
         async def receive_and_run() -> Parcel:
             received = await receive(incoming, messages.PhaseRequest)
             progress.span = read_span(received.message.span)
-            set_scope(current_scope().replace(progress=progress, span=progress.span))  # for this task only
+            change_scope(progress=progress, span=progress.span)  # for this task only
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
             return await self._core.run(session, run_phase(self._core, session, received))
@@ -203,7 +203,7 @@ class ExecutorExtensions:
         work = Work(receive_and_run())
         async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
-        set_scope(current_scope().replace(span=progress.span))  # for the log if it fails
+        change_scope(span=progress.span)  # for the log if it fails
         yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:

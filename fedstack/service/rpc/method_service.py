@@ -8,7 +8,7 @@ from fedstack._version import __version__
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.declared_types import ParameterTypes
-from fedstack.computations.leaves.work_scope import WorkKind, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import WorkKind, change_scope, current_scope
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
 from fedstack.computations.values.federated_values import count_clients
 from fedstack.errors import WorkerUnavailableError
@@ -174,7 +174,7 @@ class MethodService(Service):
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
             self._core.admission.check_clients(clients)
-            set_scope(current_scope().replace(progress=progress))
+            change_scope(progress=progress)
             return self._core.sessions.lend({CLIENTS: clients})
         at_hand = self._at_hand
         return self._core.sessions.lend({}) if at_hand is None else (at_hand, _keep)

@@ -11,7 +11,8 @@ import pytest
 
 import fedstack
 from fedstack.executors import LeafExecutor
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
+from fedstack.executors.concurrency.coroutines import RunInline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.transport.peers.io_loop import arrival
 
 LIMIT = 20.0

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from fedstack.errors import ClosedError, DeadlineExceededError
-from fedstack.executors.concurrency.coroutines import need_event_loop
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.concurrency.coroutines import need_event_loop, runs_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.worker.work import Work
 from fedstack.transport.wire.frames import Heartbeat

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.payload_sizes import is_quick
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.leaves.work_scope import change_scope, current_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import (
     ConcreteComputation,
@@ -209,7 +209,7 @@ class SharedComputation:
 
     def _begin(self, value: ExecutorValue) -> "asyncio.Future[object]":
         if current_scope().progress is not self.progress:
-            set_scope(current_scope().replace(progress=self.progress))
+            change_scope(progress=self.progress)
         return asyncio.ensure_future(pull(value))
 
     @property
