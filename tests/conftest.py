@@ -22,7 +22,7 @@ settings.load_profile("fedstack")
 # What a shell starts in the background ignores Ctrl-C, and hands that on to its children; tests send it to theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nor does one fail because a server of this process logs that such a machine held up its loop.
-logging.getLogger("fedstack.service.host.stall_meter").setLevel(logging.ERROR)
+logging.getLogger("fedstack.service.host.status").setLevel(logging.ERROR)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

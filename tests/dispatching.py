@@ -10,7 +10,7 @@ from fedstack.membership.reaching import answered
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.service.data import Dataset
 from fedstack.service.data.datasets.definitions import definition_of
-from fedstack.service.host.local_servers import connect
+from fedstack.service.host.listening import connect
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub

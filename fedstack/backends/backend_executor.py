@@ -9,18 +9,17 @@ from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
-from fedstack.executors.base.fold_arguments import FoldArguments
+from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import composed, even_counts
-from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.concurrency.coroutines import gather, need_event_loop
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import unplaced_stack
 from fedstack.executors.federating_executor import FederatingExecutor
-from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory

@@ -14,13 +14,12 @@ from fedstack.computations.types.language import CLIENTS, FederatedType, StructT
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import unshared
 from fedstack.errors import CarrierError
+from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.concurrency.phase_events import told_phase
-from fedstack.executors.concurrency.phase_report import PhaseReport
+from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.concurrency.progress import PhaseReport, observed_phase
 from fedstack.executors.federating_executor import LocalPhases
-from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.sequence_executor import SequenceEngine
 from fedstack.transport.wire.frames import Heartbeat
@@ -47,7 +46,7 @@ class PlainPhases(PhaseRunner):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
         local = LocalPhases(self._server, SequenceEngine(self._calls), len(clients))
-        with told_phase(phase.program, clients, self._remote.stub.address):
+        with observed_phase(phase.program, clients, self._remote.stub.address):
             if _works_on_sequences(phase):
                 return (await local.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
             column = await self._mapped(phase, inputs, len(clients))

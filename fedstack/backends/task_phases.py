@@ -24,14 +24,13 @@ from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.columns import empty_column
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
-from fedstack.executors.base.fold_arguments import FoldArguments, inputs_are_here, inputs_here, slice_inputs
+from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
-from fedstack.executors.concurrency.off_loop import off_loop, sized
-from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
-from fedstack.executors.concurrency.phase_report import PhaseReport
-from fedstack.executors.concurrency.side_by_side import all_in_order
-from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.concurrency.coroutines import all_in_order
+from fedstack.executors.concurrency.leaf_threads import off_loop, sized
+from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
 from fedstack.executors.remote.phases.phase_messages import write_phase
 from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed
@@ -209,7 +208,7 @@ class TaskPhases(PhaseRunner):
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        with told_phase(phase.program, clients, str(self.place)) as note:
+        with observed_phase(phase.program, clients, str(self.place)) as note:
             place, content = await self._answered(PhaseAtClients(phase, inputs, arguments, clients), note)
             content = cast(worker_side.Content, await self.backend.fetch(content))
 
@@ -224,7 +223,7 @@ class TaskPhases(PhaseRunner):
 
     async def kept(self, part: PhaseAtClients) -> object:
         """Runs a phase, and returns what stands for its content, which stays where it is."""
-        with told_phase(part.phase.program, part.clients, str(self.place)) as note:
+        with observed_phase(part.phase.program, part.clients, str(self.place)) as note:
             return (await self._answered(part, note))[1]
 
     async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:

@@ -21,18 +21,17 @@ from fedstack.computations.types.language import CLIENTS, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ProtocolVersionError
-from fedstack.executors.base.fold_arguments import FoldArguments, partial_states
+from fedstack.executors.base.aggregations import FoldArguments, partial_states
 from fedstack.executors.base.phase_engine import PhaseEngine, PhaseRunner
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import phases_of
 from fedstack.executors.composing_executor import ComposedPhases
-from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.concurrency.coroutines import SyncDriver
 from fedstack.executors.factories import local_executor_factory
-from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.phase_results import read_result
 from fedstack.executors.resource_factory import borrow
-from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
-from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.receiving import Admission, receive
 from fedstack.foundations.segments import Memory, memory_of
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.transport.wire.parcels import Parcel, incoming_of

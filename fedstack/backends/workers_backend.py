@@ -20,11 +20,11 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.errors import DeadlineExceededError, LeafError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments
 from fedstack.executors.base.one_by_one import OneByOneExecutor
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.workers import Worker, Workers

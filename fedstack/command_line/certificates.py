@@ -27,13 +27,13 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
 _MAX_NAME = 253
 _CLOCKS_DIFFER_BY = datetime.timedelta(hours=1)
-# Of all usages that a key may have, in their order, those to sign certificates and lists of revoked ones.
+# Of all key usages, in their order: signing certificates and revocation lists.
 _SIGNS_CERTIFICATES = x509.KeyUsage(*[False] * 5, *[True] * 2, *[False] * 2)
 _CRITICAL = (ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE)
 
 
 class CertificateFiles(NamedTuple):
-    """Where the certificates and keys are, in PEM.
+    """The files of certificates and keys, in PEM.
 
     Attributes:
       ca: The authority's certificate; both sides need it, the server to ask for the certificates of its clients.
@@ -61,10 +61,10 @@ def make_test_certificates(
     """Makes an authority, a server's and a client's certificate, and writes them with their keys into `folder`.
 
     Args:
-      folder: Is made if it is not there.
+      folder: The folder, which is created if needed.
       names: The names and IP addresses under which clients will dial the server.
       days: How long the certificates are valid.
-      force: Whether files that are there are written over.
+      force: Whether to overwrite existing files.
 
     Raises:
       FileExistsError: If there are files already and `force` is not given; nothing is written then.
@@ -81,14 +81,14 @@ def make_test_certificates(
     if there and not force:
         raise FileExistsError(
             f"Expected a folder without certificates, found {', '.join(there)} in {folder}; choose another one, or "
-            "write over them with --force"
+            "overwrite them with --force"
         )
     alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
     contents = _contents(alternatives, datetime.timedelta(days=days))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in zip(files, contents):
-            path.unlink(missing_ok=True)  # the mode of a file that is there would stay as it is
+            path.unlink(missing_ok=True)  # an existing file would keep its mode
             mode = 0o600 if path.suffix == ".key" else 0o644
             with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
                 file.write(content)
@@ -101,16 +101,16 @@ def _unusable(folder: Path, error: OSError) -> InvalidValueError:
     where = f" with {error.filename}" if error.filename and Path(error.filename) != folder else ""
     return InvalidValueError(
         f"Cannot write certificates to {folder}{where}: {error.strerror or error}; "
-        "choose another one, or clear what is in the way"
+        "choose another one, or remove the obstacle"
     )
 
 
 def _contents(alternatives: x509.SubjectAlternativeName, validity: datetime.timedelta) -> Sequence[bytes]:
-    """Returns what goes into the files, in their order."""
+    """Returns the contents of the files, in their order."""
     now = datetime.datetime.now(datetime.timezone.utc)
     ca_key, server_key, client_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     issuer = _name("fedstack test authority")
-    # Verifiers that go by RFC 5280 to the letter, as Python's does from 3.13 on, want both identifiers.
+    # Strict verifiers of RFC 5280, such as Python's from 3.13 on, require both identifiers.
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
 
     def signed(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:

@@ -11,7 +11,7 @@ from fedstack.command_line.command import SUCCESS, option, subcommand, whole_num
 
 
 def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
-    """Makes the files: their names go to standard output, what to do with them to standard error."""
+    """Makes the files: prints their names to standard output, and how to use them to standard error."""
     from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # needs an extra
 
     names = name or DEFAULT_NAMES
@@ -46,7 +46,7 @@ COMMAND = subcommand(
             help="host name or IP address of the server; may be repeated (default: localhost, 127.0.0.1, ::1)",
         ),
         option("--days", "N", "how long they are valid", type=whole_number(1, 3650), default=30),
-        click.Option(["--force"], is_flag=True, help="write over files that are there"),
+        click.Option(["--force"], is_flag=True, help="overwrite existing files"),
     ],
     more="They go to FOLDER.",
 )

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fedstack.transport.wire.addresses import Target
 
 _ROUND_TRIPS = 5
-# How long a server that has answered already has for another question at least.
+# The least time that a server which has answered gets for another question.
 _LEAST_SECONDS = 0.1
 
 
 class Answer(TypedDict):
-    """What is found out about any server that can be used."""
+    """The facts about any usable server."""
 
     target: str
     service: str
@@ -34,7 +34,7 @@ class Answer(TypedDict):
 
 
 class Details(TypedDict):
-    """What a server of fedstack's tells of itself."""
+    """The facts that a fedstack server reports about itself."""
 
     version: str
     python_version: str
@@ -44,7 +44,7 @@ class Details(TypedDict):
 
 
 def run(**given: Any) -> int:
-    """Checks a server: what it is goes to standard output, what is wrong to standard error."""
+    """Checks a server: prints facts to standard output, and faults to standard error."""
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
@@ -94,7 +94,7 @@ def run(**given: Any) -> int:
 
 
 def _lets_in(target: "Target", credentials: "ClientCredentials", timeout: float) -> bool:
-    """Tells whether a server lets us in with these credentials."""
+    """Returns whether a server accepts these credentials."""
 
     async def look(stub: "ExecutorStub") -> bool:
         return await stub.handshake() is not None
@@ -136,7 +136,7 @@ def _print(answer: Answer, details: Details | None) -> None:
     theirs = mine if details is None else details["python_version"]
     if details is not None and theirs != mine and any("Pickled" in name for name in details["leaf_runtimes"]):
         say(
-            f"Functions go there by reference only: by value they need one Python on both sides, and here is {mine}.",
+            f"Functions go there by reference only: sending their code needs the same Python, and this is {mine}.",
             to_error=True,
         )
 
@@ -144,7 +144,7 @@ def _print(answer: Answer, details: Details | None) -> None:
 COMMAND = subcommand(
     "check",
     run,
-    "Check that a server can be reached and used, and say what is wrong if not.",
+    "Check that a server can be reached and used, and explain why not.",
     PEER_OPTIONS,
     more=ABOUT_ADDRESS,
 )

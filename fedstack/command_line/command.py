@@ -1,4 +1,4 @@
-"""How the command line runs a subcommand, and what the options of several subcommands have in common.
+"""Runs subcommands of the command line, and defines the kinds of options that they share.
 
 The module of a subcommand is imported whichever subcommand is called, so it imports what it needs when it runs. A
 subcommand writes results to standard output, all other text to standard error, and returns its exit code. The message
@@ -20,14 +20,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fedstack.command_line.log_format import json_line
+from fedstack.command_line.output import json_line
 from fedstack.errors import FedstackError
 from fedstack.foundations.error_text import printable
 
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
-# In the `meta` of a context: the command says everything as JSON lines, its errors too.
+# In the `meta` of a context: the command prints JSON lines only, also for errors.
 LOGS_JSON = "fedstack.logs_json"
-# To a pod beside a service that is called fedstack, Kubernetes says FEDSTACK_PORT=tcp://10.0.0.1:8000.
+# Kubernetes sets FEDSTACK_PORT=tcp://10.0.0.1:8000 in pods beside a service named fedstack.
 _OF_KUBERNETES = ("tcp://", "udp://", "sctp://")
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
@@ -53,7 +53,7 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
             code: int = group.invoke(context)
             sys.stdout.flush()
             return code
-    except click.exceptions.Exit as end:  # help or the version has been printed
+    except click.exceptions.Exit as end:  # help or version was printed
         return end.exit_code
     except click.UsageError as error:
         return _wrong_usage(error, context)
@@ -61,18 +61,18 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
         _print_error("interrupted", context, before="\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has left. Python would complain about the rest of it when it exits.
+        # The reader of our output has left. Python would report an error for the rest on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except (FedstackError, ImportError, OSError) as error:
         if isinstance(error, ImportError) and error.name is not None:
-            raise  # not one of ours, which say what to install, but a broken installation
+            raise  # a broken installation; ours name the extra to install
         _print_error(f"error: {error}", context)
         return FAILURE
 
 
 def say(text: str = "", *, to_error: bool = False) -> None:
-    """Prints what may have come from a peer: nothing in it is obeyed by the terminal."""
+    """Prints text that may come from a peer, without terminal escapes."""
     print(printable(text), file=sys.stderr if to_error else sys.stdout)
 
 
@@ -82,7 +82,7 @@ def _running(context: click.Context | None) -> str:
 
 
 def _wrong_usage(error: click.UsageError, context: click.Context | None) -> int:
-    """Says in one line what is wrong with the arguments: the usage of a command with many options is long."""
+    """Prints the error of the arguments in one line: the usage of a command with many options is long."""
     message = error.format_message().rstrip(".").replace("\n", " ")
     given = {} if error.ctx is None else error.ctx.params
     if given.get("json"):
@@ -115,11 +115,11 @@ def subcommand(
     """Returns a subcommand.
 
     Args:
-      name: What it is called by.
+      name: Its name.
       run: Runs it with the values of the parameters, and returns its exit code.
-      summary: What it does, in a sentence that starts with a verb.
+      summary: Its purpose, in a sentence that starts with a verb.
       parameters: Its options and arguments.
-      more: What else its help says.
+      more: Further text of its help.
     """
     text = f"{summary} {more}".rstrip()
     return _Subcommand(
@@ -140,7 +140,7 @@ def option(
     type: Callable[[str], object] = str,
     default: object = None,
 ) -> click.Option:
-    """Returns an option with a value, whose help says the default if there is one."""
+    """Returns an option with a value, whose help shows its default if it has one."""
     shows = default is not None
     return click.Option([name], metavar=metavar, help=description, type=type, default=default, show_default=shows)
 
@@ -174,13 +174,13 @@ def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
 
 
 class EnvironmentOption(click.Option):
-    """An option with a variable; its help shows that, with the default.
+    """An option with an environment variable; its help shows the variable and the default.
 
     Args:
       name: The option.
-      metavar: What its value is called.
-      description: What it does.
-      group: The options that it is among in the help of its subcommand.
+      metavar: The name of its value.
+      description: Its help.
+      group: Its group in the help of its subcommand.
       more: See `click.Option`.
     """
 
@@ -197,30 +197,30 @@ class EnvironmentOption(click.Option):
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, click.Parameter]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
-        ctx.set_parameter_source(self.name, source)  # some releases do so only once the value has been checked
+        ctx.set_parameter_source(self.name, source)  # some releases do so only after the value was checked
         return value, source
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         return repr(self.given_as(ctx)) if ctx is not None else super().get_error_hint(ctx)
 
     def given_as(self, context: click.Context) -> str:
-        """Returns what it was given as: the variable, or the option."""
+        """Returns how it was given: the name of the variable, or of the option."""
         from_variable = context.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
         return self.variable if from_variable else self.opts[0]
 
 
 class Switch(EnvironmentOption):
-    """An option that is on or off, with a form to turn off what its variable turned on."""
+    """An option that is on or off; its negative form overrides its variable."""
 
     def __init__(self, name: str, description: str, group: str = "Options") -> None:
         super().__init__(f"{name}/--no-{name.removeprefix('--')}", None, description, group)
 
 
 class RepeatableOption(EnvironmentOption):
-    """An option that may be given several times; commas are between several values, in the variable too."""
+    """An option that may be repeated; commas separate several values, also in the variable."""
 
     def __init__(self, name: str, metavar: str, description: str, group: str = "Options") -> None:
-        description = f"{description}; may be repeated, or be several with commas"
+        description = f"{description}; may be repeated, or separated by commas"
         super().__init__(name, metavar, description, group, multiple=True, callback=_parts)
 
     def value_from_envvar(self, ctx: click.Context) -> Sequence[str] | None:
@@ -233,7 +233,7 @@ def _parts(_: click.Context, option: click.Parameter, values: Sequence[str]) -> 
 
 
 def options_of(context: click.Context) -> SimpleNamespace:
-    """Returns the values of the options; `given` has what each was given as that was given."""
+    """Returns the values of the options; `given` has how each given option was given."""
     options = [option for option in context.command.params if isinstance(option, EnvironmentOption)]
     given = {o.name: o.given_as(context) for o in options if context.get_parameter_source(o.name) in _GIVEN}
     return SimpleNamespace(**context.params, given=given)

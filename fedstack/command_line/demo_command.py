@@ -10,7 +10,7 @@ from fedstack.command_line.command import SUCCESS, option, subcommand, whole_num
 
 
 def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Path) -> int:
-    """Runs the demo: the table goes to standard output, the rest to standard error and into files."""
+    """Runs the demo: prints the table to standard output, and the rest to standard error and files."""
     begin = time.perf_counter()
     # Imported here because they are slow to import and need an extra.
     from fedstack.demo.picture import draw_curve
@@ -22,7 +22,7 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Pa
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(
-            f"Expected a folder for --out, or the name of a new one, found a file on the way to {out}; give another"
+            f"Expected a folder for --out, or the name of a new one, found a file in the path {out}; give another"
         ) from error
     except OSError as error:
         raise OSError(f"Cannot make the folder {out} for --out: {error.strerror}; give another") from error
@@ -49,7 +49,7 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Pa
 COMMAND = subcommand(
     "demo",
     run,
-    "Train a model on handwritten digits by federated averaging, and draw how it learns.",
+    "Train a model on handwritten digits by federated averaging, and plot its progress.",
     [
         option("--clients", "N", "number of clients", type=whole_number(1), default=100),
         option("--rounds", "N", "number of rounds", type=whole_number(1), default=100),
@@ -58,7 +58,7 @@ COMMAND = subcommand(
         click.Option(
             ["--engine"],
             type=click.Choice(["fedstack", "ray"]),
-            help="whose workers these are; Ray has as many as there is room for, unless --workers says how many",
+            help="engine that runs the workers; without --workers, Ray starts as many as fit",
             default="fedstack",
             show_default=True,
         ),

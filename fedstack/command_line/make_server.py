@@ -1,4 +1,4 @@
-"""Makes the server that the options of `fedstack serve` ask for, and says what it is."""
+"""Makes the server of `fedstack serve` from its options, and describes it."""
 
 import importlib.util
 import logging
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedstack.transport.peers.methods import Service
 
 _logger = logging.getLogger(__name__)
-# Options that mean something only beside another one.
+# Options that require another one.
 _ONLY_BESIDE = {
     "cluster": ("job", "task", "addresses"),
     "data_dispatcher": ("work_dir",),
@@ -64,19 +64,19 @@ def task_in(options: SimpleNamespace) -> "Task | None":
 
 
 def listens_at(options: SimpleNamespace, task: "Task | None" = None) -> Target:
-    """Returns where the server listens: where its task does, or at the socket, or at host and port."""
+    """Returns the address of the server: that of its task, the socket, or host and port."""
     if task is not None:
         return task.listens
     return HostConfig(host=options.host, port=options.port, unix_socket=options.unix_socket).listens
 
 
 def dialled_address(target: str, listens: Target) -> str:
-    """Returns what clients dial: for a server that listens at all addresses of this machine, by its name."""
+    """Returns the address that clients dial; with the machine's name if the server listens at all its addresses."""
     return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}" if listens.is_everywhere else target
 
 
 def ready_line(target: str, options: SimpleNamespace, task: "Task | None" = None) -> str:
-    """Returns what tells that the server can be dialled: where, by whom, and what it runs for them."""
+    """Returns the line that announces the server: its address, who may dial it, and what it runs for them."""
     listens = listens_at(options, task)
     traits = {
         "TLS": options.tls_cert,
@@ -115,8 +115,8 @@ def make_server(options: SimpleNamespace, task: "Task | None" = None) -> "Host":
     task = task or task_in(options)
     if options.clients > options.max_clients:
         raise click.UsageError(
-            f"Expected at most {options.max_clients} clients where a request does not say (--max-clients), found "
-            f"{options.clients}; give a smaller --clients or a larger --max-clients"
+            f"Expected at most {options.max_clients} default clients (--max-clients), found {options.clients}; give a "
+            "smaller --clients or a larger --max-clients"
         )
     _warn_of_missing_modules(options.allow_module)
     try:
@@ -137,7 +137,7 @@ def make_server(options: SimpleNamespace, task: "Task | None" = None) -> "Host":
         )
         services: list[Service] = [config.executor_service(options.clients, options.threads)]
         if options.cluster is not None:
-            # What is registered is a program's own; a task has the place for it, as those of programs do.
+            # Programs register methods of their own; a task has the service for them, as in programs.
             services.append(config.method_service())
         return Host([*services, *_data_services(options, config, listens)], hosting)
     except InvalidValueError as error:
@@ -184,7 +184,7 @@ def _check_address(options: SimpleNamespace) -> None:
     if others:
         what = "a cluster, a socket, or a port" if ways[0] == "cluster" else "a socket or host and port"
         raise click.UsageError(
-            f"Expected {what} to listen at, found {' and '.join([chosen, *others])}; leave one or the other out"
+            f"Expected {what} to listen at, found {' and '.join([chosen, *others])}; leave out all but one"
         )
 
 
@@ -201,7 +201,7 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    """Looks for a module without importing anything, which would run it."""
+    """Finds a module without importing it, which would run it."""
     path: Sequence[str] | None = None
     names = module.split(".")
     for depth in range(len(names)):
@@ -217,18 +217,18 @@ def _is_installed(module: str) -> bool:
 
 
 def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":
-    """Returns what functions call other servers with; `None` if the options say nothing of it."""
+    """Returns the credentials with which functions call other servers; `None` without such options."""
     if not (options.call_ca or options.call_cert or options.call_key or options.call_token_file):
         return None
     return credentials_in(options, "call", options.call_token_file)
 
 
 def _credentials(options: SimpleNamespace) -> "ServerCredentials":
-    """Returns what the server proves itself with; warns of what no client will accept, or of what accepts none.
+    """Returns the credentials of the server; warns of those that no client will accept, or that accept no client.
 
     It may be our clock that is wrong.
     """
-    from fedstack.transport.grpc.certificate_checks import why_no_authority, why_not_valid
+    from fedstack.transport.grpc.credential_files import why_no_authority, why_not_valid
     from fedstack.transport.grpc.credentials import ServerCredentials
 
     credentials = ServerCredentials.from_files(
@@ -243,7 +243,7 @@ def _credentials(options: SimpleNamespace) -> "ServerCredentials":
     ):
         if why is not None:
             _logger.warning(
-                "Expected a certificate that is valid today in %s, found of %s that %s; give a new one, or set the "
+                "Expected a certificate that is valid today in %s, found of %s that %s; give a new one, or correct the "
                 "clock",
                 *(name, file, why),
             )

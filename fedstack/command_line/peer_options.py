@@ -1,4 +1,4 @@
-"""What the subcommands that dial a server share: whom to dial, with what, and what went wrong."""
+"""Defines what subcommands that dial a server share: its address, the credentials, and the diagnosis of failures."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fedstack.transport.wire.addresses import Target
 
 _T = TypeVar("_T")
-# gRPC cannot count much longer times.
+# gRPC overflows with much longer times.
 _MOST_SECONDS = 86_400
-# How much longer than it was told the search for what is wrong may take, where it is about to end.
+# How much longer than its limit the search for a fault may take if it is about to end.
 _FINISH_SECONDS = 0.5
 
 
@@ -40,13 +40,13 @@ ABOUT_ADDRESS = "ADDRESS is the server's: host:port, grpcs://host:port or unix:/
 def credentials_in(
     options: SimpleNamespace, prefix: str, token_file: str | None, server_name: str | None = None
 ) -> "ClientCredentials":
-    """Returns what to dial a server with.
+    """Returns the credentials to dial a server with.
 
     Args:
       options: The options.
-      prefix: What those with certificates begin with: they end in `ca`, `cert` and `key`.
+      prefix: The prefix of those with certificates, which end in `ca`, `cert` and `key`.
       token_file: The file with the token.
-      server_name: The name in the server's certificate, if it is another one.
+      server_name: The name in the server's certificate, if it differs from the host.
 
     Raises:
       InvalidValueError: If they do not fit each other, or name files that cannot be read.
@@ -63,7 +63,7 @@ def credentials_in(
 
 
 def peer_of(options: SimpleNamespace) -> "tuple[Target, ClientCredentials]":
-    """Returns the server and what to dial it with.
+    """Returns the server and the credentials to dial it with.
 
     Raises:
       click.UsageError: If the options do not fit each other, or name files that cannot be read.
@@ -85,14 +85,14 @@ def ask(
     *,
     explains: bool = True,
 ) -> _T:
-    """Dials a server, and returns what `work` finds out from it.
+    """Dials a server, and returns the result of `work`.
 
     Args:
       target: The server.
-      credentials: What to dial it with.
-      timeout: How long it may take in all, in seconds.
-      work: Asks the server.
-      explains: Whether to look for what is wrong if it fails; else the error is gRPC's.
+      credentials: The credentials to dial it with.
+      timeout: How long everything may take, in seconds.
+      work: Calls the server.
+      explains: Whether to look for the fault of a failure; otherwise the error is gRPC's.
 
     Raises:
       FedstackError: If the server cannot be reached, does not let us in, or is none of ours.
@@ -108,7 +108,7 @@ def ask(
     async def dial() -> _T:
         deadline = Deadline(timeout)
         connection = GrpcConnection(target, credentials, words=OPTIONS, patience=patience)
-        # Calls have more time than there is, so that it is this function which says that there is no answer.
+        # Calls have more time than that, so that this function reports a missing answer.
         working = asyncio.ensure_future(work(ExecutorStub(connection, control_seconds=2 * timeout)))
         diagnosis: asyncio.Task[FedstackError | None] | None = None
         try:
@@ -149,7 +149,7 @@ PLAIN = "a plain executor service"
 
 
 async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
-    """Returns what a server without the extensions of executors is, in words: `PLAIN`, or other services of fedstack's.
+    """Describes a server without the extensions of executors: `PLAIN`, or other services of fedstack.
 
     Raises:
       RemoteError: If it has none of these.
@@ -157,7 +157,7 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
     from fedstack.computations.types.language import CLIENTS, computation_pb2
     from fedstack.proto.executor_pb2 import Cardinality, DisposeExecutorRequest, GetExecutorRequest
 
-    # TensorFlow Federated's knows no executor without a number of clients.
+    # TensorFlow Federated has no executor without a number of clients.
     no_clients = Cardinality(placement=computation_pb2.Placement(uri=CLIENTS.uri), cardinality=0)
     try:
         response = await stub.get_executor(GetExecutorRequest(cardinalities=[no_clients]))
@@ -175,7 +175,7 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
 
 
 async def _others_of(stub: "ExecutorStub") -> list[str]:
-    """Asks a server's health, which knows each service by name, for those that serve no executors."""
+    """Asks a server's health for its services by name, for servers without executors."""
     from fedstack.transport.grpc.grpc_calls import asks_health
     from fedstack.transport.peers.data_worker_stub import DATA_WORKER
     from fedstack.transport.peers.dispatcher_stub import DISPATCHER

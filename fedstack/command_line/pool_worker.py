@@ -1,6 +1,6 @@
 """Run as `python -m fedstack.command_line.pool_worker FOLDER OPTION…`: `fedstack serve` as a worker of a pool.
 
-When the pool lets go of it, it removes the pool's folder too: a parent that was killed cannot.
+When the pool ends, it also removes the pool's folder: a killed parent cannot.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _FILES = "*.token", "*.sock"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves, and clears up; returns the exit code.
+    """Serves, and cleans up; returns the exit code.
 
     Args:
       argv: The folder of the pool, and options of `fedstack serve`.
@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parent_is_gone() -> bool:
-    """Returns whether standard input has ended; while the pool is there it neither ends nor has anything to read."""
+    """Returns whether standard input has ended; while the pool exists, it does not end and has no data."""
     if os.name != "posix":
-        return False  # a pipe cannot be asked, and there are no sockets to remove
+        return False  # a pipe cannot be checked, and there are no sockets to remove
     with contextlib.suppress(OSError):
         readable, _, _ = select.select([0], [], [], 0)
         return bool(readable) and not os.read(0, 1)
@@ -42,7 +42,7 @@ def _parent_is_gone() -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Removes what a pool puts into its folder, and then that: the pool's other workers end as well."""
+    """Removes the files and the folder of a pool, whose other workers end as well."""
     for path in [path for pattern in _FILES for path in folder.glob(pattern)]:
         with contextlib.suppress(OSError):
             path.unlink()

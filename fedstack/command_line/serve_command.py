@@ -14,28 +14,26 @@ from typing import Any, TextIO
 import click
 
 from fedstack.command_line.command import SUCCESS, options_of, subcommand
-from fedstack.command_line.forgiving_output import all_output_to_standard_error
-from fedstack.command_line.log_format import configure_logging, json_line, printed_as_json
 from fedstack.command_line.make_server import dialled_address, listens_at, make_server, ready_line, task_in
+from fedstack.command_line.output import all_output_to_standard_error, configure_logging, json_line, printed_as_json
 from fedstack.command_line.serve_options import SERVE_OPTIONS
-from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
-from fedstack.command_line.standard_input import empty_standard_input
+from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests, empty_standard_input
 
 _logger = logging.getLogger(__name__)
-# Threads that compute keep the interpreter for so long. The loop, which asks for it with each call, waits for each.
+# How long a computing thread keeps the interpreter while the loop, which needs it for each call, waits.
 _SWITCH_SECONDS = 0.001
 
 
 @click.pass_context
 def run(context: click.Context, **_: Any) -> int:
-    """Serves until asked to stop: one line goes to standard output, once the server can be dialled, and no more."""
+    """Serves until asked to stop; prints only one line to standard output, once the server can be dialled."""
     options = options_of(context)
-    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # there may be no standard error
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # standard error may be missing
         if not faulthandler.is_enabled():
-            faulthandler.enable()  # a crash in a client's function says where, before the process ends
+            faulthandler.enable()  # a crash in a client's function prints its traceback before the process ends
     if options.log_level == "debug":
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says nothing: it is in no format, and we say it too
-    # What functions print is not for the reader of that line.
+    # The output of functions is not for the reader of that line.
     waiting = sys.stdout
     # Before anything that a client sends is loaded.
     convert = printed_as_json if options.log_format == "json" else None
@@ -57,7 +55,7 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
         thread = ServerThread(server)
         with _telemetry(options), _metrics_page(options) as metrics:
             thread.start()
-            gc.freeze()  # what has been imported stays: the collector need not look at it again and again
+            gc.freeze()  # imported modules stay, so the collector can skip them
             if task is not None and options.addresses is not None:
                 task.announce(options.addresses, server.target)
             dialled = dialled_address(server.target, listens_at(options, task))
@@ -72,7 +70,7 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
 
 
 def _telemetry(options: SimpleNamespace) -> AbstractContextManager[object]:
-    """Gives OpenTelemetry what happens in the block, if the options say so."""
+    """Exports the events of the block to OpenTelemetry, if the options ask for it."""
     from fedstack.observe.telemetry import export_to_opentelemetry
 
     return export_to_opentelemetry() if options.opentelemetry else contextlib.nullcontext()
@@ -80,7 +78,7 @@ def _telemetry(options: SimpleNamespace) -> AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _metrics_page(options: SimpleNamespace) -> Generator[str]:
-    """Serves the page of metrics for the block, if the options ask for one; yields where, or an empty text."""
+    """Serves the page of metrics during the block, if the options ask for it; yields its URL, or an empty text."""
     if options.metrics_port is None:
         yield ""
         return

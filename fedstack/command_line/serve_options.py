@@ -1,8 +1,8 @@
-"""The options of `fedstack serve`, made of the fields of configurations.
+"""Generates the options of `fedstack serve` from the fields of configurations.
 
-An option is a field of a class: what the class says of it under `Attributes` is the option's help, its default says
-what kind of option it is, and its name that of its variable. What a server can be configured with is taken from its
-configuration; `ServeConfig` has what the command alone has.
+An option is a field of a class: its description under `Attributes` is the help of the option, its default gives the
+kind of the option, and its name the environment variable. The options of a server come from its configuration;
+`ServeConfig` has those of the command only.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from fedstack.command_line.command import (
     seconds,
     whole_number,
 )
-from fedstack.command_line.log_format import FORMATS, LEVELS
+from fedstack.command_line.output import FORMATS, LEVELS
 from fedstack.service.host.config import MOST_PORT, HostConfig
 from fedstack.service.host.limits import DataWorkerLimits, DispatcherLimits, ServerLimits, ServiceLimits, option_of
 
@@ -35,37 +35,37 @@ def _whole(default: int | None, least: int = 0, most: int | None = None) -> Any:
 
 @attrs.frozen(kw_only=True)
 class ServeConfig:
-    """What `fedstack serve` has beside the configurations of what it serves.
+    """Options of `fedstack serve` besides the configurations of its services.
 
     Attributes:
-      cluster: A TOML file with the cluster that this is a task of, which says where it listens; or what would be in it.
-      job: The job of the cluster that this is a task of; by default the only one.
+      cluster: A TOML file of the cluster whose task this server is, with its address; or the content of such a file.
+      job: The job of the cluster that has the task; by default the only one.
       task: The index of the task in its job; by default that of the only one.
-      addresses: A file to which this adds the address that it listens at, for tasks with port 0.
+      addresses: A file to add the address of this server to, for tasks with port 0.
       tls_cert: The certificate of the server (PEM).
       tls_key: The key of the certificate (PEM).
-      tls_client_ca: The authority (PEM) that must have signed certificates of clients.
+      tls_client_ca: The authority (PEM) that has to sign the certificates of clients.
       allow_module: An installed module whose functions clients may call, * for any.
       strict_modules: Whether to refuse functions whose module differs from the client's, helpers included.
       allow_runtime: A message, or a package of them, whose leaf runtime clients may use.
       allow_python_code: Whether to run Python code that clients send; beyond loopback only with --tls-client-ca.
-      clients: The number of clients where a request does not say.
+      clients: The number of clients for requests that do not give it.
       threads: The most threads that run functions.
       call_ca: The authority (PEM) of servers that functions call, as for variables.
-      call_cert: The certificate (PEM) to call them with; by default none.
+      call_cert: The client certificate (PEM) for those servers; by default none.
       call_key: The key of that certificate (PEM).
-      call_token_file: A file with the token to call them with; by default none.
-      data_service: A dispatcher whose datasets clients' computations may refer to, which are read here.
-      data_dispatcher: Whether to be the dispatcher of a data service as well, which divides the work on datasets.
-      work_dir: A folder for the dispatcher's journal, with which it goes on where it was; by default it keeps nothing.
-      data_worker: The address of a dispatcher of a data service: to be a worker of it as well, which reads datasets.
-      worker_token_file: A file with tokens of data workers: a dispatcher asks for one, a data worker shows the first.
-      data_root: A folder below which the data worker reads files of datasets.
-      metrics_port: The port of a page with metrics for Prometheus, 0 for any free one; by default there is none.
-      metrics_host: A name or an address where that page is; it has no TLS, and asks for no token.
-      opentelemetry: Whether to give metrics and spans to OpenTelemetry, as opentelemetry-instrument sets it up.
-      log_format: What the log looks like: text, or json.
-      log_level: What is logged: debug, info, warning, or error.
+      call_token_file: A file with the token for those servers; by default none.
+      data_service: A dispatcher whose datasets computations of clients may refer to; this server reads them.
+      data_dispatcher: Whether to also be the dispatcher of a data service, which divides the work on datasets.
+      work_dir: A folder for the dispatcher's journal, from which it continues after a restart; by default none.
+      data_worker: The address of a dispatcher whose data worker this server also is, which reads datasets.
+      worker_token_file: A file of tokens of data workers: a dispatcher requires one, a data worker sends the first.
+      data_root: A folder whose files the data worker may read for datasets.
+      metrics_port: The port of a page with metrics for Prometheus, 0 for any free port; by default there is no page.
+      metrics_host: The name or address of that page, which has no TLS and requires no token.
+      opentelemetry: Whether to export metrics and spans to OpenTelemetry, as opentelemetry-instrument configures it.
+      log_format: The format of the log: text or json.
+      log_level: The lowest level to log: debug, info, warning or error.
       exit_with_parent: Whether to stop when standard input ends.
     """
 
@@ -106,10 +106,10 @@ def _log_format(context: click.Context, _: click.Parameter, value: str) -> str:
     return value
 
 
-# What differs from what the field says: a server in a program listens at any port that is free.
+# Where an option differs from its field: a server in a program listens at any free port.
 _MORE: dict[str, dict[str, Any]] = {
     "port": {"default": 8000},
-    # Errors in other options are in this format too.
+    # Eager, so that errors in other options have this format.
     "log_format": {"type": click.Choice(FORMATS), "is_eager": True, "callback": _log_format},
     "log_level": {"type": click.Choice(LEVELS)},
     "unix_socket": {"metavar": "PATH"},
@@ -121,15 +121,15 @@ _MORE: dict[str, dict[str, Any]] = {
 }
 _Fields = tuple[type[attrs.AttrsInstance], str]
 _GROUPS: dict[str, tuple[_Fields, ...]] = {
-    "Where it listens": ((HostConfig, "host port unix_socket"), (ServeConfig, "cluster job task addresses")),
-    "Who may come in": ((ServeConfig, "tls_cert tls_key tls_client_ca"), (HostConfig, "token_file insecure")),
+    "Address": ((HostConfig, "host port unix_socket"), (ServeConfig, "cluster job task addresses")),
+    "Access": ((ServeConfig, "tls_cert tls_key tls_client_ca"), (HostConfig, "token_file insecure")),
     "What clients may run": (
         (ServeConfig, "allow_module strict_modules allow_runtime allow_python_code clients threads"),
     ),
-    "What functions call": ((ServeConfig, "call_ca call_cert call_key call_token_file data_service"),),
-    "A data service": ((ServeConfig, "data_dispatcher work_dir data_worker worker_token_file data_root"),),
-    "What it tells": ((ServeConfig, "metrics_port metrics_host opentelemetry log_format log_level"),),
-    "How it stops": ((HostConfig, "grace_seconds"), (ServeConfig, "exit_with_parent")),
+    "Servers that functions call": ((ServeConfig, "call_ca call_cert call_key call_token_file data_service"),),
+    "Data service": ((ServeConfig, "data_dispatcher work_dir data_worker worker_token_file data_root"),),
+    "Monitoring": ((ServeConfig, "metrics_port metrics_host opentelemetry log_format log_level"),),
+    "Shutdown": ((HostConfig, "grace_seconds"), (ServeConfig, "exit_with_parent")),
     "Limits of the server": ((HostConfig, "compression"), (ServerLimits, "")),
     "Limits of the executor service": ((ServiceLimits, ""),),
     "Limits of a dispatcher": ((DispatcherLimits, ""),),
@@ -139,22 +139,22 @@ _GROUPS: dict[str, tuple[_Fields, ...]] = {
 LIMITS = (ServiceLimits, ServerLimits, DispatcherLimits, DataWorkerLimits)
 
 
-def what_is_said_of_fields(table: type[attrs.AttrsInstance]) -> dict[str, str]:
-    """Returns what a class says of its fields under `Attributes`, each in one line."""
+def field_descriptions(table: type[attrs.AttrsInstance]) -> dict[str, str]:
+    """Returns the descriptions of a class's fields under `Attributes`, each in one line."""
     section = inspect.cleandoc(table.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^ {2}(\w+): (.+(?:\n {4}.+)*)", section, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
 
 def limits_of(table: type[_Table], options: SimpleNamespace) -> _Table:
-    """Returns the limits of a table that the options ask for."""
+    """Returns a table of limits as the options set them."""
     given = vars(options)
     return table(**{f.name: given[f.name] for f in attrs.fields(table) if f.name in given})
 
 
-def _option(field: "attrs.Attribute[Any]", said: str, group: str) -> click.Option:
+def _option(field: "attrs.Attribute[Any]", description: str, group: str) -> click.Option:
     """Returns the option that sets a field."""
-    name, help_text = option_of(field.name), said.partition(". ")[0].rstrip(".")
+    name, help_text = option_of(field.name), description.partition(". ")[0].rstrip(".")
     metavar, default = name.rpartition("-")[2].upper(), field.default
     more: dict[str, Any] = {"metavar": metavar, "default": default, **_MORE.get(field.name, {})}
     if isinstance(default, bool):
@@ -173,11 +173,11 @@ def _options() -> Iterator[click.Option]:
     made = set[str]()
     for group, tables in _GROUPS.items():
         for table, names in tables:
-            said, fields = what_is_said_of_fields(table), attrs.fields_dict(table)
+            described, fields = field_descriptions(table), attrs.fields_dict(table)
             for name in names.split() or [name for name, field in fields.items() if "what" in field.metadata]:
                 if name not in made:
                     made.add(name)
-                    yield _option(fields[name], said.get(name, ""), group)
+                    yield _option(fields[name], described.get(name, ""), group)
 
 
 SERVE_OPTIONS: tuple[click.Option, ...] = tuple(_options())

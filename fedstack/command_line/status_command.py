@@ -30,7 +30,7 @@ _WIDTH = 100
 
 
 def run(**given: Any) -> int:
-    """Prints sessions and calls of a server, as tables or as JSON: once, or again and again."""
+    """Prints sessions and calls of a server, as tables or as JSON: once, or repeatedly."""
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
@@ -45,13 +45,13 @@ def run(**given: Any) -> int:
             return failed(target, error, as_json=options.json)
         say(text)
         return SUCCESS
-    with contextlib.suppress(KeyboardInterrupt):  # that is how it is meant to end
+    with contextlib.suppress(KeyboardInterrupt):  # the normal way to stop
         _watch(target, look, options)
     return SUCCESS
 
 
 def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) -> None:
-    """Shows what `look` returns, again and again, and what is wrong where it fails: the server may come back."""
+    """Shows the result of `look` repeatedly, or its fault: the server may come back."""
     with PlainText() if options.json else choose_text_display() as display:
         period = Deadline(options.interval)
 
@@ -63,7 +63,7 @@ def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) 
             try:
                 text = look()
             except AuthenticationError:
-                raise  # which no waiting changes
+                raise  # waiting does not help
             except FedstackError as error:
                 text = json.dumps({"ok": False, "target": str(target), "error": str(error)})
                 if not options.json:
@@ -73,12 +73,12 @@ def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) 
 
 @attrs.frozen
 class _Found:
-    """What a server tells of itself: as much as it has.
+    """The facts that a server reports about itself.
 
     Attributes:
-      status: What it holds and has done.
+      status: Its state and history.
       methods: The methods that are registered.
-      kind: What it is, in words, if it has neither.
+      kind: A description of it, if it has neither.
     """
 
     status: "GetStatusResponse | None"
@@ -86,7 +86,7 @@ class _Found:
     kind: str | None
 
     def as_json(self, target: str) -> str:
-        """Returns it as one line of JSON."""
+        """Returns the report as one line of JSON."""
         found: dict[str, object] = {} if self.kind is None else {"service": self.kind}
         if self.status is not None:
             found = _as_object(self.status)
@@ -96,7 +96,7 @@ class _Found:
         return json.dumps({"ok": True, "target": target, **found})
 
     def as_text(self, target: str) -> str:
-        """Returns it as tables."""
+        """Returns the report as tables."""
         lines: list[str] = []
         if self.status is not None:
             lines += status_lines(target, self.status)
@@ -258,7 +258,7 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
 
 
 def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
-    """Yields what a server of a data service holds and has read."""
+    """Yields the state and history of a server of a data service."""
     if status.HasField("dispatcher"):
         known = status.dispatcher
         workers = f"{len(known.worker)}{': ' * bool(known.worker)}{', '.join(known.worker)}"
@@ -272,7 +272,7 @@ def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
 
 
 def _clients(work: "Work") -> str:
-    """Returns the client that a function is at, or those that it runs for; nothing for one that runs at the server."""
+    """Returns the client or clients that a function runs for; nothing for work at the server."""
     if work.HasField("client"):
         return f"{work.client}"
     if work.clients <= 1:
@@ -281,7 +281,7 @@ def _clients(work: "Work") -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Iterator[str]:
-    """Yields an empty line, and those of rows under a header; the first columns, `words` of them, are aligned left."""
+    """Yields an empty line, a header and rows; the first `words` columns are aligned left."""
     yield ""
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):
@@ -301,7 +301,7 @@ def _duration(seconds: float) -> str:
 
 OPTIONS = (
     *PEER_OPTIONS,
-    click.Option(["--watch"], is_flag=True, help="show it again and again, until Ctrl-C"),
+    click.Option(["--watch"], is_flag=True, help="repeat until Ctrl-C"),
     option("--interval", "SECONDS", "how often, with --watch", type=seconds(0.1, 86_400), default=2.0),
 )
 COMMAND = subcommand("status", run, "Show what a server holds and has done.", OPTIONS, more=ABOUT_ADDRESS)

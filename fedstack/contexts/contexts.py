@@ -23,7 +23,7 @@ from fedstack.contexts.invocation import Invoker
 from fedstack.contexts.progress_display import show_progress
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import FedstackError, InvalidValueError
-from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.concurrency.coroutines import SyncDriver
 from fedstack.foundations.number_checks import check_bool
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.foundations.value_text import describe

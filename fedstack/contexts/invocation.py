@@ -5,7 +5,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from typing import cast
 
-from fedstack.computations.leaves.work_scope import Environment, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import Environment, change_scope, current_scope, set_scope
 from fedstack.computations.plan.symbol_checks import check_takes_values
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -34,8 +34,8 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
+from fedstack.executors.concurrency.coroutines import need_event_loop, runs_inline, wait
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
@@ -136,7 +136,7 @@ class Invoker:
         said = ""
         while True:
             if progress is not None:
-                set_scope(current_scope().replace(progress=progress))
+                change_scope(progress=progress)
             try:
                 with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import cast
 
 from fedstack.computations.types.language import ConcreteComputation
-from fedstack.executors.concurrency.progress import ProgressCounts, ReportsWork, ToldCounts
+from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts, ReportsWork
 from fedstack.observe.observers import log_raised
 from fedstack.observe.spans import Span
 
@@ -56,7 +56,7 @@ class ProgressObserver:
                 log_raised(_logger, f"The progress function {shown!r}", error, "it is not called any more")
 
 
-class GuardedProgress(ToldCounts):
+class GuardedProgress(ObservedCounts):
     """Counts, and lets what a progress function gave count too.
 
     There is one for each attempt at the invocation, and the last one counts: what earlier ones still do does not.

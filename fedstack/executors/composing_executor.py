@@ -1,4 +1,4 @@
-"""Defines the executor that spreads clients over children and merges what they contribute, along the fixed tree."""
+"""Defines the executor that spreads clients over children and merges their contributions along the fixed tree."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -7,20 +7,19 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.executors.base.aggregations import FoldArguments, slice_inputs
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments, slice_inputs
+from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import VerbExecutor, phases_of
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.concurrency.side_by_side import all_in_order
-from fedstack.executors.concurrency.sync_driver import need_event_loop
-from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.concurrency.coroutines import all_in_order, need_event_loop, runs_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.error_text import counted
 
-# What says nothing about clients: the phase is run again, and the sooner the better.
+# Errors that say nothing about clients: the phase is run again, as soon as possible.
 LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 _C = TypeVar("_C")
 _threads = LeafThreads(idle_seconds=1.0)
@@ -31,7 +30,7 @@ class ComposedPhases(PhaseEngine):
 
     Args:
       server: Runs unplaced work, and work at the server.
-      children: What runs phases, composed ones among them if there are many.
+      children: Run phases; some are composed themselves if there are many.
       clients: How many clients each child has.
     """
 
@@ -66,7 +65,7 @@ class ComposedPhases(PhaseEngine):
             for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
             if not fold.functions
         }
-        # What all parts contribute might not fit in memory together, so it is merged as it comes where it can be.
+        # The contributions of all parts may not fit in memory together, so they are merged as they come where possible.
         at_once = {index: state for index, state in states.items() if state.merges_in_any_order}
 
         async def call(child: PhaseRunner, part: range) -> PhaseResult:
@@ -92,7 +91,7 @@ class ComposedPhases(PhaseEngine):
                     state.merge(result.partials[index])
 
             if fold.functions:
-                await _threads.run(merge)  # by a function of the user's
+                await _threads.run(merge)  # calls a function of the user
             else:
                 merge()
         columns = [
@@ -111,7 +110,7 @@ def even_counts(clients: int, parts: int) -> list[int]:
 def composed(
     server: ProgramEngine, children: Sequence[PhaseRunner], counts: Sequence[int], max_fanout: int
 ) -> ComposedPhases:
-    """Composes what runs phases, in as many levels as the fan-out asks for."""
+    """Composes phase runners, in as many levels as the fan-out requires."""
     return ComposedPhases(
         server, *in_levels(children, counts, max_fanout, lambda some, clients: ComposedPhases(server, some, clients))
     )
@@ -123,16 +122,16 @@ def in_levels(
     max_fanout: int,
     join: Callable[[Sequence[_C], Sequence[int]], _C],
 ) -> tuple[Sequence[_C], Sequence[int]]:
-    """Joins neighbours in groups, and these in groups, until no more than `max_fanout` are left.
+    """Joins neighbours in groups, and groups in groups, until at most `max_fanout` are left.
 
     Args:
-      children: What to join.
+      children: The neighbours to join.
       counts: How many clients each has.
-      max_fanout: The most in a group.
-      join: Makes one of a group.
+      max_fanout: The most members of a group.
+      join: Joins a group into one.
 
     Returns:
-      What is left, and how many clients each has.
+      The remaining neighbours, and how many clients each has.
     """
     while len(children) > max_fanout:
         groups = [slice(i, i + max_fanout) for i in range(0, len(children), max_fanout)]
@@ -145,8 +144,8 @@ class ComposingExecutor(VerbExecutor):
     """Runs each client phase on several children, each with a contiguous range of the clients.
 
     A child gets a whole phase and answers with partial results of the aligned blocks of its range, so sums and means
-    have the same bits for any number of children, and if clients fail the first of them is blamed. Only
-    `federated_aggregate` sees the cut: each child folds from zero, and the results are merged in the order of the
+    have the same bits for any number of children, and if clients fail, the error names the first of them. Only
+    `federated_aggregate` depends on the cut: each child folds from zero, and the results are merged in the order of the
     children.
 
     Args:

@@ -1,4 +1,4 @@
-"""Defines the executor that resolves `data` blocks which are no functions, through a backend of the user's."""
+"""Defines the executor that resolves `data` blocks, other than functions, through a backend of the user."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
+from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.verb_values import Source, VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
-from fedstack.executors.concurrency.sync_driver import need_event_loop
-from fedstack.executors.folds.sinks import Sink
+from fedstack.executors.concurrency.coroutines import need_event_loop
 
 
 class DataBackend(Protocol):
-    """Knows where data is that a computation only names."""
+    """Finds data that a computation only names."""
 
     async def materialize(self, data: computation_pb2.Data, type_spec: Type) -> object:
         """Returns the value that `data` stands for.
@@ -31,7 +31,7 @@ class DataBackend(Protocol):
           type_spec: The type that the value must fit.
 
         Raises:
-          Exception: If there is no such data; the caller of the computation gets it.
+          Exception: If there is no such data; it reaches the caller of the computation.
         """
         ...
 
@@ -40,7 +40,7 @@ _DATA = Linking("data blocks")
 
 
 class _Resolved(BoundOperation):
-    """A place in a program for data that has been resolved before the program runs."""
+    """Stands in a program for data that is resolved before the program runs."""
 
     def __init__(self, source: DataSource) -> None:
         self.name = "data"
@@ -86,7 +86,7 @@ class DataEngine(PassingEngine):
 class DataExecutor(WrapperExecutor):
     """Resolves each `data` block once per run, and leaves everything else to its target.
 
-    Over an executor that has no engine, data is resolved when a computation is created, and goes to the target in it.
+    Over an executor without an engine, data is resolved when a computation is created, and becomes part of it.
 
     Args:
       target: The executor below. It is closed with this one.

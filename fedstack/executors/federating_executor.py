@@ -13,15 +13,14 @@ from fedstack.computations.types.type_structure import fields_of, is_scalar
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.computations.values.shared_column import unshared
 from fedstack.errors import InvalidValueError
+from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments
+from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
+from fedstack.executors.base.phase_sink import PhaseSink, fold_resident_columns
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.folds.phase_sink import PhaseSink
-from fedstack.executors.folds.resident_fold import fold_resident_columns
 from fedstack.foundations.error_text import counted
 
 
@@ -72,7 +71,7 @@ class LocalPhases(PhaseEngine):
         clients: range,
         all_clients: bool,
     ) -> frozenset[int]:
-        """Folds long vectors that are all there by ranges of elements, and returns which folds that were."""
+        """Folds long vectors that exist already by ranges of elements; returns the indices of these folds."""
         done: set[int] = set()
         for index, (fold, state) in enumerate(zip(phase.folds, states)):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
@@ -87,7 +86,7 @@ class FederatingExecutor(VerbExecutor):
     """Runs federated intrinsics over any number of clients, whole columns at a time.
 
     Args:
-      target: The executor of what happens in one place. It is closed with this one.
+      target: The executor of unplaced work. It is closed with this one.
       num_clients: The number of clients.
       client_target: The executor for work at clients, if it is not `target`.
     """
@@ -107,7 +106,7 @@ class FederatingExecutor(VerbExecutor):
 
 
 def _input_column(expression: Expression, phase: Phase, inputs: Sequence[Column]) -> Column | None:
-    """Returns the column of a result that is nothing but an input, or a member of one."""
+    """Returns the column of a result that is an input, or a member of one."""
     if isinstance(expression, Slot):
         slots = phase.program.inputs
         return inputs[slots.index(expression.index)] if expression.index in slots else None

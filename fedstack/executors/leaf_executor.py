@@ -22,23 +22,22 @@ from fedstack.computations.types.options import takes_options
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, InvalidComputationError, UnsupportedIntrinsicError
-from fedstack.executors.base.arithmetic import arithmetic_for
 from fedstack.executors.base.client_blocks import ClientBlocks
-from fedstack.executors.base.engines import LoadNeeded, ProgramEngine, holds_up_a_loop
+from fedstack.executors.base.engines import LoadNeeded, ProgramEngine, arithmetic_for, holds_up_a_loop
 from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, SharedLeafThreads
 from fedstack.executors.concurrency.measurements import timed_run
-from fedstack.executors.folds.sinks import Sink
 
 _T = TypeVar("_T")
-# So many policies at a time keep what was loaded under them.
+# The most policies whose loaded leaves are kept.
 _MOST_POLICIES = 100
 
 
 @functools.lru_cache(_MOST_POLICIES)
 def _leaves_under(rules: Rules) -> Linking:
-    """Returns how leaves are linked under a policy: what one has let in never answers for another."""
+    """Returns the key of leaves that were linked under a policy: no other policy uses them."""
     return Linking(f"leaf computations under {rules}")
 
 
@@ -84,7 +83,7 @@ class LeafEngine(ProgramEngine):
         if isinstance(operation, DataSource):
             content = operation.computation.data.content.type_url or operation.computation.data.uri
             if not content:
-                raise InvalidComputationError("Expected a data block with its content, found one with nothing in it")
+                raise InvalidComputationError("Expected a data block with content, found an empty one")
             raise CarrierError(
                 f"Expected leaf computations in {self!r}, found a data block with {content}; put a DataExecutor with a "
                 "backend for it into the stack"
@@ -121,10 +120,10 @@ class LeafExecutor(VerbExecutor):
 
     Args:
       clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
-      max_concurrent_clients: The most functions that run at the same time, at clients and at the server; 1 makes all of
-        them run one after the other. By default one per core if they compute, and 32 if they wait, or four per core if
-        that is more.
-      threads: Threads that other executors use too, with their bound; by default this one has its own.
+      max_concurrent_clients: The most functions that run at the same time, at clients and at the server; with 1 they
+        run one after the other. By default one per core if they compute, and 32 if they wait, or four per core if that
+        is more.
+      threads: Threads shared with other executors, with their bound; by default this executor has its own.
     """
 
     @takes_options()

@@ -2,13 +2,13 @@
 
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import ConcreteComputation, Executor, computation_pb2
+from fedstack.executors.base.one_by_one import VerbEngine
 from fedstack.executors.base.verb_executor import FUNCTIONS
-from fedstack.executors.base.verb_run import VerbEngine
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 
 
 class ReferenceResolvingExecutor(WrapperExecutor):
-    """Interprets lambdas, blocks, references, selections and calls, and hands what is left to its target.
+    """Interprets lambdas, blocks, references, selections and calls, and passes everything else to its target.
 
     A computation is traced once (`computations.trace`): calls of lambdas are unfolded, captured values have become
     arguments, unused locals are gone. What remains are calls of leaf computations and intrinsics, and those are the
@@ -22,13 +22,13 @@ class ReferenceResolvingExecutor(WrapperExecutor):
         super().__init__(target, stand_in=VerbEngine)
 
     def accepts(self, computation: computation_pb2.Computation) -> None:
-        """Takes every computation of the language; what is wrong with one shows when it is traced."""
+        """Takes every computation of the language; tracing finds malformed ones."""
 
     async def invoke(self, computation: ConcreteComputation, payload: object) -> object:
         message = computation.to_proto()
         engine = self.engine
         if engine is None or message.WhichOneof("computation") not in FUNCTIONS:
             return await super().invoke(computation, payload)
-        # Nobody sees values in between, and so none are recorded: half of what the verbs cost a small call.
+        # Intermediate values are not visible, so none are recorded: the verbs would double the time of a small call.
         self.check_open()
         return await engine.run(plans.plan(message), payload)

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
-import attrs
-
 from fedstack.computations.types.language import CardinalitiesType, ConcreteComputation, array_pb2, computation_pb2
 from fedstack.computations.types.options import takes_options
 from fedstack.computations.values.federated_values import checked_cardinalities
@@ -25,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class ConnectOptions(TypedDict, total=False):
-    """What `RemoteExecutor.connect` takes beside the target and credentials.
+    """Options of `RemoteExecutor.connect`.
 
     Attributes:
-      dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
+      dispose_batch_size: How many values one call disposes of; a batch that does not fill goes after a second.
       stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
-      connect_seconds: How long to wait for a worker that is not there, each time that it is needed.
+      connect_seconds: How long to wait for an unreachable worker, each time that it is needed.
     """
 
     dispose_batch_size: int
@@ -38,53 +36,44 @@ class ConnectOptions(TypedDict, total=False):
     connect_seconds: float
 
 
-@attrs.frozen
-class _OwnStub:
-    """Closes a stub that nothing else uses; after the session, which says goodbye through it."""
-
-    stub: ExecutorStub
-
-    def close(self) -> None:
-        self.stub.io.finish(self.stub.close())
-
-
 class RemoteExecutor(VerbExecutor):
     """Keeps values and runs calls in another process.
 
-    Verbs are awaited, from any event loop. `set_cardinalities` comes first. With a fedstack worker values have any
-    size, long computes show a heartbeat, a create that failed on its way is repeated, and small ones go along with the
-    first call that needs them; with any other executor service everything works value by value.
+    Verbs are awaited, from any event loop; call `set_cardinalities` first. With a fedstack worker, values have any
+    size, long computes send heartbeats, a create that was lost on its way is repeated, and small creates travel with
+    the first call that needs them; with any other executor service, everything works value by value.
 
     `RemoteExecutor.connect(address)` makes one.
 
     Args:
       stub: Calls the peer. It stays open when this executor is closed.
-      dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
+      dispose_batch_size: How many values one call disposes of; a batch that does not fill goes after a second.
       stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20, stream_structs: bool = False) -> None:
         self._sessions = SessionOpener(stub, dispose_batch_size)
         self._remote = RemoteRecorder(self._sessions, check_bool("stream_structs", stream_structs))
-        super().__init__(self._remote, self._sessions)
+        self._closes_stub = False
+        super().__init__(self._remote)
 
     @classmethod
     @takes_options(ConnectOptions, dispose_batch_size=20, stream_structs=False, connect_seconds=10.0)
     def connect(
         cls, target: WorkerTargets, credentials: ClientCredentials | None = None, **options: "Unpack[ConnectOptions]"
     ) -> "RemoteExecutor":
-        """Returns an executor at a worker; it connects when an `async with` block begins, or when it is first used.
+        """Returns an executor at a worker; it connects when an `async with` block begins, or on first use.
 
         Closing it closes the connection.
 
         Args:
           target: The worker: an address (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a channel, or a
             `ClusterSpec` or `local_worker_pool` of one.
-          credentials: Certificates and the token, where the target is an address.
+          credentials: Certificates and the token, if the target is an address.
           **options: See `ConnectOptions`.
 
         Raises:
-          InvalidValueError: If the target is not one worker, or an option has a value that cannot be.
+          InvalidValueError: If the target is not one worker, or an option has an impossible value.
           TypeError: If there is no such option.
         """
         seconds = options.get("connect_seconds", 10.0)
@@ -97,12 +86,12 @@ class RemoteExecutor(VerbExecutor):
             )
         executor = cls(stubs[0], options.get("dispose_batch_size", 20), options.get("stream_structs", False))
         executor._sessions.connect_seconds = seconds
-        executor._owned += (_OwnStub(stubs[0]),)
+        executor._closes_stub = True
         return executor
 
     @property
     def worker_index(self) -> int | None:
-        """Which of its client's workers the peer is, for functions that ask; to be set before the session is opened."""
+        """The index of the peer among its client's workers, for functions; set it before the session opens."""
         return self._sessions.worker_index
 
     @worker_index.setter
@@ -111,7 +100,7 @@ class RemoteExecutor(VerbExecutor):
 
     @property
     def stub(self) -> ExecutorStub:
-        """What calls the peer."""
+        """The stub that calls the peer."""
         return self._sessions.stub
 
     @property
@@ -119,16 +108,16 @@ class RemoteExecutor(VerbExecutor):
         return RemotePhases(self._sessions)
 
     def set_cardinalities(self, cardinalities: CardinalitiesType) -> None:
-        """Says how many participants there are. Values that were created before are of no use any more.
+        """Sets the numbers of participants. Values created before become unusable.
 
         Raises:
-          CardinalityError: If these are no numbers of participants by placement.
+          CardinalityError: If these are not numbers of participants by placement.
         """
         super().check_open()
         self._sessions.restart(checked_cardinalities(cardinalities, MOST_CLIENTS))
 
     def check_open(self) -> None:
-        """Checks that something can be created.
+        """Checks that values can be created.
 
         Raises:
           ClosedError: After `close()`.
@@ -138,8 +127,15 @@ class RemoteExecutor(VerbExecutor):
         if self._sessions.cardinalities is None:
             raise InvalidValueError("Expected set_cardinalities() before anything is created, found no cardinalities")
 
+    def close(self) -> None:
+        if not self._closed:
+            super().close()
+            self._sessions.close()
+            if self._closes_stub:  # after the session, which says goodbye through it
+                self.stub.io.finish(self.stub.close())
+
     async def end(self) -> None:
-        """Closes this, on the transport's loop, and returns once the peer has freed its values. Never raises."""
+        """Closes the executor, on the transport's loop, and waits until the peer has freed its values. Never raises."""
         await self._sessions.end()
         self.close()
 
@@ -147,7 +143,7 @@ class RemoteExecutor(VerbExecutor):
         await self._sessions.connect()
 
     async def open(self) -> None:
-        """Opens the session at the peer, which is done anyway when something is created.
+        """Opens the session at the peer; otherwise the first created value opens it.
 
         Raises:
           WorkerUnavailableError: If the peer cannot be reached.
@@ -160,25 +156,25 @@ class RemoteExecutor(VerbExecutor):
 
         Args:
           values: The values.
-          waiting: How many more wait at the caller, for whoever asks the peer for its status.
+          waiting: How many more values wait at the caller; the peer's status shows it.
 
         Returns:
-          Of those that end first why they failed, and `None` for those that did not. Call it again with the others,
-          which go on running.
+          The values that ended first, each with its error, or `None` if it succeeded. Call it again with the others,
+          which continue to run.
 
         Raises:
-          WorkerUnavailableError: If the peer has gone away.
-          StaleSessionError: If it has lost the values.
+          WorkerUnavailableError: If the peer is gone.
+          StaleSessionError: If the peer has lost the values.
         """
         owned = [cast(SessionValue, self._own(value, "a value to start")) for value in values]
         return {**await self._remote.start(owned, waiting)}
 
     async def stop(self, values: Sequence[VerbValue]) -> None:
-        """Stops to run values at the peer, which lets go of them. Whoever waits for one gets no outcome."""
+        """Stops running values at the peer, which drops them. A caller that waits for one gets no outcome."""
         await self._remote.stop([cast(SessionValue, self._own(value, "a value to stop")) for value in values])
 
     async def create_value_stream_structs(self, value: object, type_spec: object) -> VerbValue:
-        """Sends a value; of a struct, or a federated value of structs, each leaf in calls of its own."""
+        """Sends a value; a struct, or a federated value of structs, is sent leaf by leaf."""
         if isinstance(value, (ConcreteComputation, computation_pb2.Computation, array_pb2.Array)):
             return await self.create_value(value, type_spec)
         self.check_open()

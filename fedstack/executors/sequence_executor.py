@@ -1,4 +1,4 @@
-"""Defines the executor that gives the sequence intrinsics their meaning: map, reduce and sum, all as streams."""
+"""Defines the executor of the sequence intrinsics: map, reduce and sum, all as streams."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import cast
@@ -16,18 +16,18 @@ from fedstack.computations.values.sequences import HasPasses, in_pass, reshuffle
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
 from fedstack.executors.base.engines import PassingEngine
+from fedstack.executors.base.fold_states import zero_of
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.folds.fold_states import zero_of
 
-# How much is added at a time, where additions are small.
+# How many bytes small additions add at a time.
 _SCRATCH_BYTES = 16 << 10
 _SEQUENCES = Linking("sequence intrinsics")
 
 
 class MappedSequence(HasPasses):
-    """A sequence whose elements are computed as they stream by, each time anew."""
+    """A sequence whose elements are computed on each iteration."""
 
     __slots__ = ("_captures", "_client", "_program", "_source")
 
@@ -47,7 +47,7 @@ class MappedSequence(HasPasses):
         return self.in_pass(0)
 
     def in_pass(self, number: int) -> Iterator[object]:
-        # As the work of the client whose sequence it is in, so that errors name it.
+        # As work of the client that has the sequence, so that errors name it.
         run = ProgramRunner(self._program).run
         for element in in_pass(self._source, number):
             yield run([element, *self._captures], self._client)[0]
@@ -82,15 +82,15 @@ class SequenceOperation(CompositeOperation):
         """Runs the intrinsic.
 
         Args:
-          arguments: Its arguments that are values.
-          captures: What its function captures.
-          client: The index of the client whose work this is, for messages; `None` at the server.
+          arguments: Its arguments other than functions.
+          captures: The captures of its function.
+          client: The index of the client, for messages; `None` at the server.
         """
         raise NotImplementedError
 
 
 class SequenceMap(SequenceOperation):
-    """Maps lazily: nothing runs until somebody iterates."""
+    """Maps lazily, when the result is iterated."""
 
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         return MappedSequence(cast("Iterable[object]", arguments[0]), self.programs[0], captures, client)

@@ -1,4 +1,4 @@
-"""Defines the executor that counts what clients receive and send, in bits and in elements."""
+"""Defines the executor that counts the bits and elements that clients receive and send."""
 
 import threading
 from collections import Counter
@@ -12,15 +12,15 @@ from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
+from fedstack.executors.base.phase_sink import ResultStream, Sink
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.folds.sinks import ResultStream, Sink
 from fedstack.foundations.after_fork import renew_after_fork
 
 
 class SizeInfo:
-    """Counts per client: what is broadcast to it, and what is aggregated from it.
+    """Counts, per client, the values that are broadcast to it and aggregated from it.
 
     Attributes:
       broadcast_bits: For each client, the bits that it received from the server.
@@ -77,7 +77,7 @@ def bits_per_element(dtype: str) -> int:
 
 
 def elements_of(payload: object) -> "Counter[str]":
-    """Counts the elements of a payload by dtype; streams, which nobody has iterated over, count nothing."""
+    """Counts the elements of a payload by dtype; streams, which are not iterated, count nothing."""
     if isinstance(payload, np.ndarray):
         array = cast(np.ndarray, payload)
         if array.dtype.kind == "O":
@@ -99,7 +99,7 @@ def elements_of(payload: object) -> "Counter[str]":
 
 
 class SizingEngine(PassingEngine):
-    """Counts what clients get and yield; see `SizingExecutor`."""
+    """Counts the inputs and results of clients; see `SizingExecutor`."""
 
     def __init__(self, target: ProgramEngine, sizes: SizeInfo) -> None:
         super().__init__(target)
@@ -107,7 +107,7 @@ class SizingEngine(PassingEngine):
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        return None  # so that nothing is folded past the counting
+        return None  # with threads, results could be folded without being counted
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         sizes = sum(map(_shared_elements, inputs), Counter[str]())
@@ -118,10 +118,10 @@ class SizingEngine(PassingEngine):
 
 
 class SizingExecutor(WrapperExecutor):
-    """Counts the payloads that are the same for all clients as broadcast, and what clients yield as aggregated.
+    """Counts payloads that all clients share as broadcast, and the results of clients as aggregated.
 
-    A client's own data, which only it has, is neither. Through the verbs of a target that shows no clients, each value
-    created counts as broadcast and each value computed as aggregated, both for client 0.
+    A client's own data is neither. Through the verbs of a target that shows no clients, each created value counts as
+    broadcast and each computed value as aggregated, both for client 0.
 
     Args:
       target: The executor below. It is closed with this one.
@@ -153,7 +153,7 @@ class SizingExecutor(WrapperExecutor):
 
 
 def _shared_elements(column: Column) -> "Counter[str]":
-    """Counts what is the same for all clients in a column."""
+    """Counts the elements of a column that all clients share."""
     if isinstance(column, ConstantColumn):
         return elements_of(column.value)
     if isinstance(column, StructColumn):
@@ -162,7 +162,7 @@ def _shared_elements(column: Column) -> "Counter[str]":
 
 
 class _CountingSink:
-    """Counts what goes by, and passes it on."""
+    """Counts results and passes them on."""
 
     def __init__(self, sink: Sink, sizes: SizeInfo) -> None:
         self.ordered = sink.ordered
@@ -180,7 +180,7 @@ class _CountingSink:
 
 
 class _CountingStream:
-    """Counts what goes by for one client after the other."""
+    """Counts the results of one client after the other, and passes them on."""
 
     def __init__(self, stream: ResultStream, sizes: SizeInfo, start: int) -> None:
         self.close = stream.close

@@ -27,7 +27,7 @@ class TransformingExecutor(WrapperExecutor):
 
     @property
     def engine(self) -> Engine | None:
-        return None  # what others run here is to pass through the verbs, and be changed
+        return None  # other executors have to use the verbs, which apply the transformation
 
     async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
         block = ComputationBuildingBlock.from_proto(computation)
@@ -35,7 +35,7 @@ class TransformingExecutor(WrapperExecutor):
         if not isinstance(changed, ComputationBuildingBlock):
             raise InvalidComputationError(
                 f"Expected the transformation to return a building block, found {describe(changed)}; return the block "
-                "itself where there is nothing to change"
+                "itself if there is nothing to change"
             )
         if not changed.type_signature.is_equivalent_to(block.type_signature):
             raise InvalidComputationError(

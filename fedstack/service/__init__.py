@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from fedstack.service import coordinator as coordinator
     from fedstack.service import data as data
     from fedstack.service import rpc as rpc
-    from fedstack.service.cluster.addresses_file import wait_for_addresses
     from fedstack.service.cluster.server import Server, ServerConfig
+    from fedstack.service.cluster.task import wait_for_addresses
     from fedstack.service.executor.executor_service import ExecutorService
     from fedstack.service.host.host import GrpcServer
     from fedstack.service.host.limits import ServerLimits, ServiceLimits
@@ -50,7 +50,7 @@ _MODULES = {
     "ServerThread": "service.host.server_thread",
     "ServiceLimits": "service.host.limits",
     "local_worker_pool": "service.pool.worker_pool",
-    "wait_for_addresses": "service.cluster.addresses_file",
+    "wait_for_addresses": "service.cluster.task",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES, ["coordinator", "data", "rpc"])

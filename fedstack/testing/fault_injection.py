@@ -19,12 +19,11 @@ from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
+from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
+from fedstack.executors.concurrency.coroutines import gather, need_event_loop
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.executors.concurrency.sync_driver import need_event_loop
-from fedstack.executors.folds.sinks import Sink
 from fedstack.foundations.number_checks import check_number, number_validator, whole_number_validator
 from fedstack.foundations.value_text import describe
 from fedstack.testing.tracing_executor import check_executor_below

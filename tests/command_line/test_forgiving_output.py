@@ -9,7 +9,7 @@ from typing import TextIO
 
 import pytest
 
-from fedstack.command_line.forgiving_output import all_output_to_standard_error
+from fedstack.command_line.output import all_output_to_standard_error
 
 
 def _bracketed(text: bytes) -> bytes:

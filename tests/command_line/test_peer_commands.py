@@ -38,13 +38,12 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service import rpc
 from fedstack.service.data import DispatchServer, WorkerServer
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.host import stall_meter
+from fedstack.service.host import status
 from fedstack.service.host.call_table import CallCounts
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.limits import ServerLimits, ServiceLimits
 from fedstack.service.host.server_thread import ServerThread
-from fedstack.service.host.stall_meter import StallCounts
-from fedstack.service.host.status import StatusService
+from fedstack.service.host.status import StallCounts, StatusService
 from fedstack.testing.meeting import until_set
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
@@ -65,7 +64,7 @@ def new_server(credentials: ServerCredentials | None = None, unix_socket: Path |
 @pytest.fixture(autouse=True)
 def no_stall_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps what a slow machine brings about out of what servers say of themselves."""
-    monkeypatch.setattr(stall_meter, "STALL_SECONDS", math.inf)
+    monkeypatch.setattr(status, "STALL_SECONDS", math.inf)
 
 
 @pytest.fixture
@@ -241,7 +240,7 @@ def test_a_token_for_another_machine_wants_tls_or_what_the_command_line_has(
     (tmp_path / "token").write_text("secret")
     assert main([command, "no-such-host.invalid:1", "--token-file", str(tmp_path / "token")]) == 1
     assert capsys.readouterr().err == (
-        f"fedstack {command}: error: Expected TLS where a token leaves this machine, found plaintext for "
+        f"fedstack {command}: error: Expected TLS for a token that leaves this machine, found plaintext for "
         "no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or give --tls-ca, or dial localhost where a "
         "tunnel (ssh -L) leads to it\n"
     )
@@ -409,7 +408,7 @@ def test_the_time_that_is_given_is_the_one_that_is_waited_and_named(
             begun = time.monotonic()
             assert main([command, target, "--timeout", given]) == 1
             assert float(given) <= time.monotonic() - begun < less_than
-            assert f"says nothing within {given} s); " in capsys.readouterr().err
+            assert f"sends nothing within {given} s); " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["0", "inf", "1e10"])

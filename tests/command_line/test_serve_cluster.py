@@ -80,7 +80,7 @@ def test_what_names_no_task_is_wrong_usage(arguments: list[str], complaint: str)
 
 @pytest.mark.parametrize("other", [["--port", "1"], ["--unix-socket", "s"]])
 def test_a_cluster_and_an_address_are_wrong_usage(other: list[str]) -> None:
-    message = f"found --cluster and {other[0]}; leave one or the other out"
+    message = f"found --cluster and {other[0]}; leave out all but one"
     with pytest.raises(click.UsageError, match=message):
         serve_command.make_server(options_of("--cluster", TOML, "--job", "ps", *other))
 
@@ -101,7 +101,7 @@ def test_variables_name_a_task_and_clash_as_options_do(cluster: Path, monkeypatc
     monkeypatch.setenv("FEDSTACK_PORT", "1")
     serve_command.make_server(options_of("--cluster", cluster, "--job", "ps"))  # what is on the command line wins
     monkeypatch.setenv("FEDSTACK_CLUSTER", str(cluster))
-    with pytest.raises(click.UsageError, match="found FEDSTACK_CLUSTER and FEDSTACK_PORT; leave one or the other out"):
+    with pytest.raises(click.UsageError, match="found FEDSTACK_CLUSTER and FEDSTACK_PORT; leave out all but one"):
         serve_command.make_server(options_of())
     monkeypatch.delenv("FEDSTACK_PORT")
     monkeypatch.setenv("FEDSTACK_JOB", "worker")

@@ -30,7 +30,7 @@ import fedstack
 from fedstack import errors
 from fedstack.__main__ import main
 from fedstack.command_line import command, serve_command
-from fedstack.command_line.log_format import JsonFormatter
+from fedstack.command_line.output import JsonFormatter
 from fedstack.command_line.serve_options import LIMITS
 from fedstack.proto.extensions_pb2 import HandshakeRequest
 from fedstack.service.host.host import GrpcServer
@@ -88,7 +88,7 @@ def test_a_server_at_every_address_is_dialled_by_the_name_of_its_machine() -> No
 @pytest.mark.parametrize("arguments", [["--host", "localhost"], ["--port", "0"], ["--host", "::1", "--port", "1"]])
 def test_a_socket_and_a_port_are_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
     names = " and ".join(name for name in arguments if name.startswith("--"))
-    with pytest.raises(click.UsageError, match=f"found --unix-socket and {names}; leave one or the other out"):
+    with pytest.raises(click.UsageError, match=f"found --unix-socket and {names}; leave out all but one"):
         serve_command.make_server(options_of("--unix-socket", tmp_path / "s", *arguments))
 
 
@@ -501,7 +501,7 @@ def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
         with pytest.raises(errors.NoWorkersError, match="takes new sessions, found one that is stopping"):
             compute(server.target, seconds=2)
         assert main(["check", server.target]) == 1
-        assert "found one that is stopping and lets only those that it has" in capsys.readouterr().err
+        assert "found one that is stopping and only finishes" in capsys.readouterr().err
         assert compute(server.target, other.target, seconds=20) == 6
         with fedstack.use_context(before):
             assert total([4, 5, 6]) == 15

@@ -11,8 +11,8 @@ from fedstack.command_line.serve_options import (
     LIMITS,
     SERVE_OPTIONS,
     ServeConfig,
+    field_descriptions,
     limits_of,
-    what_is_said_of_fields,
 )
 from fedstack.service.host.config import HostConfig
 
@@ -35,7 +35,7 @@ def test_each_field_and_each_limit_is_an_option() -> None:
 
 @pytest.mark.parametrize("table", [*LIMITS, HostConfig, ServeConfig])
 def test_a_class_says_of_each_field_what_it_is(table: type[attrs.AttrsInstance]) -> None:
-    assert what_is_said_of_fields(table).keys() == {field.name for field in attrs.fields(table)}
+    assert field_descriptions(table).keys() == {field.name for field in attrs.fields(table)}
 
 
 @pytest.mark.parametrize("table", LIMITS)

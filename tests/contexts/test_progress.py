@@ -23,8 +23,7 @@ from fedstack.contexts import SyncExecutionContext
 from fedstack.contexts.progress_display import LineDisplay, ProgressSnapshot, choose_display, display, show_progress
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import WorkerUnavailableError
-from fedstack.executors.concurrency.phase_report import PhaseReport
-from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.progress import PhaseReport, ProgressCounts
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection

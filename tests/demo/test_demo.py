@@ -138,7 +138,7 @@ def test_an_output_folder_that_is_a_file_is_an_error_before_the_training(
     (tmp_path / "file").touch()
     for name in ("file", "file/x"):
         assert main(["demo", "--out", str(tmp_path / name)]) == 1
-        assert f"Expected a folder for --out, or the name of a new one, found a file on the way to {tmp_path}" in (
+        assert f"Expected a folder for --out, or the name of a new one, found a file in the path {tmp_path}" in (
             capsys.readouterr().err
         )
 

@@ -36,7 +36,7 @@ from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.backends.task_phases import Task
 from fedstack.contexts import ProgressCounts
 from fedstack.errors import LeafError, NoWorkersError
-from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
+from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES
 
 HALF = {"CPU": 0.5}
 QUICK = fedstack.RetryPolicy(attempts=3, first_pause=0.01)

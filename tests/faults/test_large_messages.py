@@ -308,7 +308,7 @@ def test_structs_that_double_are_refused_when_they_are_made_and_the_limit_is_nam
 
 def test_structs_that_are_too_deep_are_refused_when_they_are_made_and_the_limit_is_named(client):
     ref = client.create(value_to_proto(np.int32(1), INT))
-    with pytest.raises(ResourceLimitError, match="at most 100 structs inside of each other, found 101.*--max-depth"):
+    with pytest.raises(ResourceLimitError, match="at most 100 nested structs, found 101.*--max-depth"):
         for _ in range(200):
             ref = client.create_struct(ref)
 

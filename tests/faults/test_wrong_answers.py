@@ -85,7 +85,7 @@ WRONG_STREAMS = {
     "data without a header": (lambda frames: [data_frame(8), *frames], "found a Data"),
     "a header twice": (lambda frames: [*frames, header_of(frames)], "found a Header"),
     "too much data": (lambda frames: [*frames, data_frame(1)], "or more; the peer contradicts itself"),
-    "bytes that are no frame": (lambda frames: [GARBAGE], "bytes that are none"),
+    "bytes that are no frame": (lambda frames: [GARBAGE], "bytes that are not one"),
     "an empty frame": (lambda frames: [b""], "0 bytes without"),
     "a header that is none": (
         lambda frames: [extensions_pb2.Frame(header=GARBAGE).SerializeToString()],

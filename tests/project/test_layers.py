@@ -33,7 +33,6 @@ ROOMS = (
     "transport/grpc",
     "membership",
     "executors/concurrency",
-    "executors/folds",
     "executors/base",
     "executors/remote/sessions",
     "executors/remote/phases",
@@ -83,7 +82,7 @@ IN_ROOMS = {
     "pytest": {"testing"},
 }
 IN_FILES = {
-    "cryptography": {"command_line/certificates.py", "transport/grpc/certificate_checks.py"},
+    "cryptography": {"command_line/certificates.py", "transport/grpc/credential_files.py"},
     "federated_language": {"computations/types/language.py", "errors.py"},
     "ray": {"backends/ray_cluster/ray_api.py", "data/object_refs.py"},
     "tomli": {"transport/wire/cluster_documents.py"},

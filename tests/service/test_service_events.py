@@ -28,7 +28,7 @@ from fedstack.observe import (
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.server_thread import ServerThread
-from fedstack.service.host.stall_meter import StallCounts
+from fedstack.service.host.status import StallCounts
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop

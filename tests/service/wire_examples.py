@@ -17,8 +17,7 @@ from fedstack.computations.values.columns import ConstantColumn
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
 from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
-from fedstack.transport.wire.parcels import Parcel
-from fedstack.transport.wire.wholes import write_goes_on, write_whole
+from fedstack.transport.wire.parcels import Parcel, write_goes_on, write_whole
 
 DTYPES: tuple[Any, ...] = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),

@@ -14,10 +14,9 @@ from fedstack.backends.task_phases import Task
 from fedstack.data.object_refs import RayObject
 from fedstack.data.ray_tables import RayRows
 from fedstack.errors import FedstackError, RemoteError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, off_loop, sized
+from fedstack.executors.concurrency.leaf_threads import CORES, LOOP_COPY_BYTES, LeafThreads, off_loop, sized
 from fedstack.foundations.segments import Memory
-from fedstack.transport.peers.loop_calls import arrival
+from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
 _T = TypeVar("_T")

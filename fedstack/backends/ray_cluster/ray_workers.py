@@ -23,7 +23,7 @@ from fedstack.backends.ray_cluster.ray_api import (
 )
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.errors import NoWorkersError
-from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.deadline import Deadline, growing_pauses
 from fedstack.foundations.error_text import counted

@@ -14,31 +14,30 @@ from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, 
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
 from fedstack.errors import FedstackError
-from fedstack.executors.concurrency.blas_threads import one_blas_thread
+from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.concurrency.jobs import Job
-from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, one_blas_thread
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
-from fedstack.executors.folds.sinks import Sink
 from fedstack.transport.wire.frames import Work
 
 _BLOCK_SECONDS = 0.004
 # Results from this size on go into the folds client by client: they leave the cache before a block is done.
 _LARGE_BYTES = 64 * 1024
-# With results of this size more threads than cores would take memory, not time.
+# Above this size of results, more threads than cores would cost memory and save no time.
 _TOO_LARGE_TO_WAIT = 1 << 20
-# Where results are large threads fold neighbours, so that partial results do not wander from one core to the other.
+# If results are large, threads fold neighbours, so that partial results do not move from core to core.
 _STREAMED_SECONDS = 0.03
 _HELPER_DELAY_SECONDS = 0.005
 _HELPER_MOST_DELAY_SECONDS = 0.3
 _HELPER_MIN_SECONDS = 0.0002
-# Below this part of one core the workers wait for something. A core that others keep busy gives more than that.
+# Below this share of one core, the workers wait for something. Even a core that others keep busy gives more.
 _WAITING_CPU_SHARE = 0.15
-# A helper has to bring down the time per client to this part of what one thread needs, or it leaves.
+# A helper has to reduce the time per client to this part of the time on one thread, or it leaves.
 _HELPER_MIN_GAIN = 0.9
 _CLIENTS_TO_JUDGE = 8
-# What one thread needs is measured when the caches are warm, and again from time to time: machines have other work too.
+# The time on one thread is measured when caches are warm, and again now and then: machines have other work, too.
 _RUNS_BETWEEN_MEASUREMENTS = 32
 
 
@@ -47,12 +46,12 @@ class _Block:
     """Clients that run on one thread, one after the other.
 
     Attributes:
-      start: The first of them.
-      stop: The one after the last.
-      begin: When they began, on the clock of `time.perf_counter`.
-      place: Where the thread is.
-      is_counted: Whether somebody counts those that are done.
-      done: How many these are.
+      start: The first client.
+      stop: The client after the last.
+      begin: The start time, on the clock of `time.perf_counter`.
+      place: The client that the thread is at.
+      is_counted: Whether `done` counts the clients.
+      done: The number of clients that are done.
     """
 
     start: int
@@ -63,13 +62,13 @@ class _Block:
     done: int = 0
 
     def work(self, function: str, now: float) -> Work:
-        """Returns what runs, and at which client if that is known."""
+        """Returns the running work, with its client if that is known."""
         if self.is_counted:
             first = min(self.start + self.done, self.stop - 1)
             return Work(first, 1, function, now - self.begin)
         client = self.place.client()
         if client == self.stop:
-            client = None  # all have returned
+            client = None  # all clients have returned
         return Work(self.start, self.stop - self.start, function, now - self.begin, client)
 
 
@@ -77,21 +76,21 @@ class ClientBlocks:
     """One run of a program over a range of clients.
 
     A block is an aligned range of clients: a node of the folds' tree. The calling thread takes blocks until none is
-    left. Helpers are threads that do the same beside it; a cheap function never pays for one. What decides:
+    left. Helpers are threads that do the same beside it; a cheap function never pays for one. The rules:
 
-      May helpers come?     If there are threads, two clients or more, `max_threads` above 1, and the run takes more
-                            than 10 ms as far as is known.
+      May helpers come?     If there are threads, two clients or more, `max_threads` above 1, and the run is expected to
+                            take more than 10 ms, or was never measured.
       When does the first   At once if a client is known to take 0.2 ms; otherwise after 5 ms. Two of 32 runs wait
-      come?                 5 ms in any case, to measure what one thread needs alone.
+      come?                 5 ms in any case, to measure one thread alone.
       And the next?         5 ms after the one before it has joined.
       Does it come?         If a client takes 0.2 ms. Or if the workers only wait: they used less than 15 % of a core in
-                            that time, and a client yields at most 1 MiB. Otherwise the next look is after twice the
-                            time, up to 0.3 s: what loads or computes at first may wait later.
+                            that time, and a client yields at most 1 MiB. Otherwise the next check is after twice the
+                            time, up to 0.3 s: a function that first loads or computes may wait later.
       How many work?        One thread per core; up to `max_threads` while the workers only wait.
-      When does it leave?   After a block, once 8 clients and 5 ms, without what other programs held up, show that all
-                            workers together still take 90 % of the time that one thread needs, or more: the function
-                            holds the interpreter lock, then. For 1 run none comes after that, unless the workers only
-                            wait; if the next is of no use either, for 3, 7, … 63 runs.
+      When does it leave?   After a block, once 8 clients and 5 ms, not counting blocks that other programs disturbed,
+                            show that all workers together still take 90 % of the time of one thread, or more: then the
+                            function holds the interpreter lock. For 1 run no helper comes after that, unless the
+                            workers only wait; if the next does not help either, for 3, 7, … 63 runs.
       How large is a        A power of two that takes about 4 ms; `smallest_block` while nothing is known. At most 8
       block?                times the clients that are done. Beside other workers, half of its share of the rest.
       How do results get    By blocks, as columns. But client by client, in blocks of 30 ms, if a client yields more
@@ -99,13 +98,13 @@ class ClientBlocks:
       How far ahead may     Any distance; about four blocks if the sink needs them in order.
       blocks be?
 
-    Later runs plan with the program's `Measurements`, which this one updates.
+    Later runs plan with the program's `Measurements`, which this run updates.
 
     Args:
       program: The linked program.
       inputs: A column of exactly those clients for each of its inputs.
       clients: The clients, counted over the whole federation.
-      sink: Takes what the program yields.
+      sink: Takes the results of the program.
       smallest_block: The fewest clients that a thread takes at a time; by default one.
       max_threads: The most threads, the calling one included; by default 32, or one per core if that is more.
     """
@@ -131,23 +130,23 @@ class ClientBlocks:
         scope = current_scope()
         self.progress = scope.progress if program.steps else None
         self._cores = scope.cores or CORES
-        self._finished: threading.Event | None = None  # there is one as soon as helpers wait for it
+        self._finished: threading.Event | None = None  # made when helpers are expected
         self._next = clients.start
-        self._working: dict[int, _Block] = {}  # the blocks that run, by their start
+        self._working: dict[int, _Block] = {}  # running blocks by their start
         self._error: BaseException | None = None
         self._error_client = clients.stop
         self._cancelled = False
         self._workers = 0
-        self._expected = 1  # workers, those included that have been called and have not begun
+        self._expected = 1  # workers, including those that were called and have not begun
         self._done = 0
         self._seconds = 0.0
         self._alone: float | None = None
         self._streams = bool(inputs) and not prefers_columns(program)
-        self._room = threading.Condition()  # which is made of an RLock in a third of the time
+        self._room = threading.Condition()  # over its own RLock: a Lock would take three times as long to set up
         self._helpers: list[Job[None]] = []
 
     def cancel(self, threads: LeafThreads) -> None:
-        """Makes every worker stop after its block; of the helpers from `threads` nobody knows when that will be."""
+        """Makes every worker stop after its block, and gives up helpers from `threads`, which may take long to stop."""
         self._cancelled = True
         if self._finished is not None:
             self._finished.set()
@@ -158,7 +157,7 @@ class ClientBlocks:
         """Runs all blocks, with helpers from `threads` where that pays.
 
         Raises:
-          Exception: What the first client that failed raised; of several, the one with the lowest index.
+          Exception: The error of the failed client with the lowest index.
         """
         if self.progress is not None:
             self.progress.watch(self)
@@ -171,13 +170,13 @@ class ClientBlocks:
             and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS)
         ):
             self.measured.runs_without_helpers = max(0, self.measured.runs_without_helpers - 1)
-            # What is known to last gets its first helper at once; what is not known has to last a moment first.
+            # A program that is known to be slow gets its first helper at once; an unknown one runs a moment first.
             is_measured = self.measured.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
             self.measured.runs += 1
             if known is not None and self._pays(known) and not is_measured:
                 self._alone = known
                 self._call_helper(threads, waits=False)
-            # Not by `threads` itself: it ends with its last user, and that must not be a thread of its own.
+            # By a weak reference: the pool ends with its last user, which must not be one of its own threads.
             finished, found = threading.Event(), weakref.ref(threads)
             self._finished = finished
             self._helpers.append(threads.submit(lambda: self._watch(found, finished)))
@@ -187,44 +186,44 @@ class ClientBlocks:
                 while self._workers and not self._is_decided():
                     self._room.wait()
         finally:
-            self._cancelled = True  # for helpers, where Ctrl-C ended the wait
+            self._cancelled = True  # for helpers, if Ctrl-C ended the wait
             if self._finished is not None:
                 self._finished.set()
             if threads is not None and self._workers:
-                self.cancel(threads)  # what they run cannot change the outcome any more
+                self.cancel(threads)  # helpers that still run can no longer change the outcome
         if self._error is not None:
             try:
                 raise self._error
             finally:
-                self._error = None  # its frames have this object
+                self._error = None  # its frames refer to this object
         if self._done:
             each = self._seconds / self._done
-            # Two threads may take longer for a client than one takes alone, but hardly less.
+            # With two threads a client may take longer than with one, but hardly less.
             self.measured.seconds_per_call = each if self._alone is None else min(each, self._alone)
 
     def _is_decided(self) -> bool:
-        """Tells whether what still runs cannot change the outcome: it ends by itself, and nobody waits for it."""
+        """Returns whether blocks that still run can no longer change the outcome, so that nothing waits for them."""
         if self._error is None:
             return False
         return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
 
     def _pays(self, seconds: float | None) -> bool:
-        """Returns whether a client that takes so long, if that is known, is worth one more thread that computes."""
+        """Returns whether one more computing thread pays for clients that take so long, if that is known."""
         lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS
         return lasts and self._expected < self._cores and self.measured.runs_without_helpers == 0
 
     def _call_helper(self, threads: LeafThreads, *, waits: bool) -> None:
-        """Lets a thread come to help; if there is none, the work is done without."""
+        """Asks for a helper; without a free thread, the work continues without."""
         with self._room:
             self._expected += 1
         self._helpers.append(threads.submit(lambda: self._help(waits)))
 
     def _watch(self, found: Callable[[], LeafThreads | None], finished: threading.Event) -> None:
-        """Calls helpers while the work goes on, one after the other, as it turns out that they pay."""
+        """Calls one helper after the other while the work continues and they pay."""
         delay = _HELPER_DELAY_SECONDS
         while True:
             cpu, wall = time.process_time(), time.perf_counter()
-            with waiting():  # in the pool there is room for who works
+            with waiting():  # leaves this thread's room in the pool to workers
                 if finished.wait(delay):
                     return
             busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
@@ -248,21 +247,21 @@ class ClientBlocks:
                 self._work(is_judged=not waits)
 
     def work(self) -> list[Work]:
-        """Returns what runs, by blocks; by clients where one after the other is counted."""
+        """Returns the running work by blocks, or by clients where they are counted."""
         now, name = time.perf_counter(), name_of(self.program)
         return [block.work(name, now) for block in list(self._working.values())]
 
     def _slows_down(self, done: int, seconds: float) -> bool:
-        """Returns whether a helper that took so long for so many clients is of no use."""
+        """Returns whether a helper that took so many seconds for so many clients is of no use."""
         if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
             return False
-        workers = max(2, self._workers)  # in the end the others have left already
+        workers = max(2, self._workers)  # at the end the others have left already
         is_of_use = seconds / done < _HELPER_MIN_GAIN * self._alone * workers
         self.measured.note_helper(is_of_use)
         return not is_of_use
 
     def _work(self, *, is_judged: bool = False) -> None:
-        """Runs blocks until none is left, or after one of them it turns out that this thread is of no use."""
+        """Runs blocks until none is left, or until this thread turns out to be of no use."""
         with self._room:
             self._workers += 1
         try:
@@ -303,14 +302,14 @@ class ClientBlocks:
         if not self._done:
             wanted = max(wanted, 1.0)
         else:
-            wanted = min(wanted, 8.0 * self._done)  # one slow first call must not fix the size, nor a quick one
+            wanted = min(wanted, 8.0 * self._done)  # one slow or quick first call must not fix the size
         if self._expected > 1:
-            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._expected))  # so that all end together
+            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._expected))  # all end together
         wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
         return 1 << (int(wanted).bit_length() - 1)
 
     def _is_streamed(self) -> bool:
-        """Tells whether results go into the sink one by one."""
+        """Returns whether results go into the sink client by client."""
         return self._streams and self.measured.result_bytes > _LARGE_BYTES
 
     def _run_block(self, block: _Block) -> float:
@@ -340,7 +339,7 @@ class ClientBlocks:
             self._count_failure(block, first, error)
             with self._room:
                 del self._working[block.start]
-                # Ctrl-C counts wherever it struck.
+                # Ctrl-C counts at whichever client it came.
                 if first < self._error_client or not isinstance(error, Exception):
                     self._error, self._error_client = error, first
                 self._room.notify_all()
@@ -357,11 +356,11 @@ class ClientBlocks:
         return seconds
 
     def _count_failure(self, block: _Block, first: int, error: BaseException) -> None:
-        """Counts the clients of a block that has failed, as exactly as it is known which of them did."""
+        """Counts the clients of a failed block, as exactly as the failed client is known."""
         if self.progress is None:
             return
         found = error.client_index if isinstance(error, FedstackError) else None
-        # Several functions run one after the other for all of the block: then nobody is through when one fails.
+        # Several functions run one after the other for the whole block: then no client is done when one fails.
         if not block.is_counted and found is not None and len(self.program.steps) == 1:
             first = min(max(found, block.start), block.stop)
         done, left = first - block.start, block.stop - first

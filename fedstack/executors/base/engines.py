@@ -1,26 +1,75 @@
-"""Defines engines: what runs traced functions for the verbs, and what executors ask of each other beyond the verbs.
+"""Defines engines, which run traced functions for the verbs, and the generic operators that they run themselves.
 
 A `ProgramEngine` runs programs in one place, once or for whole columns of clients. A `PhaseEngine` (`phase_engine.py`)
 knows clients and runs phases over them. Engines stand on engines as their executors do. They are private until 1.0; an
-executor of another origin has none, and is driven through the verbs (`one_by_one.py`, `verb_run.py`).
+executor of another origin has none, and is driven through the verbs (`one_by_one.py`).
 """
 
 import abc
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+import numpy as np
+
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.graph import Function, declared_type
-from fedstack.computations.plan.program import Program
+from fedstack.computations.plan.intrinsics import quotient_type
+from fedstack.computations.plan.program import IntrinsicSource, Program
 from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask
-from fedstack.computations.types.language import Executor, Type, computation_pb2
-from fedstack.computations.types.type_structure import contains_federated
-from fedstack.computations.values.columns import Column
+from fedstack.computations.types.language import Executor, TensorType, Type, computation_pb2
+from fedstack.computations.types.type_structure import contains_federated, flatten, tensor_leaves, unflatten
+from fedstack.computations.values.columns import Column, ScalarColumn
+from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
+from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, no_clients, run_whole
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.folds.sinks import Sink
+from fedstack.executors.concurrency.coroutines import runs_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.error_text import name_text
+
+_OPERATIONS: dict[str, np.ufunc] = {
+    "generic_plus": np.add,
+    "generic_multiply": np.multiply,
+    "generic_divide": np.true_divide,
+}
+
+
+class Arithmetic(BoundOperation):
+    """A generic operator on structs of tensors. Integers keep their dtype and wrap; their quotients are float64."""
+
+    def __init__(self, source: IntrinsicSource) -> None:
+        self.name = source.uri
+        self.operand: Type = source.arguments[0]
+        self.result: Type = source.type
+        self._operation = _OPERATIONS[source.uri]
+        divides = source.uri == "generic_divide"
+        types = quotient_type(self.operand) if divides else self.operand
+        self._dtypes = [tensor.dtype for _, tensor in tensor_leaves(types)]
+
+    def call(self, argument: object, client: int | None = None) -> object:
+        left, right = cast("tuple[object, object]", argument)
+        pairs = zip(flatten(left, self.operand), flatten(right, self.operand), self._dtypes)
+        with np.errstate(all="ignore"):
+            return unflatten(iter([self._apply(a, b, dtype) for a, b, dtype in pairs]), self.operand)
+
+    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
+        if isinstance(self.operand, TensorType) and argument is not None:
+            left, right = argument.field(0), argument.field(1)
+            if isinstance(left, ScalarColumn) and isinstance(right, ScalarColumn):
+                with np.errstate(all="ignore"):
+                    return ScalarColumn(self._operation(left.values, right.values).astype(self._dtypes[0], copy=False))
+        return super().call_column(argument, first_client, size)
+
+    def _apply(self, left: object, right: object, dtype: np.dtype) -> object:
+        value = np.asarray(self._operation(np.asarray(left), np.asarray(right))).astype(dtype, copy=False)
+        return value[()] if value.ndim == 0 else read_only(value)
+
+
+def arithmetic_for(source: IntrinsicSource) -> BoundOperation | None:
+    """Returns the operation for a generic operator, or `None` for any other intrinsic."""
+    return Arithmetic(source) if source.uri in _OPERATIONS else None
+
 
 if TYPE_CHECKING:
     from fedstack.executors.base.phase_engine import PhaseEngine
@@ -30,14 +79,14 @@ _VALUES = ("data", "xla", "tensorflow", "literal", "intrinsic")
 
 
 class FunctionRun(Protocol):
-    """One run of a traced function, of the whole result or part by part."""
+    """One run of a traced function, as a whole or part by part."""
 
     async def pull(self, path: tuple[int, ...], argument: object) -> object:
-        """Runs what the member of the result that `path` leads to needs and has not run yet; returns its payload.
+        """Runs the work that a member of the result needs and that has not run yet; returns the member's payload.
 
         Args:
-          path: The positions on the way to the member; none for the whole result.
-          argument: The payload of the argument. Of a struct, members that this needs none of may be `UNPULLED`.
+          path: The positions that lead to the member; none for the whole result.
+          argument: The payload of the argument. Members of a struct that are not needed may be `UNPULLED`.
         """
         ...
 
@@ -48,7 +97,7 @@ class Engine(abc.ABC):
     @property
     @abc.abstractmethod
     def drives_inline(self) -> bool:
-        """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
+        """Whether work needs no event loop unless it asks for one (`need_event_loop`)."""
 
     @property
     def programs(self) -> "ProgramEngine | None":
@@ -62,12 +111,12 @@ class Engine(abc.ABC):
 
     @property
     def known_clients(self) -> int | None:
-        """How many clients values have to be for; `None` if this engine does not say."""
+        """The number of clients that values have to be for; `None` if the engine does not say."""
         return None
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        """The threads of the leaf engine below, for work of our own beside the leaves'."""
+        """The threads of the leaf engine below, for fedstack's own work beside that of the leaves."""
         return None
 
     def accepts(self, computation: computation_pb2.Computation, executor: Executor) -> None:  # noqa: B027
@@ -75,10 +124,10 @@ class Engine(abc.ABC):
 
         Args:
           computation: The computation.
-          executor: The executor that is given it, for the message.
+          executor: The executor that received it, for the message.
 
         Raises:
-          InvalidComputationError: If not; the message names an executor that takes it.
+          InvalidComputationError: If it does not; the message names an executor that takes it.
         """
 
     @abc.abstractmethod
@@ -86,8 +135,8 @@ class Engine(abc.ABC):
         """Begins to run a function.
 
         Args:
-          function: What to run.
-          in_parts: Whether members of the result are pulled one by one, so that each is to run what it needs only.
+          function: The function.
+          in_parts: Whether members of the result are pulled one by one, and each runs only the work that it needs.
         """
 
     async def run(self, function: Function, argument: object) -> object:
@@ -95,12 +144,15 @@ class Engine(abc.ABC):
         return await self.begin(function).pull((), argument)
 
     def over(self, wrap: "Callable[[ProgramEngine], ProgramEngine]") -> "Engine | None":
-        """Returns the engine with something else in place of what runs its programs; `None` if they run elsewhere."""
+        """Returns this engine with its program engine wrapped; `None` if programs run elsewhere."""
         return None
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
         """Runs `work`, which converts a result of the given type, where streams of user code may run."""
         return work()
+
+    def close(self) -> None:  # noqa: B027
+        """Closes what is open for this engine only. Idempotent; never raises."""
 
 
 class ProgramEngine(Engine):
@@ -118,10 +170,10 @@ class ProgramEngine(Engine):
     def link(self, program: Program) -> Program:
         """Returns the program with an operation for each of its sources.
 
-        Coroutines use `linked`, which lets it take its time.
+        Coroutines use `linked`, which may load on another thread.
 
         Raises:
-          LoadNeeded: If a leaf computation is still to be loaded, and the caller's thread is an event loop's.
+          LoadNeeded: If a leaf computation has to be loaded, and the caller's thread runs an event loop.
           UnsupportedIntrinsicError: If no engine from here down runs one of its intrinsics.
           CarrierError: If a leaf computation cannot be loaded.
         """
@@ -132,10 +184,10 @@ class ProgramEngine(Engine):
 
     @abc.abstractmethod
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
-        """Runs a linked program once per client and gives what it yields to `sink`, block by block."""
+        """Runs a linked program once per client and gives its results to `sink`, block by block."""
 
     async def linked(self, program: Program) -> Program:
-        """Links a program, on a leaf thread where that loads leaf computations and the caller's thread is a loop's."""
+        """Links a program, on a leaf thread if that loads leaf computations and would block an event loop."""
         try:
             return self.link(program)
         except LoadNeeded as needed:
@@ -218,7 +270,7 @@ class PassingEngine(ProgramEngine):
 
 
 class LoadNeeded(Exception):
-    """Raised in place of blocking an event loop: loading may import anything, or compile for seconds.
+    """Raised instead of blocking an event loop: loading may import anything, or compile for seconds.
 
     Attributes:
       threads: Where to load instead.
@@ -230,9 +282,9 @@ class LoadNeeded(Exception):
 
 
 def holds_up_a_loop() -> bool:
-    """Returns whether other things wait on an event loop for what the current thread does."""
+    """Returns whether work on the current thread blocks an event loop."""
     if runs_inline():
-        return False  # whoever drives this coroutine waits for it anyway
+        return False  # the driver of this coroutine waits for it anyway
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,14 +1,21 @@
-"""Drives executors of another origin through the four verbs, one call at a time, so that ours can stand on them."""
+"""Drives executors without an engine, of any origin, through the four verbs.
+
+A `ForeignEngine` runs programs, so that our executors can stand on one of another origin: it calls one leaf at a time.
+A `VerbEngine` runs whole functions, with their placements. It resolves names, lambdas and blocks, which leaves calls of
+intrinsics and leaf functions, selections and structs: a verb each. Functions that an intrinsic takes are sent as
+computations.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.python.used_locals import free_references
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
-from fedstack.computations.plan.graph import declared_type
+from fedstack.computations.plan.graph import Function, declared_type
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import (
     CompositeOperation,
@@ -19,28 +26,38 @@ from fedstack.computations.plan.program import (
     Operation,
     Program,
 )
+from fedstack.computations.plan.render import function_of, reference, render, selection
 from fedstack.computations.types.error_places import with_place
-from fedstack.computations.types.language import Executor, FunctionType, RetryableError, Type, computation_pb2
-from fedstack.computations.types.type_structure import contains_sequence
+from fedstack.computations.types.language import (
+    Executor,
+    ExecutorValue,
+    FunctionType,
+    RetryableError,
+    Struct,
+    StructType,
+    Type,
+    computation_pb2,
+)
+from fedstack.computations.types.type_structure import contains_sequence, fields_of, type_from_proto
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import FedstackError, InvalidComputationError, LeafError, UnsupportedIntrinsicError
-from fedstack.executors.base.arithmetic import arithmetic_for
 from fedstack.executors.base.client_blocks import ClientBlocks
-from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine, arithmetic_for
 from fedstack.executors.base.lazy_values import LazyRecorder
-from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.base.phase_sink import Sink
+from fedstack.executors.base.schedule_run import merged_argument
+from fedstack.executors.base.verb_executor import VerbExecutor, create_known, known_clients_of, pull
+from fedstack.executors.concurrency.coroutines import LazyTask, need_event_loop, owned_by
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.sync_driver import need_event_loop
-from fedstack.executors.folds.sinks import Sink
 
 _T = TypeVar("_T")
 
 
 @attrs.frozen(eq=False)
 class _DrivenScope(SystemScope):
-    """The loop on which the verbs are driven, while a thread of ours waits for them."""
+    """The loop that drives the verbs while one of our threads waits for them."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -64,7 +81,7 @@ class _ForeignLeaf(BoundOperation):
         self._loop = loop
 
     def call(self, argument: object, client: int | None = None) -> object:
-        # Here, on a thread: it may be a stream, whose elements other calls of this executor make.
+        # Converted on this thread: the argument may be a stream whose elements need other calls of this executor.
         given = None if self.parameter is None else to_elements(argument, self.parameter)
         try:
             driven = current_scope().of(_DrivenScope)
@@ -89,7 +106,7 @@ class _ForeignLeaf(BoundOperation):
 def _wait(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | None) -> _T:
     if loop is None or loop is _running_loop():
         coroutine.close()
-        raise InvalidComputationError("Expected work of another executor on a thread of ours, found it elsewhere")
+        raise InvalidComputationError("Expected work of another executor on one of our threads, found it elsewhere")
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
 
@@ -111,7 +128,7 @@ class ForeignEngine(ProgramEngine):
         self._target = target
         self._threads = LeafThreads()
         self._linking = Linking("one by one")
-        # Where the verbs are driven: other engines run what is linked here on threads of their own (folds, streams).
+        # The loop that drives the verbs: other engines run linked programs on threads of their own (folds, streams).
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -154,12 +171,12 @@ class ForeignEngine(ProgramEngine):
         return await self._on_thread(work) if contains_sequence(type_spec) else work()
 
     def close(self) -> None:
-        """Lets the threads end. Idempotent."""
+        """Ends the threads. Idempotent."""
         self._threads.close()
 
 
 class OneByOneExecutor(VerbExecutor):
-    """Lets executors of ours stand on one without an engine, or on one of another origin.
+    """Adapts an executor without an engine, or of another origin, for our executors above it.
 
     Args:
       target: The executor below. It is closed with this one.
@@ -175,9 +192,152 @@ class OneByOneExecutor(VerbExecutor):
 
 
 def with_programs(executor: Executor) -> tuple[Executor, ProgramEngine]:
-    """Returns an executor that runs programs, and what runs them: itself, or an adapter that drives it one by one."""
+    """Returns an executor that runs programs, and its engine: the executor itself, or an adapter over its verbs."""
     programs = executor.programs if isinstance(executor, VerbExecutor) else None
     if programs is not None:
         return executor, programs
     adapter = OneByOneExecutor(executor)
     return adapter, adapter.foreign
+
+
+Computation = computation_pb2.Computation
+_LEAVES = ("data", "xla", "tensorflow")
+
+
+class VerbEngine(Engine):
+    """Runs functions on an executor that has no engine.
+
+    Args:
+      target: The executor.
+    """
+
+    def __init__(self, target: Executor) -> None:
+        self._target = target
+
+    @property
+    def drives_inline(self) -> bool:
+        return False
+
+    @property
+    def known_clients(self) -> int | None:
+        return known_clients_of(self._target)
+
+    def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
+        return VerbRun(self._target, function)
+
+
+class VerbRun:
+    """One run of a function: the values that the target makes for it, each on first use.
+
+    Args:
+      target: The executor that makes the values.
+      function: The function.
+    """
+
+    def __init__(self, target: Executor, function: Function) -> None:
+        rendered = getattr(render(function), "lambda")  # a reserved word in Python
+        body: Computation = rendered.result
+        self._target = target
+        self._parameter: str = rendered.parameter_name
+        self._parameter_type = None if function.parameter is None else function.parameter.type
+        self._argument: object = None
+        self._locals = {local.name: local.value for local in body.block.local}
+        self._result = body.block.result if body.HasField("block") else body
+        self._made: dict[object, LazyTask[ExecutorValue]] = {}
+
+    async def pull(self, path: tuple[int, ...], argument: object) -> object:
+        """See `FunctionRun`."""
+        self._argument = merged_argument(self._argument, argument)
+        result = self._result
+        for position in path:
+            result = selection(result, position)
+        return await pull(await self._value(result))
+
+    async def _value(self, expression: Computation) -> ExecutorValue:
+        """Returns the target's value for an expression over the function's parameter and locals."""
+        kind = expression.WhichOneof("computation")
+        if (path := self._argument_path(expression)) is not None:
+            return await self._once(("argument", *path), expression)
+        if kind == "reference":
+            name = expression.reference.name
+            return await self._once(name, self._locals[name])
+        if kind == "selection":
+            source = await self._value(expression.selection.source)
+            return await self._target.create_selection(source, expression.selection.index)
+        if kind == "struct":
+            elements = expression.struct.element
+            return await self._struct([(element.name or None, element.value) for element in elements])
+        if kind == "call":
+            return await self._call(expression)
+        return await self._target.create_value(simplest(expression), type_from_proto(expression.type))
+
+    async def _once(self, key: object, expression: Computation) -> ExecutorValue:
+        task = self._made.get(key)
+        if task is None:
+            owner = owned_by(self)
+            task = self._made[key] = LazyTask(lambda: owner()._make(key, expression))
+        return await task.get()
+
+    async def _make(self, key: object, expression: Computation) -> ExecutorValue:
+        if not isinstance(key, tuple):
+            return await self._value(expression)
+        payload, type_spec = self._argument, cast(Type, self._parameter_type)
+        for position in cast("tuple[int, ...]", key[1:]):
+            payload = cast("tuple[object, ...]", payload)[position]
+            type_spec = fields_of(cast(StructType, type_spec))[position][1]
+        return await create_known(self._target, payload, type_spec)
+
+    def _argument_path(self, expression: Computation) -> tuple[int, ...] | None:
+        """Returns the path to the member of the parameter that an expression selects; `None` for others."""
+        path: list[int] = []
+        while expression.HasField("selection"):
+            path.append(expression.selection.index)
+            expression = expression.selection.source
+        if not expression.HasField("reference") or expression.reference.name != self._parameter:
+            return None
+        return tuple(reversed(path))
+
+    async def _struct(self, members: Sequence[tuple[str | None, Computation]]) -> ExecutorValue:
+        return await self._target.create_struct(Struct([(name, await self._value(value)) for name, value in members]))
+
+    async def _call(self, expression: Computation) -> ExecutorValue:
+        function, argument = expression.call.function, expression.call.argument
+        members = [element.value for element in argument.struct.element]
+        if any(member.HasField("lambda") and free_references(member) for member in members):
+            # Functions over elements of a sequence refer to names around them, whose values become an argument.
+            names = sorted(free_references(expression))
+            references = [reference(name, self._type_of(name)) for name in names]
+            types = StructType([type_from_proto(found.type) for found in references])
+            whole = reference("captured", types)
+            locals_ = [
+                computation_pb2.Block.Local(name=name, value=selection(whole, index))
+                for index, name in enumerate(names)
+            ]
+            block = computation_pb2.Block(local=locals_, result=expression)
+            function = function_of("captured", types, Computation(type=expression.type, block=block))
+            given = await self._struct([(None, found) for found in references])
+        else:
+            given = await self._value(argument) if expression.call.HasField("argument") else None
+        called = await self._target.create_value(function, type_from_proto(function.type))
+        return await self._target.create_call(called, given)
+
+    def _type_of(self, name: str) -> Type:
+        if name == self._parameter:
+            return cast(Type, self._parameter_type)
+        return type_from_proto(self._locals[name].type)
+
+
+def simplest(computation: Computation) -> Computation:
+    """Replaces a function that only calls a leaf by that leaf: not all executors take lambdas."""
+    if not computation.HasField("lambda"):
+        return computation
+    function = getattr(computation, "lambda")
+    block = function.result.block
+    if len(block.local) != 1 or block.result.reference.name != block.local[0].name:
+        return computation
+    call = block.local[0].value.call
+    called = call.function
+    takes_all = not called.type.function.HasField("parameter") or (
+        call.argument.reference.name == function.parameter_name != "" and called.type == computation.type
+    )
+    return called if called.WhichOneof("computation") in _LEAVES and takes_all else computation

@@ -1,6 +1,6 @@
-"""Defines engines that run phases over clients: they run schedules, and fold what the clients yield.
+"""Defines engines that run phases over clients: they run schedules, and fold the results of the clients.
 
-How a phase is run is the one thing they differ in: over clients here, or over others that have clients.
+They differ only in how they run a phase: over clients of their own, or over other engines that have clients.
 """
 
 import abc
@@ -19,16 +19,13 @@ from fedstack.computations.types.language import Executor, RetryableError, Type,
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.computations.values.federated_values import wrong_number_of_clients
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
+from fedstack.executors.base.aggregations import AggregateState, FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, tree_state
+from fedstack.executors.base.fold_states import FoldState
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.phase_events import told_phase
-from fedstack.executors.folds.aggregate_state import AggregateState
-from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.folds.secure_sum import negative_bound
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
+from fedstack.executors.concurrency.progress import observed_phase
 
 _T = TypeVar("_T")
 _PLACED = ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "placement")
@@ -36,7 +33,7 @@ _PLACED = ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "place
 
 @attrs.frozen
 class FoldedPhase:
-    """What a range of clients has contributed to a phase, in states that can be read or merged.
+    """The contribution of a range of clients to a phase, in states that can be read or merged.
 
     Attributes:
       states: For each fold, its state.
@@ -47,16 +44,16 @@ class FoldedPhase:
     columns: list[Column]
 
     def partials(self) -> PhaseResult:
-        """Returns what the states of other ranges can take in."""
+        """Returns the contribution in a form that the states of other ranges can merge."""
         return PhaseResult([state.partials() for state in self.states], self.columns)
 
 
 class PhaseRunner(abc.ABC):
-    """Runs phases for some of the clients: a phase engine, or a way to one elsewhere."""
+    """Runs phases for some of the clients: a phase engine, or a proxy of one elsewhere."""
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        """The threads that leaf functions run on, if that is in this process."""
+        """The threads that run leaf functions, if these are in this process."""
         return None
 
     @abc.abstractmethod
@@ -66,14 +63,14 @@ class PhaseRunner(abc.ABC):
         """Runs a phase for a range of clients.
 
         Args:
-          phase: What to run.
+          phase: The phase.
           inputs: For each input of its program a payload that all clients share, or a column of exactly those clients.
           arguments: The server's arguments of the folds.
           clients: The indices of the clients, counted over the whole federation.
         """
 
     def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseRunner | None":
-        """Returns this with something else in place of what runs its programs; `None` if they run elsewhere."""
+        """Returns this runner with its program engine wrapped; `None` if programs run elsewhere."""
         return None
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
@@ -122,20 +119,20 @@ class PhaseEngine(Engine, PhaseRunner):
     async def fold_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
     ) -> FoldedPhase:
-        """Runs a phase for a range of clients, and folds what they yield.
+        """Runs a phase for a range of clients, and folds their results.
 
         Args:
-          phase: What to run.
-          inputs: As of `run_phase`.
+          phase: The phase.
+          inputs: As for `run_phase`.
           arguments: The server's arguments of the folds.
           clients: The indices of the clients.
-          all_clients: Whether these are all that there are, so that nothing is merged with the states.
+          all_clients: Whether these are all clients, so that nothing is merged with the states.
         """
 
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        with told_phase(phase.program, clients):
+        with observed_phase(phase.program, clients):
             return (await self.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
 
     def accepts(self, computation: computation_pb2.Computation, executor: Executor) -> None:
@@ -157,7 +154,7 @@ class PhaseEngine(Engine, PhaseRunner):
         return await self.server.run_server_task(task, inputs)
 
     async def run_phase_task(self, task: PhaseTask, run: ScheduleValues) -> Sequence[object]:
-        """Runs a phase for all clients and returns the results of its aggregations, and the columns that are kept."""
+        """Runs a phase for all clients and returns the results of its aggregations and the kept columns."""
         phase = task.phase
         inputs = [self._checked(run.read_column(expression)) for expression in task.inputs]
         arguments = [
@@ -168,7 +165,7 @@ class PhaseEngine(Engine, PhaseRunner):
             for fold in phase.folds
         ]
         clients = range(self.clients)
-        with told_phase(phase.program, clients) as note:
+        with observed_phase(phase.program, clients) as note:
             folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
             begin = time.perf_counter()
             totals = [await self._result(*each) for each in zip(phase.folds, arguments, folded.states)]
@@ -192,7 +189,7 @@ class PhaseEngine(Engine, PhaseRunner):
             return AggregateState(
                 first_client,
                 argument.values[0],
-                # As the client's work, so that errors name it; merging is nobody's in particular.
+                # Accumulating is the client's work, so that errors name the client; merging belongs to no client.
                 lambda left, right, client: accumulates([(left, right), *argument.captures[0]], client)[0],
                 lambda left, right: merges([(left, right), *argument.captures[1]], None)[0],
             )

@@ -12,17 +12,14 @@ from fedstack.computations.types.type_structure import contains_federated, field
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import UnsupportedIntrinsicError
-from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
-from fedstack.executors.concurrency.leaf_threads import runs_inline
-from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by, runs_inline
 
-# Stands for a member of an argument that has not been pulled, because nothing that runs reads it.
+# Stands for a member of an argument that was not pulled because nothing reads it.
 UNPULLED = object()
 
 
 class TaskRunner(Protocol):
-    """Knows how to run each kind of task: an engine."""
+    """Runs each kind of task: an engine."""
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
         """Runs server work and returns the payload of its result."""
@@ -33,7 +30,7 @@ class TaskRunner(Protocol):
         ...
 
     async def run_select_task(self, task: SelectTask, run: "ScheduleValues") -> object:
-        """Runs a selection and returns the column of what the clients get."""
+        """Runs a selection and returns the column of the clients' values."""
         ...
 
 
@@ -54,11 +51,11 @@ class ScheduleValues:
         self._shared: dict[Expression, SharedColumn] = {}
 
     def read(self, expression: Expression) -> object:
-        """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
+        """Evaluates an expression whose slots are filled."""
         return _read_placed(expression, self.values)
 
     def read_column(self, expression: Expression) -> Column:
-        """Evaluates an input of a phase; what several phases read is one and the same object for all of them."""
+        """Evaluates an input of a phase as a column; phases that share an input get the same object."""
         found = self._shared.get(expression)
         if found is not None:
             return found
@@ -68,7 +65,7 @@ class ScheduleValues:
         return column
 
     async def run_task(self, task: Task, runner: TaskRunner) -> None:
-        """Runs a task whose inputs are there, and keeps its results."""
+        """Runs a task whose inputs are filled, and keeps its results."""
         if isinstance(task, ServerTask):
             inputs = [self.read(expression) for expression in task.inputs]
             self.values[task.target] = await runner.run_server_task(task, inputs)
@@ -81,7 +78,7 @@ class ScheduleValues:
 
 
 class ScheduleRun(ScheduleValues):
-    """One run of a function's schedule, whose tasks run when what they make is pulled.
+    """One run of a function's schedule, whose tasks run when their results are pulled.
 
     Args:
       function: The function.
@@ -104,7 +101,7 @@ class ScheduleRun(ScheduleValues):
                 self._makers[target] = once
 
     async def pull(self, path: tuple[int, ...], argument: object) -> object:
-        """Runs what a member of the result needs that has not run yet, and returns its payload."""
+        """Runs the tasks that a member of the result needs and that have not run yet; returns the member's payload."""
         self.values[0] = merged_argument(self.values[0], argument)
         expression, symbol = self.schedule.result, self._result
         for position in path:
@@ -125,24 +122,24 @@ class ScheduleRun(ScheduleValues):
             if forks and self._runs_functions():
                 await need_event_loop()
             if runs_inline():
-                # From the first to the last, so that each finds what it needs: a long chain does not nest.
+                # From first to last, so that each task finds its inputs and a long chain does not nest.
                 for once in in_order:
                     await once.get()
         if len(waiting) > 1 and not runs_inline():
             await gather([once.get() for once in waiting])
             return
-        # Errors of tasks that ran before are kept by them and raised when asked for again.
+        # Tasks keep their errors and raise them again.
         for slot in slots:
             if slot in self._makers:
                 await self._makers[slot].get()
 
     def _unfinished(self, slots: Iterable[int]) -> list[LazyTask[None]]:
-        """Lists what fills the slots and has not run to its end."""
+        """Lists the unfinished tasks that fill the slots."""
         makers = dict.fromkeys(self._makers[slot] for slot in slots if slot in self._makers)
         return [once for once in makers if not once.done]
 
     def _needed(self, slots: Sequence[int]) -> tuple[list[LazyTask[None]], bool]:
-        """Lists all that has to run for the slots, in order, and tells whether some of it could run side by side."""
+        """Lists all tasks that the slots need, in order, and returns whether some of them could run side by side."""
         wanted = set(slots)
         forks = len(self._unfinished(slots)) > 1
         needed: list[LazyTask[None]] = []
@@ -155,7 +152,7 @@ class ScheduleRun(ScheduleValues):
         return needed, forks
 
     def _runs_functions(self) -> bool:
-        """Returns whether server work or client work runs functions: these may take any time."""
+        """Returns whether server work or client work calls functions, which may take any time."""
         tasks = [task for task in self.schedule.tasks if not isinstance(task, SelectTask)]
         return any((task.program if isinstance(task, ServerTask) else task.phase.program).steps for task in tasks)
 
@@ -169,7 +166,7 @@ async def run_whole(function: Function, runner: TaskRunner, clients: int | None,
     """Runs a function and returns the payload of its whole result."""
     task = only_task(function)
     if task is not None:
-        # Nothing has to wait for anything: half of what a small call takes is saved.
+        # A single task needs no bookkeeping, which takes half of the time of a small call.
         return await runner.run_server_task(task, [argument] * len(task.inputs))
     tasks = schedule(function)
     if len(tasks.tasks) > 1:
@@ -214,10 +211,10 @@ def _read_placed(expression: Expression, values: Sequence[object]) -> object:
 
 
 def no_clients(found: str) -> UnsupportedIntrinsicError:
-    """Returns the error for work that needs clients, where there are no placements."""
+    """Returns the error for work that needs clients in a stack without placements."""
     return UnsupportedIntrinsicError(
-        f"Expected unplaced work in a stack without clients, found {found}; put a FederatingExecutor, which has some, "
-        "into the stack, or use local_executor_factory"
+        f"Expected unplaced work in a stack without clients, found {found}; put a FederatingExecutor into the stack, "
+        "or use local_executor_factory"
     )
 
 
@@ -239,9 +236,9 @@ def _has_column(payload: object) -> bool:
 
 
 def whole_columns(payload: object, symbol: Symbol, clients: int | None) -> object:
-    """Returns a result in which every value that differs by client is one column.
+    """Returns a result in which each value at clients is one column.
 
-    A zip leaves structs of columns, and what is the same for all clients is just its payload.
+    Before, a zip is a struct of columns, and a value that all clients share is only its payload.
     """
     if isinstance(symbol, Pack):
         members = cast("tuple[object, ...]", payload)

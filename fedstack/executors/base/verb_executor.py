@@ -1,11 +1,11 @@
-"""Implements the four verbs for all of fedstack's executors: check types and whose values are used, then record.
+"""Implements the four verbs for all of fedstack's executors: they check types and the owners of values, then record.
 
-What is recorded, and where, is the recorder's: nodes that an engine runs once, when somebody pulls (`LazyRecorder`);
+The recorder decides what is recorded: nodes that an engine runs once, when their value is pulled (`LazyRecorder`);
 values of the target below (`ForwardingRecorder`); ids in a session (`RemoteExecutor`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.types.language import (
@@ -37,65 +37,57 @@ _T = TypeVar("_T")
 FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
 
 
-class Closable(Protocol):
-    """What an executor closes."""
-
-    def close(self) -> None:
-        """Closes it. Idempotent; never raises."""
-        ...
-
-
 class VerbExecutor(ClosesOnExit, Executor):
     """The verbs of an executor.
 
     Args:
       recorder: Makes its values.
-      owned: What is closed with it.
+      owned: What it closes.
     """
 
-    def __init__(self, recorder: Recorder[Any], *owned: Closable) -> None:
+    def __init__(self, recorder: Recorder[Any], *owned: Executor | Engine | PhaseRunner) -> None:
         self._recorder = recorder
         self._owned = owned
 
     @property
     def engine(self) -> Engine | None:
-        """What others may run traced functions on; `None` if these are to come through the verbs."""
+        """Runs traced functions for other executors; `None` if they have to use the verbs."""
         return self._recorder.engine
 
     @property
     def programs(self) -> ProgramEngine | None:
-        """What runs programs for executors above this one; `None` where they have to use the verbs."""
+        """Runs programs for executors above this one; `None` if they have to use the verbs."""
         return None if self.engine is None else self.engine.programs
 
     @property
     def phases(self) -> PhaseRunner | None:
-        """What runs client phases here, if anything does."""
+        """Runs client phases, if this executor has clients."""
         return None if self.engine is None else self.engine.phases
 
     @property
     def drives_inline(self) -> bool:
-        """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
+        """Whether work needs no event loop unless it asks for one (`need_event_loop`)."""
         engine = self._recorder.engine
         return engine is not None and engine.drives_inline
 
     @property
     def waits_to_create(self) -> bool:
-        """Whether creating may take a while, for which the event loop goes on."""
+        """Whether creating values may wait, without blocking the event loop."""
         return self._recorder.waits
 
     @property
     def known_clients(self) -> int | None:
-        """How many clients values have to be for; `None` if this executor does not say."""
+        """The number of clients that values have to be for; `None` if this executor does not say."""
         return self._recorder.known_clients
 
     @property
     def label(self) -> str:
-        """Its name, and what else there is to say of it, for people."""
+        """Its name and properties, for people."""
         return f"{type(self).__name__}{' closed' if self._closed else ''}"
 
     @property
     def below(self) -> tuple[Executor, ...]:
-        """The executors that it runs on."""
+        """The executors below this one."""
         return tuple(part for part in dict.fromkeys(self._owned) if isinstance(part, Executor))
 
     def __repr__(self) -> str:
@@ -113,12 +105,12 @@ class VerbExecutor(ClosesOnExit, Executor):
             engine.accepts(computation, self)
 
     async def computed(self, value: VerbValue) -> object:
-        """Runs what a value needs, for its `compute()`, and returns its payload."""
+        """Computes a value, for its `compute()`, and returns the payload."""
         return await value.pull()
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
         """Runs `work`, which converts a result of the given type, where streams of user code may run."""
-        engine = self._recorder.engine if contains_sequence(type_spec) else None  # there are no streams in others
+        engine = self._recorder.engine if contains_sequence(type_spec) else None  # other types have no streams
         return work() if engine is None else await engine.finish(work, type_spec)
 
     def check_open(self) -> None:
@@ -146,7 +138,7 @@ class VerbExecutor(ClosesOnExit, Executor):
 
         Raises:
           TypeMismatchError: If the value does not fit the type.
-          CardinalityError: If it has values for another number of clients than there are.
+          CardinalityError: If it has values for another number of clients than this executor has.
           InvalidComputationError: If this executor does not take the computation.
           ClosedError: After `close()`.
         """
@@ -175,12 +167,12 @@ class VerbExecutor(ClosesOnExit, Executor):
         return await self._recorder.known(self, payload, type_spec)
 
     async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
-        """Embeds a computation: a function to call, or what yields a value.
+        """Embeds a computation: a function to call, or a computation of a value.
 
         Args:
           computation: The computation.
-          declared: The type that the caller says it has, if any.
-          source: What the message was made of; it is kept for as long as the value.
+          declared: The type that the caller gives, if any.
+          source: The object that the message was made of; it lives as long as the value.
         """
         type_spec = declared_type(computation)
         if declared is not None and not declared.is_equivalent_to(type_spec):
@@ -212,7 +204,7 @@ class VerbExecutor(ClosesOnExit, Executor):
         return await self._recorder.call(self, function, argument, declared.result)
 
     async def invoke(self, computation: ConcreteComputation, payload: object) -> object:
-        """Runs a whole computation on values, and returns the payload of its result; what the verbs do one by one.
+        """Runs a whole computation and returns the payload of its result, as the verbs would do one by one.
 
         Args:
           computation: The computation.
@@ -264,12 +256,12 @@ class VerbExecutor(ClosesOnExit, Executor):
 
 
 def foreign_value_error(executor: Executor, other: object, role: str) -> ForeignValueError:
-    """Returns the error for a value that another executor has made, which may look just like this one.
+    """Returns the error for a value of another executor, which may look just like this one.
 
     Args:
-      executor: The executor that was given the value.
-      other: The one that made it.
-      role: What the value was given as.
+      executor: The executor that received the value.
+      other: The executor that made it.
+      role: The role of the value in the call.
     """
     shown = repr(executor)
     found = f"one of {other!r}" if repr(other) != shown else "one of another executor that looks the same"
@@ -279,36 +271,36 @@ def foreign_value_error(executor: Executor, other: object, role: str) -> Foreign
 
 
 def engine_of(executor: Executor) -> Engine | None:
-    """Returns what runs traced functions in an executor, if anything does."""
+    """Returns the engine of an executor, if it has one."""
     return executor.engine if isinstance(executor, VerbExecutor) else None
 
 
 def known_clients_of(executor: Executor) -> int | None:
-    """Returns how many clients values of an executor have to be for, if it says."""
+    """Returns the number of clients that values of an executor have to be for, if it says."""
     return executor.known_clients if isinstance(executor, VerbExecutor) else None
 
 
 def phases_of(executor: Executor) -> PhaseRunner | None:
-    """Returns what runs client phases in an executor, if anything does."""
+    """Returns the runner of an executor's client phases, if it has one."""
     return executor.phases if isinstance(executor, VerbExecutor) else None
 
 
 async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
-    """Creates a value of a payload that fits its type, in any executor."""
+    """Creates a value from a payload that fits its type, in any executor."""
     if isinstance(executor, VerbExecutor):
         return await executor.create_known(payload, type_spec)
     return await executor.create_value(to_elements(payload, type_spec), type_spec)
 
 
 async def pull(value: ExecutorValue) -> object:
-    """Runs what a value of any executor needs, and returns its payload."""
+    """Computes a value of any executor and returns its payload."""
     if isinstance(value, VerbValue):
         return await value.executor.computed(value)
     return normalize_argument(await value.compute(), value.type_signature, "result")
 
 
 def check_argument(parameter: Type | None, argument: ExecutorValue | None) -> None:
-    """Checks an argument against a parameter type, naming the path of a misfit."""
+    """Checks an argument against a parameter type; the error names the path of the mismatch."""
     if parameter is None or argument is None:
         if parameter is not None or argument is not None:
             found = "none" if argument is None else f"one of type {type_text(argument.type_signature)}"

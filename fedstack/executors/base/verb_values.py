@@ -1,9 +1,9 @@
-"""Defines what the values of fedstack's executors have in common, and what executors ask of their recorders."""
+"""Defines the base of all values of fedstack's executors, and of the recorders that make them."""
 
 import abc
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fedstack.computations.types.language import ConcreteComputation, ExecutorValue, Type, computation_pb2
 from fedstack.computations.values.containers import to_structure
@@ -11,23 +11,8 @@ from fedstack.errors import FedstackError, TypeMismatchError
 from fedstack.executors.base.engines import Engine
 from fedstack.foundations.traceback_filter import without_own_frames
 
-_T = TypeVar("_T")
-
-
-class ValueOwner(Protocol):
-    """What a value asks of the executor that made it."""
-
-    def check_open(self) -> None:
-        """Raises `ClosedError` after `close()`."""
-        ...
-
-    async def computed(self, value: "VerbValue", /) -> object:
-        """Runs what a value needs, for `compute()`, and returns its payload."""
-        ...
-
-    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
-        ...
+if TYPE_CHECKING:
+    from fedstack.executors.base.verb_executor import VerbExecutor
 
 
 class VerbValue(ExecutorValue):
@@ -35,10 +20,10 @@ class VerbValue(ExecutorValue):
 
     __slots__ = ("_executor", "_type")
 
-    # Whether the payload that `pull` returns is kept here, for whoever pulls it again.
+    # Whether the payload that `pull` returns is kept for the next pull.
     keeps_payload = True
 
-    def __init__(self, executor: ValueOwner, type_spec: Type) -> None:
+    def __init__(self, executor: "VerbExecutor", type_spec: Type) -> None:
         self._executor = executor
         self._type = type_spec
 
@@ -47,7 +32,7 @@ class VerbValue(ExecutorValue):
         return self._type
 
     @property
-    def executor(self) -> ValueOwner:
+    def executor(self) -> "VerbExecutor":
         """The executor that made the value."""
         return self._executor
 
@@ -56,7 +41,7 @@ class VerbValue(ExecutorValue):
         return self
 
     async def compute(self) -> object:
-        """Runs what the value needs and returns it, in the form that the language's `ExecutorValue` promises.
+        """Computes the value and returns it in the form that the language's `ExecutorValue` promises.
 
         Raises:
           TypeMismatchError: If the value is a function.
@@ -70,7 +55,7 @@ class VerbValue(ExecutorValue):
 
     @abc.abstractmethod
     async def pull(self) -> object:
-        """Runs what the value needs and returns its payload."""
+        """Computes the value and returns its payload."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of type {self._type}>"
@@ -86,52 +71,54 @@ Source = ConcreteComputation | computation_pb2.Computation
 
 
 class Recorder(abc.ABC, Generic[V]):
-    """Makes the values of one executor, after that has checked what they are made of.
+    """Makes the values of one executor, which has checked their parts.
 
     Attributes:
-      waits: Whether to make a value may take a while, for which the event loop goes on.
+      waits: Whether making a value may wait, without blocking the event loop.
     """
 
     waits: bool = True
 
     @property
     def engine(self) -> Engine | None:
-        """What runs traced functions here; `None` if they can be run through the verbs only."""
+        """Runs traced functions; `None` if they can only be run through the verbs."""
         return None
 
     @property
     def known_clients(self) -> int | None:
-        """How many clients values have to be for; `None` if that is not known here."""
+        """The number of clients that values have to be for; `None` if that is not known."""
         return None
 
     def check(self, value: V, role: str) -> None:
-        """Raises if a value that the executor made is of no use any more."""
+        """Raises if a value of this executor can no longer be used."""
 
     @abc.abstractmethod
-    async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> V:
-        """Embeds a payload that is known to fit its type."""
+    async def known(self, owner: "VerbExecutor", payload: object, type_spec: Type) -> V:
+        """Embeds a payload that fits its type."""
 
     @abc.abstractmethod
     async def computation(
-        self, owner: ValueOwner, message: computation_pb2.Computation, type_spec: Type, source: Source
+        self, owner: "VerbExecutor", message: computation_pb2.Computation, type_spec: Type, source: Source
     ) -> V:
-        """Embeds a computation: a function to call, or what yields a value.
+        """Embeds a computation: a function to call, or a computation of a value.
 
         Args:
           owner: The executor.
           message: The computation.
           type_spec: Its type.
-          source: What the message was made of. A Python function lives as long as that does.
+          source: The object that the message was made of. A Python function lives as long as this object.
         """
 
     @abc.abstractmethod
-    async def call(self, owner: ValueOwner, function: V, argument: V | None, type_spec: Type) -> V:
-        """Records a call that gives a result of a type."""
+    async def call(self, owner: "VerbExecutor", function: V, argument: V | None, type_spec: Type) -> V:
+        """Records a call with a result of the given type."""
 
     @abc.abstractmethod
-    async def struct(self, owner: ValueOwner, names: Sequence[str | None], members: Sequence[V], type_spec: Type) -> V:
+    async def struct(
+        self, owner: "VerbExecutor", names: Sequence[str | None], members: Sequence[V], type_spec: Type
+    ) -> V:
         """Records a struct of values."""
 
     @abc.abstractmethod
-    async def selection(self, owner: ValueOwner, source: V, index: int, type_spec: Type) -> V:
+    async def selection(self, owner: "VerbExecutor", source: V, index: int, type_spec: Type) -> V:
         """Records the selection of a member."""

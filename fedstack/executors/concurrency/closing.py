@@ -1,43 +1,43 @@
-"""Lets what can be closed be entered, with `with` and `async with`: the end of its last block closes it."""
+"""Defines objects that users enter with `with` and `async with`; the end of the last block closes them."""
 
 import asyncio
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from fedstack.errors import ClosedError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.leaf_threads import off_loop
 
 _C = TypeVar("_C", bound="ClosesOnExit")
 
 
 class ClosesOnExit:
-    """The base of executors, factories, contexts and pools: a block gives the object, and its end closes it.
+    """The base of executors, factories, contexts and pools: a block yields the object, and its end closes it.
 
-    Blocks may be inside each other, and in several threads and tasks: the last of them to end closes it. The end of an
-    `async with` block waits until that is done, and the event loop goes on meanwhile.
+    Blocks may be nested, and in several threads and tasks: the last to end closes the object. The end of an
+    `async with` block waits for that without blocking the event loop.
     """
 
     _closed = False
 
     def close(self) -> None:
-        """Closes it. Idempotent; never raises."""
+        """Closes the object. Idempotent; never raises."""
         raise NotImplementedError
 
     def _closed_error(self) -> ClosedError:
-        """Returns the error for whoever uses it after that."""
+        """Returns the error for uses after `close`."""
         return ClosedError(f"This {type(self).__name__} is closed; create a new one")
 
     def _entered(self) -> None:
-        """Does more where a block begins."""
+        """Called when a block begins."""
 
     async def _connected(self) -> None:
-        """Does what a block has to wait for; for `async with` only."""
+        """Awaited when an `async with` block begins."""
 
     def _left(self, error: BaseException | None) -> None:
-        """Does more where a block ends, before it is closed.
+        """Called when a block ends, before the object is closed.
 
         Args:
-          error: What ended the block, if it did not come to its end.
+          error: The error that ended the block, if any.
         """
 
     def __enter__(self: _C) -> _C:
@@ -76,22 +76,22 @@ class ClosesOnExit:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"This {type(self).__name__} cannot be copied or pickled: its threads and connections are of this process; "
-            "use the object itself, and create a new one in another process"
+            f"This {type(self).__name__} cannot be copied or pickled: its threads and connections belong to this "
+            "process; use the object itself, and create a new one in another process"
         )
 
     @property
     def is_entered(self) -> bool:
-        """Whether a block has begun that has not ended."""
+        """Whether a block is open."""
         return bool(self._blocks)
 
     @property
     def _blocks(self) -> list[None]:
-        """An entry for each block that has not ended; threads need no lock to add and take one."""
+        """An entry for each open block; threads need no lock to add and remove one."""
         return vars(self).setdefault("_open_blocks", [])
 
     def _was_last(self) -> bool:
-        """Counts a block no longer; returns whether there is none now."""
+        """Removes a block; returns whether it was the last."""
         if self.is_entered:
             self._blocks.pop()
         return not self.is_entered
@@ -99,8 +99,8 @@ class ClosesOnExit:
     async def _close_off_loop(self) -> None:
         try:
             await off_loop(self.close)
-        except ResourceLimitError:  # there is no thread for it
+        except ResourceLimitError:  # no thread is available
             self.close()
         except asyncio.CancelledError:
-            self.close()  # it may not have begun
+            self.close()  # `off_loop` may not have begun it
             raise

@@ -1,7 +1,8 @@
-"""Work that is handed to a pool of threads, and how the pool counts the thread that does it."""
+"""Defines work for a thread pool, and counts work that continues after it was cancelled."""
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import TypeVar
@@ -9,19 +10,58 @@ from typing import TypeVar
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.foundations.error_text import text_of
-from fedstack.transport.peers.outcomes import Outcome
+from fedstack.transport.peers.io_loop import Outcome
 
 _T = TypeVar("_T")
 
 
-class Seat:
-    """How a pool counts a thread that is at work for it.
+class AbandonedWork:
+    """Work that continues after it was cancelled: a Python function cannot be stopped, and keeps its thread.
+
+    Up to a limit, other threads replace those of abandoned work. Beyond the limit they count against the bound of their
+    pool, which refuses new work when it has no thread left.
+
+    Args:
+      most: The limit.
+      refusal: Returns the error for refused work, given the number of abandoned pieces.
 
     Attributes:
-      waits: How often the thread waits for other work at this moment, one wait inside of another.
-      abandoned: Whether nobody wants the work any more, and nobody knows when the thread will come back.
-      is_replaced: Whether another thread may take the place of that one.
-      owner: Whose work it is.
+      count: The number of abandoned pieces.
+    """
+
+    def __init__(self, most: int, refusal: Callable[[int], Exception]) -> None:
+        self.count = 0
+        self.refusal = refusal
+        self._most = most
+        self._replaced = 0
+        self._lock = threading.Lock()
+
+    def add(self) -> bool:
+        """Counts one more piece; returns whether another thread replaces its own."""
+        with self._lock:
+            self.count += 1
+            is_replaced = self._replaced < self._most
+            self._replaced += is_replaced
+            return is_replaced
+
+    def remove(self, was_replaced: bool) -> None:
+        """Counts one piece less."""
+        with self._lock:
+            self.count -= 1
+            self._replaced -= was_replaced
+
+    def __repr__(self) -> str:
+        return f"<AbandonedWork {self.count}, at most {self._most} with threads of their own>"
+
+
+class Seat:
+    """How a pool counts a thread that works for it.
+
+    Attributes:
+      waits: How many waits for other work, nested in each other, the thread is in.
+      abandoned: Whether the work was given up, so that the thread may never come back.
+      is_replaced: Whether another thread may take the place of this one.
+      owner: The owner of the work.
     """
 
     owner = ""
@@ -31,15 +71,15 @@ class Seat:
 
 
 class Job(Outcome[_T], Seat):
-    """Work that is handed in, and what comes of it.
+    """Work that was submitted to a pool, and its outcome.
 
     Attributes:
-      scope: For whom it is done, and how.
+      scope: The scope that it was submitted in.
     """
 
     def __init__(self, work: Callable[[], _T]) -> None:
         super().__init__()
-        self._work = [work]  # whoever takes it out begins the work, or sees to it that it never begins
+        self._work = [work]  # the one thread that takes it out either runs or cancels the work
         self.scope = current_scope()
         self.owner = self.scope.owner
         self._context = contextvars.copy_context()
@@ -52,11 +92,11 @@ class Job(Outcome[_T], Seat):
         try:
             result = self._context.run(_in_environment, work)
         except BaseException as error:
-            self.tell(None, _contained(error) if self.scope.is_contained else error)
+            self.set(None, _contained(error) if self.scope.is_contained else error)
         else:
-            self.tell(result, None)
+            self.set(result, None)
         finally:
-            del self, work  # an error refers to this frame
+            del self, work  # the error refers to this frame
 
     def _taken(self) -> Callable[[], _T] | None:
         try:
@@ -65,41 +105,41 @@ class Job(Outcome[_T], Seat):
             return None
 
     def cancel(self) -> bool:
-        """Sees to it that the work does not begin; returns whether it has not."""
+        """Cancels the work if it has not begun; returns whether it had not."""
         if self._taken() is None:
             return False
-        self.tell(None, CancelledError())
+        self.set(None, CancelledError())
         return True
 
     def running(self) -> bool:
-        """Returns whether the work goes on."""
+        """Returns whether the work has begun and not ended."""
         return not (self._work or self.done())
 
     def refuse(self, failure: str) -> None:
-        """Fails instead: no thread will come for it.
+        """Fails the work, for which there is no thread.
 
         Args:
-          failure: Why none could be started; empty if there are as many as there may be.
+          failure: Why no thread could be started; empty if the pool is full.
         """
         if self._taken() is not None:
-            self.tell(None, self._refusal(failure))
+            self.set(None, self._refusal(failure))
 
     def _refusal(self, failure: str) -> Exception:
         if failure and self.scope.is_for_others:
-            return WorkerUnavailableError(f"{failure}; try again, or at another worker")
+            return WorkerUnavailableError(f"{failure}; try again, or use another worker")
         if failure:
             return ResourceLimitError(failure)
         found = self.scope.abandoned
         if found is not None:
             return found.refusal(found.count)
         return ResourceLimitError(
-            "Expected a thread for work, found all of them at work that was cancelled and goes on; wait until it ends, "
-            "or allow more of it at the same time (max_concurrent_clients)"
+            "Expected a free thread, found all of them busy with work that was cancelled and has not ended; wait until "
+            "it ends, or allow more threads (max_concurrent_clients)"
         )
 
 
 def _contained(error: BaseException) -> BaseException:
-    """Returns what work for another process raised, as something that cannot end this one: an event loop would end."""
+    """Returns an error of work for another process as one that does not stop an event loop of this process."""
     if isinstance(error, (Exception, asyncio.CancelledError)):
         return error
     contained = LeafError(f"Work on a thread raised {type(error).__name__}: {text_of(error)}")

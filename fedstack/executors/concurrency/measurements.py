@@ -1,4 +1,4 @@
-"""Remembers how fast programs were, so that later runs know whether threads pay and how many clients fit a block."""
+"""Measures programs, so that later runs know whether threads pay and how many clients fit a block."""
 
 import sys
 import time
@@ -13,19 +13,19 @@ from fedstack.computations.plan.program import Program
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.transport.wire.frames import Work
 
-# For so many runs at most no second thread is tried.
+# The most runs for which no second thread is tried.
 _MOST_RUNS_WITHOUT_HELPERS = 64
 
 
 @attrs.define(eq=False)
 class Measurements:
-    """How fast a linked program was. Several threads write; what gets lost between them is measured again.
+    """The speed of a linked program. Several threads write; an update that gets lost is measured again.
 
     Attributes:
-      seconds_per_call: What one run took on one thread when last measured; `None` before the first.
+      seconds_per_call: The time of one run on one thread when last measured; `None` before the first.
       result_bytes: The size of the arrays that one client yields, when last measured.
-      runs: How often the program has been run for many clients with threads at hand.
-      runs_without_helpers: For how many more runs no second thread is tried, because it did not pay.
+      runs: How often the program ran for many clients with threads available.
+      runs_without_helpers: The number of further runs for which no second thread is tried, because it did not pay.
       misses: How often in a row it did not pay.
     """
 
@@ -36,19 +36,19 @@ class Measurements:
     misses: int = 0
 
     def note_helper(self, pays: bool) -> None:
-        """Notes whether a second thread pays: if not, the next is tried later each time, since one run may err."""
+        """Records whether a second thread pays; after each miss in a row the next try comes later."""
         self.misses = 0 if pays else self.misses + 1
         self.runs_without_helpers = 0 if pays else min(1 << self.misses, _MOST_RUNS_WITHOUT_HELPERS)
 
 
 @made_once
 def measurements_of(program: Program) -> Measurements:
-    """Returns how fast a linked program was: one object for all executors that run it."""
+    """Returns the measurements of a linked program, one object for all executors that run it."""
     return Measurements()
 
 
 def preemptions() -> int:
-    """Returns how often the system has taken the core from this thread for others; 0 where it does not say."""
+    """Returns how often the system preempted this thread; 0 where it does not say."""
     if sys.platform != "linux":
         return 0
     import resource  # not everywhere
@@ -57,7 +57,7 @@ def preemptions() -> int:
 
 
 class _OneRun:
-    """One run of a program, for whoever shows what runs."""
+    """One run of a program, as progress reports it."""
 
     def __init__(self, program: Program, begin: float) -> None:
         self._program = program
@@ -73,7 +73,7 @@ def timed_run(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
     progress = current_scope().progress
     run = None if progress is None else _OneRun(program, begin)
     if progress is not None and run is not None:
-        progress.watch(run)  # which lets go of it when this has returned
+        progress.watch(run)  # held weakly: it ends with this function
     results = run_once(program, inputs)
     measurements_of(program).seconds_per_call = time.perf_counter() - begin
     return results

@@ -1,18 +1,30 @@
-"""Counts clients done, running and failed, and knows what runs, for whoever wants to show it."""
+"""Counts the clients of an invocation, knows what runs, and emits the events of its phases.
 
+`ProgressCounts` belongs to an invocation. A `PhaseReport` feeds it with the heartbeats of a worker, and
+`observed_phase` emits the events of a phase.
+"""
+
+import contextlib
 import heapq
 import threading
+import time
 import weakref
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol
 
+import attrs
+
+from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
 from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Program
+from fedstack.errors import FedstackError
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.observe.events import ClientsChanged
+from fedstack.observe.events import ClientsChanged, Folded, PhaseEnded, PhaseStarted
 from fedstack.observe.observers import observers
 from fedstack.observe.spans import NO_SPAN, Span
-from fedstack.transport.wire.frames import Work
+from fedstack.transport.wire.frames import Heartbeat, Work
 
 _MOST_WORK = 8
 _MOST_NAMES = 4
@@ -20,7 +32,7 @@ _MAX_NAME = 100
 
 
 class ReportsWork(Protocol):
-    """Does work of an invocation, and can tell what it is at."""
+    """Does work of an invocation and reports what runs."""
 
     def work(self) -> Iterable[Work]:
         """Returns what runs now; called from any thread."""
@@ -28,7 +40,7 @@ class ReportsWork(Protocol):
 
 
 class ProgressListener(Protocol):
-    """Hears how far an invocation is. Called from leaf threads; it must be quick. One that raises is detached."""
+    """Receives the progress of an invocation, on leaf threads; it must be quick. A listener that raises is detached."""
 
     def changed(self, counts: "ProgressCounts") -> None:
         """Called after each block of clients."""
@@ -36,7 +48,7 @@ class ProgressListener(Protocol):
 
 
 class ProgressCounts:
-    """How many clients of an invocation are done, running and failed, over all its phases so far, and what runs."""
+    """The numbers of clients of an invocation that are done, running and failed, over all its phases so far."""
 
     def __init__(self, listener: ProgressListener | None = None) -> None:
         self.total = 0
@@ -45,12 +57,12 @@ class ProgressCounts:
         self.failures = 0
         self._listener = listener
         self._lock = threading.Lock()
-        # Each is here for as long as it works, and that may be longer than anybody waits for it.
+        # Each is in here while it works, which may be longer than its caller waits.
         self._workers: weakref.WeakSet[ReportsWork] = weakref.WeakSet()
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Counts on for nobody: in a child that is forked inside of a leaf function, the listener is its parent's."""
+        """Detaches the listener in a forked child; it belongs to the parent."""
         self._lock = threading.Lock()
         self._listener = None
         self._workers = weakref.WeakSet()
@@ -60,19 +72,19 @@ class ProgressCounts:
         self._change(total=clients)
 
     def started(self, clients: int) -> None:
-        """Notes that clients have begun."""
+        """Counts clients that have begun."""
         self._change(running=clients)
 
     def finished(self, clients: int) -> None:
-        """Notes that clients are done."""
+        """Counts clients that are done."""
         self._change(running=-clients, done=clients)
 
     def failed(self, clients: int, given_up: int = 0) -> None:
-        """Notes that clients failed, and that others which had begun were given up."""
+        """Counts clients that failed, and others that had begun and were given up."""
         self._change(running=-clients - given_up, failures=clients, given_up=given_up)
 
     def restart(self) -> None:
-        """Forgets an attempt that failed: all of it is done again."""
+        """Forgets a failed attempt, which is repeated as a whole."""
         with self._lock:
             self.total = self.done = self.running = self.failures = 0
             self._workers.clear()
@@ -80,12 +92,12 @@ class ProgressCounts:
             self._listener.changed(self)
 
     def watch(self, worker: ReportsWork) -> None:
-        """Takes note of who works for the invocation."""
+        """Adds what works for the invocation, held weakly."""
         with self._lock:
             self._workers.add(worker)
 
     def work(self) -> list[Work]:
-        """Returns what runs, the longest first; not all of it if there is much."""
+        """Returns the work that has run for longest, longest first."""
         with self._lock:
             workers = list(self._workers)
         found = [work for worker in workers for work in worker.work()]
@@ -104,11 +116,11 @@ class ProgressCounts:
         return f"<ProgressCounts {self.done} done, {self.running} running, {self.failures} failed of {self.total}>"
 
 
-class ToldCounts(ProgressCounts):
-    """Counts of which observers are told.
+class ObservedCounts(ProgressCounts):
+    """Counts that observers see as events.
 
     Attributes:
-      span: Where in a call these clients are.
+      span: The part of a call that these clients belong to.
     """
 
     def __init__(self, span: Span = NO_SPAN) -> None:
@@ -136,3 +148,146 @@ def name_of(program: Program) -> str:
     names = dict.fromkeys(step.operation.name[:_MAX_NAME] for step in program.steps)
     shown = list(names)[:_MOST_NAMES]
     return ", ".join(shown + ["…"] * (len(names) > len(shown)))
+
+
+# The most running clients that are kept of a heartbeat.
+_MOST_RUNNING = 1000
+
+
+class PhaseReport:
+    """The progress of a phase at a worker, passed on to the invocation's progress while the block runs.
+
+    Reports are corrected to what is possible: no client ends twice, or before it begins.
+
+    Args:
+      progress: The progress of the invocation, if it is counted.
+      clients: The number of clients of the phase at this worker.
+
+    Attributes:
+      running: The clients that ran when the worker last named some, up to a limit.
+    """
+
+    def __init__(self, progress: ClientCounter | None, clients: int) -> None:
+        self._progress = progress
+        self._clients = clients
+        self._begun = self._done = self._failed = 0
+        self._work: tuple[Work, ...] = ()
+        self._heard = 0.0
+        self.running: list[int] = []
+
+    def __enter__(self) -> "PhaseReport":
+        if self._progress is not None:
+            self._progress.expect(self._clients)
+            self._progress.watch(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._work = ()
+        if kind is None:
+            self._reach(self._clients, self._clients - self._failed, self._failed)
+        else:
+            # The worker's last report may be some time ago.
+            failed = max(self._failed, int(isinstance(error, FedstackError) and error.client_index is not None))
+            begun = max(self._begun, self._done + failed)
+            self._reach(begun, self._done, failed, begun - self._done - failed)
+
+    def heard(self, beat: Heartbeat) -> None:
+        """Handles a heartbeat."""
+        self._work, self._heard = beat.work, time.monotonic()
+        if any(work.clients for work in beat.work):
+            starts = [(work.first_client, min(work.clients, _MOST_RUNNING)) for work in beat.work]
+            self.running = [client for start, count in starts for client in range(start, start + count)][:_MOST_RUNNING]
+        begun = min(max(self._begun, beat.done + beat.running + beat.failed), self._clients)
+        done = min(max(self._done, beat.done), begun - self._failed)
+        self._reach(begun, done, min(max(self._failed, beat.failed), begun - done))
+
+    def work(self) -> list[Work]:
+        """Returns what ran at the last heartbeat; a change brings the next heartbeat soon."""
+        since = time.monotonic() - self._heard
+        return [attrs.evolve(work, seconds=work.seconds + since) for work in self._work]
+
+    def _reach(self, begun: int, done: int, failed: int, given_up: int = 0) -> None:
+        started, finished, lost = begun - self._begun, done - self._done, failed - self._failed
+        self._begun, self._done, self._failed = begun, done, failed
+        if self._progress is None:
+            return
+        if started:
+            self._progress.started(started)
+        if finished:
+            self._progress.finished(finished)
+        if lost or given_up:
+            self._progress.failed(lost, given_up)
+
+    def __repr__(self) -> str:
+        return f"<PhaseReport {self._done} of {self._clients} done, {self._begun} begun, {self._failed} failed>"
+
+
+@attrs.define
+class PhaseNote:
+    """Facts about a phase that are collected while it runs at a worker.
+
+    Attributes:
+      bytes_sent: The bytes sent to the worker.
+      bytes_received: The bytes of its response.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def folded(self, what: str, clients: int, seconds: float) -> None:
+        """Emits the event that the aggregations of the phase have their results."""
+        observers.tell(Folded(**current_scope().span.ids, what=what, clients=clients, seconds=seconds))
+
+
+_UNOBSERVED = contextlib.nullcontext()
+
+
+def observed_phase(program: Program, clients: range, worker: str = "") -> AbstractContextManager[PhaseNote | None]:
+    """Emits the events of a phase, or a part of one, around the block; does nothing without observers.
+
+    The block runs in the span of the phase.
+
+    Args:
+      program: The program of the clients.
+      clients: The clients.
+      worker: The address of the worker; empty for a phase that runs here.
+
+    Returns:
+      A context manager that yields a note for the facts about the phase; `None` without observers.
+    """
+    return _observed(program, clients, worker) if observers.present else _UNOBSERVED
+
+
+@contextlib.contextmanager
+def _observed(program: Program, clients: range, worker: str) -> Generator[PhaseNote]:
+    outer = current_scope()
+    span, note, error = outer.span.new_phase(), PhaseNote(), ""
+    known: dict[str, Any] = {
+        **outer.span.ids,
+        "phase": span.id,
+        "functions": name_of(program),
+        "first_client": clients.start,
+        "clients": len(clients),
+        "worker": worker,
+    }
+    observers.tell(PhaseStarted(**known))
+    begin = time.perf_counter()
+    try:
+        with attrs.evolve(outer, span=span).entered():
+            yield note
+    except BaseException as raised:
+        error = type(raised).__name__
+        raise
+    finally:
+        seconds = time.perf_counter() - begin
+        observers.tell(
+            PhaseEnded(
+                **known,
+                seconds=seconds,
+                bytes_sent=note.bytes_sent,
+                bytes_received=note.bytes_received,
+                error=error,
+            )
+        )

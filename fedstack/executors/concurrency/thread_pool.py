@@ -1,16 +1,18 @@
-"""Does jobs on threads, which start and end as they are needed; within a bound, and as far as the system has room."""
+"""Runs jobs on threads, which start and end as needed, within a bound and as far as the system allows.
+
+Owners of jobs take turns at the threads, so that an owner with many jobs delays its own and not those of others.
+"""
 
 import contextlib
 import itertools
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Generic, TypeVar
 
 from fedstack.errors import ClosedError, ResourceLimitError
 from fedstack.executors.concurrency.jobs import Job, Seat
-from fedstack.executors.concurrency.turns import TurnQueue
 from fedstack.foundations.after_fork import is_renewed, renew_after_fork
 from fedstack.observe.events import WorkCancelled
 from fedstack.observe.observers import observers
@@ -19,8 +21,65 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 _T = TypeVar("_T")
 
 
+class TurnQueue(Generic[_T]):
+    """A queue whose owners take turns; each gets its own items in their order."""
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[str, deque[_T]] = OrderedDict()
+        self._size = 0
+
+    def append(self, item: _T, owner: str) -> None:
+        """Adds an item behind the others of its owner."""
+        self._items.setdefault(owner, deque()).append(item)
+        self._size += 1
+
+    @property
+    def owners(self) -> Iterator[str]:
+        """The owners, in the order of their turns."""
+        return iter(self._items)
+
+    def popleft(self, owner: str | None = None) -> _T:
+        """Takes out the first item of an owner; by default of the first owner."""
+        owner = next(self.owners) if owner is None else owner
+        items = self._items[owner]
+        item = items.popleft()
+        self._size -= 1
+        if items:
+            self._items.move_to_end(owner)
+        else:
+            del self._items[owner]
+        return item
+
+    def remove(self, item: _T) -> None:
+        """Takes out an item, if it is there."""
+        for owner, items in self._items.items():
+            if item in items:
+                items.remove(item)
+                self._size -= 1
+                if not items:
+                    del self._items[owner]
+                return
+
+    def take_all(self) -> list[_T]:
+        """Takes out everything."""
+        found = list(self)
+        self._items.clear()
+        self._size = 0
+        return found
+
+    def __iter__(self) -> Iterator[_T]:
+        for items in self._items.values():
+            yield from items
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"<TurnQueue of {self._size} items of {len(self._items)} owners>"
+
+
 class _Serving(threading.local):
-    """What the current thread works at, one job inside of another."""
+    """The jobs that the current thread runs, one inside another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,9 +93,9 @@ _pools: "set[weakref.ref[ThreadPool]]" = set()
 
 @contextlib.contextmanager
 def waiting() -> Generator[None, None, None]:
-    """Gives the pools that the current thread works for room for another thread while this one only waits.
+    """Lets the pools that the current thread works for use another thread while this one only waits.
 
-    Without it work of a pool that waits for other work of that pool could wait for ever.
+    Otherwise work that waits for other work of the same pool could wait forever.
     """
     seats = tuple(_serving.seats)
     for pool, seat in seats:
@@ -49,7 +108,7 @@ def waiting() -> Generator[None, None, None]:
 
 
 class ThreadPool:
-    """The jobs of a `LeafThreads`, and the threads that do them."""
+    """The jobs of a `LeafThreads`, and the threads that run them."""
 
     def __init__(self, max_threads: int, idle_seconds: float, for_others: int = 0) -> None:
         self._max_threads = max_threads
@@ -61,33 +120,33 @@ class ThreadPool:
         _pools.add(weakref.ref(self, _pools.discard))
 
     def renew(self) -> None:
-        """Begins without threads and work: in a forked child those of its parent are not there."""
+        """Starts without threads and jobs: a forked child does not have its parent's threads."""
         self.threads = 0
         self._jobs: TurnQueue[Job[Any]] = TurnQueue()
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)  # for guests
         self._idle = 0
-        self._is_woken = False  # whether a thread without work is on its way to the jobs
+        self._is_woken = False  # whether an idle thread was woken and has not taken a job yet
         self._starting: set[int] = set()
-        # Threads without work, by their identities, each behind a door: the last that came is the first to go.
+        # The lock that each idle thread waits for, by thread identity: the last to come is the first to go.
         self.waiting: dict[int, threading.Lock] = {}
-        # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
+        # How many threads are unavailable (they wait, or were given up), and how many of these may be replaced.
         self._away = 0
         self._replaced = 0
-        # How many of the threads are at work for whom, those that are replaced aside.
+        # How many threads work for each owner, not counting those that may be replaced.
         self._held: Counter[str] = Counter()
-        self._waiting_guests = 0  # callers that want to do work themselves
+        self._waiting_guests = 0  # callers that want to run work themselves
 
     @property
     def busy(self) -> int:
-        """How many threads are at work."""
+        """The number of threads that work."""
         return max(0, self.threads - self._idle)
 
     def add(self, job: Job[Any]) -> None:
-        """Takes in a job, and starts a thread for it if none is free."""
+        """Adds a job, and starts a thread for it if none is free."""
         with self._lock:
             if self._closed:
-                raise ClosedError("The threads of this executor are closed; make a new executor")
+                raise ClosedError("The threads of this executor are closed; create a new executor")
             self._jobs.append(job, job.scope.owner)
             self._wake()
             are_enough = len(self._jobs) <= self._idle
@@ -95,21 +154,21 @@ class ThreadPool:
             self._start_threads()
 
     def _wake(self) -> None:
-        """Wakes a thread for the jobs that wait, unless one is on its way, which wakes the next when it has taken one.
+        """Wakes an idle thread for the jobs, unless one is woken already: it wakes the next when it takes a job.
 
-        Where jobs are short the first thread does all of them. With a thread woken for each job these would wait for
-        each other: only one of them has the interpreter's lock.
+        If jobs are short, the first thread runs them all. Waking a thread for each job would only make them wait for
+        each other and the interpreter lock.
         """
         if self._jobs and self.waiting and not self._is_woken:
             self._is_woken = True
             self.waiting.popitem()[1].release()
 
     def run_here(self, work: Callable[[], _T]) -> _T:
-        """Does work on the caller's thread, which counts as one of the pool's meanwhile, and waits until it may."""
+        """Waits until the pool has room, then runs work on the caller's thread, which counts as one of the pool's."""
         if _serving.seats and any(pool is self for pool, _ in _serving.seats):
-            return work()  # it counts already
+            return work()  # the thread counts already
         with self._lock:
-            # A thread that waits for jobs makes room: it looks how many there are before it begins one.
+            # An idle thread makes room: it checks the number of threads before it begins a job.
             self._waiting_guests += 1
             try:
                 while self.threads - self._idle - self._replaced >= self._max_threads:
@@ -124,7 +183,7 @@ class ThreadPool:
         finally:
             _serving.seats.pop()
             with self._lock:
-                if self._lock is lock:  # else this is a forked child, which has begun to count anew
+                if self._lock is lock:  # a forked child counts from zero
                     self.threads -= 1
                 self._let_callers_in()
                 has_jobs = bool(self._jobs)
@@ -132,19 +191,19 @@ class ThreadPool:
                 self._start_threads()
 
     def _let_callers_in(self) -> None:
-        """Lets callers look whether there is room now for the work that they want to do themselves."""
+        """Lets callers that want to run work themselves check again for room."""
         if self._waiting_guests:
             self._room.notify_all()
 
     def remove(self, job: Job[Any]) -> None:
-        """Lets go of a job that is not to begin any more."""
+        """Removes a job that was cancelled before it began."""
         with self._lock:
             self._jobs.remove(job)
 
     def _start_threads(self) -> None:
-        """Starts as many threads as there are jobs that nobody is free for, within the limit.
+        """Starts a thread for each job that no idle thread is left for, within the limit.
 
-        If none can be started, jobs wait for those that there are. Where no thread will come back they are refused.
+        If the system starts none, jobs wait for the existing threads; if none of those will come back, jobs fail.
         """
         failure = ""
         while True:
@@ -169,12 +228,12 @@ class ThreadPool:
             job.refuse(failure)
 
     def _start_threads_for_others(self) -> None:
-        """Starts one more for those whom a thread that has just taken a job has left waiting."""
+        """Starts one more thread for owners who still wait after the current thread has taken a job."""
         if self._for_others and self._jobs and not self._idle:
             self._start_threads()
 
     def _take_back(self, number: int) -> None:
-        """Counts a thread no longer whose start failed; should it begin after all, it ends at once."""
+        """Stops counting a thread whose start failed; if it begins after all, it ends at once."""
         with self._lock:
             if number in self._starting:
                 self._starting.remove(number)
@@ -182,7 +241,7 @@ class ThreadPool:
                 self._idle -= 1
 
     def set_aside(self, seat: Seat, waits: int) -> None:
-        """Takes note that a thread begins to wait for other work, or with -1, that it has ended to."""
+        """Counts that a thread begins to wait for other work, or with -1, has stopped waiting."""
         with self._lock:
             self._count(seat, -1)
             seat.waits += waits
@@ -191,7 +250,7 @@ class ThreadPool:
         self._start_threads()
 
     def abandon(self, job: Job[Any]) -> None:
-        """Takes note that nobody waits for a job any more, and that its thread may never come back."""
+        """Gives a job up: its thread may never come back."""
         with self._lock:
             if job.abandoned or job.done():
                 return
@@ -206,7 +265,7 @@ class ThreadPool:
             observers.tell(WorkCancelled(**job.scope.span.ids))
 
     def _count(self, seat: Seat, sign: int) -> None:
-        """Counts a thread among those that nobody can count on, if it is one; or with -1, no longer."""
+        """Adjusts the number of unavailable threads by a thread, if it is one."""
         self._away += sign * (seat.waits > 0 or seat.abandoned)
         is_replaced = seat.waits > 0 or seat.is_replaced
         self._replaced += sign * is_replaced
@@ -219,10 +278,10 @@ class ThreadPool:
             del self._held[owner]
 
     def _spared_for(self, more: int = 0) -> str | None:
-        """Returns whose job gets a thread beyond the bound: that of an owner with less than half of the threads.
+        """Returns the owner whose job may have a thread beyond the bound: one with less than half of the threads.
 
         Args:
-          more: How many threads are to be started for it.
+          more: The number of threads to start for it.
         """
         if self.threads + more - self._replaced > self._max_threads + self._for_others:
             return None
@@ -247,12 +306,12 @@ class ThreadPool:
                     if job.scope.abandoned is not None:
                         job.scope.abandoned.remove(job.is_replaced)
             _serving.seats.clear()
-            del job  # an idle thread must not keep the last work's data alive
+            del job  # an idle thread must not keep its last job's data alive
             job = self._next_job()
             self._start_threads_for_others()
 
     def _next_job(self) -> Job[Any] | None:
-        """Waits for work, on a thread that is counted as idle; `None` means that it is to end, and counts no longer."""
+        """Waits for a job, on a thread that counts as idle; `None` means that the thread ends and no longer counts."""
         with self._lock:
             if not self._is_surplus():
                 self._wait()
@@ -266,7 +325,7 @@ class ThreadPool:
             return job
 
     def _wait(self) -> None:
-        """Waits, under the lock, until there are jobs or it has taken too long."""
+        """Waits, under the lock, until there are jobs or the idle time has passed."""
         thread, door, in_time = threading.get_ident(), threading.Lock(), True
         while in_time and not self._jobs and not self._closed:
             door.acquire(blocking=False)
@@ -277,20 +336,20 @@ class ThreadPool:
             finally:
                 self._lock.acquire()
             if self.waiting.pop(thread, None) is None:
-                self._is_woken = False  # this thread was, and is here now
+                self._is_woken = False  # this thread was woken, and is here now
 
     def _is_surplus(self) -> bool:
-        """Returns whether there are more threads than there may be, because abandoned work has ended or callers work.
+        """Returns whether there are too many threads, because abandoned work has ended or callers work themselves.
 
-        One that comes back from abandoned work stays for the jobs, unless others have threads of their own.
+        A thread that comes back from abandoned work stays for the jobs, unless other owners have threads of their own.
         """
         is_beyond = self.threads - self._replaced > self._max_threads
         return is_beyond and (self._for_others > 0 or self.threads - 1 > self._away)
 
     def close(self) -> None:
-        """Lets idle threads end, and the others after their work."""
+        """Ends idle threads now, and the others after their work."""
         if not is_renewed():
-            return  # there are none
+            return  # a forked child has none
         with self._lock:
             self._closed = True
             while self.waiting:
@@ -298,7 +357,7 @@ class ThreadPool:
 
 
 def count_threads() -> tuple[int, int]:
-    """Returns how many threads all pools of this process have, and how many of these are busy."""
+    """Returns the number of threads of all pools of this process, and how many of them are busy."""
     pools = open_pools()
     return sum(pool.threads for pool in pools), sum(pool.busy for pool in pools)
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from fedstack.computations.types.language import CLIENTS, Type, computation_pb2
 from fedstack.errors import FedstackError, StaleSessionError
-from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner
+from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.base.verb_values import Recorder, Source
 from fedstack.executors.remote.remote_values import SessionValue, naming_intrinsics
 from fedstack.executors.remote.sessions.remote_sessions import Made, MovesValues, RemoteSession, naming_the_worker
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
@@ -33,7 +34,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         return (self._sessions.cardinalities or {}).get(CLIENTS)
 
     async def computation(
-        self, owner: ValueOwner, message: computation_pb2.Computation, type_spec: Type, source: Source
+        self, owner: VerbExecutor, message: computation_pb2.Computation, type_spec: Type, source: Source
     ) -> SessionValue:
         """Sends a computation.
 
@@ -47,17 +48,17 @@ class RemoteRecorder(Recorder[SessionValue]):
             raise naming_the_worker(error, self._sessions.stub) from error.__cause__
         return await self._made(owner, keeper, keeper.session.put_computation(portable), type_spec, source)
 
-    async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> SessionValue:
+    async def known(self, owner: VerbExecutor, payload: object, type_spec: Type) -> SessionValue:
         keeper = await self._sessions.get()
         return await self._made(owner, keeper, self._moving(keeper.session).put(payload, type_spec), type_spec)
 
-    async def streamed(self, owner: ValueOwner, payload: object, type_spec: Type) -> SessionValue:
+    async def streamed(self, owner: VerbExecutor, payload: object, type_spec: Type) -> SessionValue:
         """Sends a payload, of a struct each leaf in calls of its own."""
         keeper = await self._sessions.get()
         return await self._made(owner, keeper, StreamingSession(keeper.session).put(payload, type_spec), type_spec)
 
     async def call(
-        self, owner: ValueOwner, function: SessionValue, argument: SessionValue | None, type_spec: Type
+        self, owner: VerbExecutor, function: SessionValue, argument: SessionValue | None, type_spec: Type
     ) -> SessionValue:
         made = function.session.call(function.id, None if argument is None else argument.id)
         try:
@@ -66,13 +67,13 @@ class RemoteRecorder(Recorder[SessionValue]):
             raise naming_intrinsics(error, function, argument) from error.__cause__
 
     async def struct(
-        self, owner: ValueOwner, names: Sequence[str | None], members: Sequence[SessionValue], type_spec: Type
+        self, owner: VerbExecutor, names: Sequence[str | None], members: Sequence[SessionValue], type_spec: Type
     ) -> SessionValue:
         keeper = await self._sessions.get()
         made = keeper.session.struct([(name, member.id) for name, member in zip(names, members)])
         return await self._made(owner, keeper, made, type_spec, members)
 
-    async def selection(self, owner: ValueOwner, source: SessionValue, index: int, type_spec: Type) -> SessionValue:
+    async def selection(self, owner: VerbExecutor, source: SessionValue, index: int, type_spec: Type) -> SessionValue:
         return await self._made(owner, source.keeper, source.session.selection(source.id, index), type_spec, source)
 
     async def fetch(self, value: SessionValue) -> object:
@@ -117,7 +118,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         return StreamingSession(session) if self._stream_structs else session
 
     async def _made(
-        self, owner: ValueOwner, keeper: SessionKeeper, made: Made, type_spec: Type, source: object = None
+        self, owner: VerbExecutor, keeper: SessionKeeper, made: Made, type_spec: Type, source: object = None
     ) -> SessionValue:
         value_id = made if isinstance(made, str) else await self._sessions.call(keeper, made)
         return SessionValue(owner, self, keeper, value_id, type_spec, source)

@@ -9,7 +9,8 @@ from fedstack.computations.plan.intrinsics import INTRINSICS
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import ConcreteComputation, FunctionType, Type, computation_pb2
 from fedstack.errors import FedstackError, InvalidValueError, RemoteError
-from fedstack.executors.base.verb_values import ValueOwner, VerbValue, function_error
+from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.base.verb_values import VerbValue, function_error
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
 from fedstack.transport.wire.status import RemoteTraceback
@@ -40,7 +41,7 @@ class SessionValue(VerbValue):
 
     def __init__(
         self,
-        executor: ValueOwner,
+        executor: VerbExecutor,
         fetcher: FetchesValues,
         keeper: SessionKeeper,
         value_id: str,

@@ -7,9 +7,8 @@ from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.foundations.value_text import describe
 from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.targets import TargetResolver, resolve_targets
 from fedstack.transport.peers.executor_stub import ExecutorStub
-from fedstack.transport.wire.addresses import Target
+from fedstack.transport.wire.addresses import Target, TargetResolver, resolve_targets
 
 
 class WorkerSource(Protocol):

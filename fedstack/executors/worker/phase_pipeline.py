@@ -2,13 +2,12 @@
 
     receive → admit → run → reply
 
-`receive` (`received.py`) reads the message. `admit` checks what it brings and makes room for the arrays that come with
-it; nothing of the sender's runs yet, nor is it loaded. The bytes of those arrays are taken then. `run` loads the
-functions and runs the phase, `reply` writes what the clients contributed. `answer` is all of it, and `answer_parcel`
-goes from bytes to bytes.
+`receive` (`receiving.py`) reads the message. `admit` checks its content and allocates buffers for its arrays; it runs
+and loads nothing of the sender's. Then the bytes of the arrays are read. `run` loads the functions and runs the phase,
+and `reply` writes the contributions of the clients. `answer` does all of it after `receive`.
 
-What differs from worker to worker is in its `PhaseHost`. The executor service makes one for a session, a process that
-looks for a client that ends it makes one of its own, and so can a worker that another engine starts.
+The differences between workers are in their `PhaseHost`. The executor service makes one for a session, a process that
+searches for a client that ends it makes its own, and so can a worker that another engine starts.
 """
 
 import abc
@@ -26,10 +25,10 @@ from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError
-from fedstack.executors.base.fold_arguments import partial_states
+from fedstack.executors.base.aggregations import partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, off_loop
-from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
 from fedstack.executors.remote.phases.phase_messages import (
     ReceivedPhase,
     check_first_client,
@@ -37,24 +36,23 @@ from fedstack.executors.remote.phases.phase_messages import (
     read_phase,
 )
 from fedstack.executors.remote.phases.phase_results import write_result
-from fedstack.executors.worker.admission import Admission
-from fedstack.executors.worker.received import Received, receive
+from fedstack.executors.worker.receiving import Admission, Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.frames import CHUNK_BYTES
-from fedstack.transport.wire.parcels import Parcel, incoming_of
+from fedstack.transport.wire.parcels import Parcel
 
-# What its dtype and shape add to an array.
+# The bytes of an array's dtype and shape.
 ARRAY_SPARE_BYTES = 64
-# What is written or read of so many clients, or tensors, takes about a millisecond.
+# Writing or reading so many clients, or tensors, takes about a millisecond.
 _FEW_CLIENTS = 1000
 _FEW_LEAVES = 200
 
 
 class PhaseHost(abc.ABC):
-    """Where phases run. Nothing is kept between them unless a subclass does.
+    """Provides what phases run with. Keeps nothing between them unless a subclass does.
 
     Args:
-      admission: Lets phases in.
+      admission: Checks incoming phases.
     """
 
     def __init__(self, admission: Admission) -> None:
@@ -62,32 +60,34 @@ class PhaseHost(abc.ABC):
 
     @abc.abstractmethod
     def lend(self, clients: int) -> AbstractContextManager[PhaseRunner]:
-        """Lends what runs phases of so many clients."""
+        """Lends an engine for phases of so many clients."""
 
     def unpacker(self, clients: int) -> Unpacker:
-        """Returns what unpacks a phase of so many clients."""
+        """Returns an unpacker for a phase of so many clients."""
         return Unpacker(max_bytes=self.admission.max_bytes, clients=clients)
 
     @property
     def chunk_bytes(self) -> int:
-        """The most bytes in a piece of a response, where a transport cuts it."""
+        """The most bytes in a piece of a response, for transports that cut it."""
         return CHUNK_BYTES
 
     def packer(self) -> Packer:
-        """Returns what packs a result."""
+        """Returns a packer for a result."""
         return Packer()
 
     def check_new_id(self, value_id: str) -> None:
-        """Checks an id that the sender has chosen for an input to be kept."""
+        """Checks the id that the sender has chosen for an input to keep."""
         return
 
     def find(self, value_id: str) -> tuple[Column, Type]:
-        """Returns an input that an earlier phase has left, and the type of its members.
+        """Returns an input that an earlier phase has kept, and the type of its members.
 
         Raises:
           InvalidValueError: If there is none.
         """
-        raise InvalidValueError(f"Expected a phase with all of its inputs, found one that was kept, {value_id[:80]!r}")
+        raise InvalidValueError(
+            f"Expected a phase with all its inputs, found a reference to a kept one, {value_id[:80]!r}"
+        )
 
     async def keep(self, value_id: str, column: Column, member: Type, size: int) -> bool:
         """Keeps an input for later phases, if there is room; returns whether it does."""
@@ -96,13 +96,13 @@ class PhaseHost(abc.ABC):
 
 @attrs.frozen
 class AdmittedPhase:
-    """A phase that may run, once the buffers of its unpacker are filled.
+    """A phase that may run once the buffers of its unpacker are filled.
 
     Attributes:
-      request: Its message.
-      phase: What that says.
+      request: The message.
+      phase: The parsed message.
       unpacker: Has the buffers.
-      leaves: The functions in it that are to be loaded.
+      leaves: The functions to load.
     """
 
     request: PhaseRequest
@@ -112,14 +112,14 @@ class AdmittedPhase:
 
 
 async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPhase:
-    """Checks a phase, and makes room for the arrays that come with it.
+    """Checks a phase, and allocates the buffers of its arrays.
 
     Args:
-      received: Its message.
-      host: Where it is to run.
+      received: The message.
+      host: The host that will run the phase.
 
     Raises:
-      FedstackError: If it is malformed, brings what it may not, or is too large.
+      FedstackError: If the phase is malformed, has a function that is not allowed, or is too large.
     """
     request, admission = received.message, host.admission
     computations = computations_of(request)
@@ -151,7 +151,7 @@ async def run(admitted: AdmittedPhase, engine: PhaseRunner, host: PhaseHost) -> 
 
 
 async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunner, host: PhaseHost) -> Parcel:
-    """Returns what the clients contributed; written on a thread if that takes long."""
+    """Returns the contributions of the clients, written on a thread if that takes long."""
     phase, packer = admitted.phase.phase, host.packer()
     kept = await _kept(admitted, host)
 
@@ -162,7 +162,7 @@ async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunne
         return response.SerializeToString()
 
     streamed = next((member for _, member in phase.held if contains_sequence(member)), None)
-    if streamed is not None:  # code of users runs in it
+    if streamed is not None:  # a stream runs user code
         return Parcel(await engine.finish(write, streamed), packer.segments, host.chunk_bytes)
     held = [(column, FederatedType(member, CLIENTS)) for column, (_, member) in zip(result.columns, phase.held)]
     folded = sum(count_leaves(fold.member) for fold in phase.folds)
@@ -172,7 +172,7 @@ async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunne
 
 
 async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
-    """Keeps the inputs that the sender wants to refer to later; returns the ids of those that are kept."""
+    """Keeps the inputs that the sender wants to refer to later; returns the ids of those that were kept."""
     found = admitted.phase
     inputs = zip(admitted.request.input, found.inputs, found.phase.input_types, found.input_bytes)
     return [
@@ -183,14 +183,8 @@ async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
 
 
 async def answer(received: Received[PhaseRequest], host: PhaseHost) -> Parcel:
-    """Admits a phase that was received, takes the bytes that come with it, runs it, and replies."""
+    """Admits a received phase, reads the bytes of its arrays, runs it, and replies."""
     admitted = await admit(received, host)
     with host.lend(received.message.clients) as engine:
         await received.fill(admitted.unpacker)
         return await reply(admitted, await run(admitted, engine, host), engine, host)
-
-
-async def answer_parcel(parcel: Parcel, host: PhaseHost) -> Parcel:
-    """Runs a phase that is there as bytes, and returns those of its response."""
-    with host.admission.scope.entered():
-        return await answer(await receive(incoming_of(parcel), PhaseRequest), host)

@@ -21,8 +21,8 @@ from fedstack.service.host.server_thread import OwnedServer
 from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.rpc.server import RegistersMethods
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_client_credentials
-from fedstack.transport.grpc.targets import TargetResolver, address_of
 from fedstack.transport.peers.methods import Service
+from fedstack.transport.wire.addresses import TargetResolver, address_of
 from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
 
 
@@ -43,23 +43,23 @@ def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]
 
 @attrs.frozen
 class ServerConfig:
-    """How a `Server` serves, and what its services are given. The port is that of the cluster.
+    """The configuration of a `Server` and its services. The port is that of the cluster.
 
     Attributes:
-      credentials: The certificate and key for TLS, and what is asked of clients.
-      token_file: A file with tokens, one a line, of which clients must know one; it is read again when it changes.
+      credentials: The certificate and key for TLS, and what clients have to show.
+      token_file: A file of tokens, one a line; clients need one of them. It is read again when it changes.
       insecure: Whether other machines may reach the server without TLS.
-      policy: Which leaf computations clients may bring: by default neither modules nor code.
-      limits: How much clients may have of the executor service.
-      services: More to serve; they belong to the one server that is given them, which closes them when it stops.
-      server_limits: How much clients may have of the server itself.
+      policy: The leaf computations that clients may bring: by default neither modules nor code.
+      limits: The limits of the executor service.
+      services: More services; they belong to one server, which closes them when it stops.
+      server_limits: The limits of the server itself.
       addresses_file: A file to which the server adds its address when it listens; see `wait_for_addresses`.
-      client_credentials: What functions that run here dial other servers with, such as the owner of a variable: their
-        own certificate and token. By default nothing, also where `credentials` has a certificate.
-      host: The name or address of this machine to listen at, where that is not what the cluster has for others to dial:
-        such as 0.0.0.0 in a container. The port is that of the cluster.
-      data_services: The dispatchers whose datasets clients' computations may refer to: they are dialled, and their
-        data workers, with `client_credentials`. Addresses, or jobs of a cluster with one task; by default none.
+      client_credentials: The credentials with which functions dial other servers, such as the owner of a variable: a
+        certificate and token of their own. By default none, even if `credentials` has a certificate.
+      host: The name or address of this machine to listen at, if it differs from the cluster's address, which others
+        dial: for example 0.0.0.0 in a container. The port is that of the cluster.
+      data_services: The dispatchers whose datasets clients' computations may refer to: addresses, or jobs of a cluster
+        with one task. They and their data workers are dialled with `client_credentials`. By default none.
     """
 
     credentials: ServerCredentials | None = None
@@ -96,15 +96,15 @@ class ServerConfig:
         return HostConfig.of(self).all_credentials()
 
     def executor_service(self, clients: int = 0, threads: int | None = None) -> ExecutorService:
-        """Returns what runs computations for clients.
+        """Returns the executor service.
 
         Args:
-          clients: The number of clients where a request does not say.
-          threads: The most threads that run functions; by default there is no such bound.
+          clients: The number of clients for requests that do not give it.
+          threads: The most threads that run functions; by default there is no limit.
         """
         reads = None
         if self.data_services:
-            # A worker without datasets starts sooner without the modules of the data service.
+            # Without datasets, a worker starts sooner without importing the data service.
 
             reads = ReferenceReader(self.client_credentials, self.data_services)
         return ExecutorService(
@@ -116,7 +116,7 @@ class ServerConfig:
         )
 
     def method_service(self) -> MethodService:
-        """Returns what runs methods, of which there are none yet."""
+        """Returns the service of methods, which has none yet."""
         return MethodService(limits=self.limits, client_credentials=self.client_credentials)
 
 
@@ -129,7 +129,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 class Server(RegistersMethods, OwnedServer):
-    """A task of a cluster: it serves computations of other processes, methods, and whatever else it is given.
+    """A task of a cluster: it serves computations of other processes, methods, and further services.
 
         with Server({"worker": ["localhost:0"]}) as server:
             fedstack.set_sync_remote_execution_context(server.target)
@@ -138,12 +138,12 @@ class Server(RegistersMethods, OwnedServer):
     block, with `stop()`, and when nothing refers to it any more.
 
     Args:
-      server_or_cluster_def: The task as a `ServerDef`, or the cluster: a `ClusterSpec` or whatever one is made of.
+      server_or_cluster_def: The task as a `ServerDef`, or the cluster in any form that a `ClusterSpec` takes.
       job_name: The task's job; by default that of the definition, or the only one.
       task_index: Its index in the job; by default that of the definition, or of the only task.
-      protocol: How it is dialled; there is only "grpc".
-      config: How it serves; by default without TLS, on loopback addresses only, and no code of clients.
-      start: Whether to start it at once, else `start()` or a block does.
+      protocol: The protocol; there is only "grpc".
+      config: The configuration; by default without TLS, on loopback addresses only, and without code of clients.
+      start: Whether to start it at once; otherwise `start()` or a block does.
 
     Raises:
       MembershipError: If the cluster has no such task, or it is not plain which is meant.
@@ -175,10 +175,10 @@ class Server(RegistersMethods, OwnedServer):
 
     @staticmethod
     def create_local_server(config: ServerConfig | None = None, start: bool = True) -> "Server":
-        """Returns a server for this machine alone, at any port that is free: the only task of the job `localhost`.
+        """Returns a server for this machine only, at any free port: the only task of the job `localhost`.
 
         Args:
-          config: How it serves.
+          config: The configuration.
           start: Whether to start it at once.
         """
         return Server({"localhost": ["localhost:0"]}, config=config, start=start)
@@ -194,7 +194,7 @@ class Server(RegistersMethods, OwnedServer):
 
     @property
     def server_def(self) -> ServerDef:
-        """The task and its cluster; once the server has been started, with the real port."""
+        """The task and its cluster; once the server has started, with the real port."""
         return self._task.bound_at(self.server.target) if self.server.has_started else self._task.definition
 
     def _has_started(self) -> None:

@@ -1,14 +1,109 @@
-"""Finds out which task of a cluster a server is, where it listens, and how others dial it."""
+"""Determines which task of a cluster a server is, its address, and how others dial it.
 
+Tasks that listen at any free port find each other through a file to which each appends its address. A line is
+`job index address`. If a restarted task has several lines, the last one counts. The file belongs to one run: addresses
+of an earlier run are dead.
+"""
+
+import itertools
 import os
+from pathlib import Path
 from typing import cast
 
 import attrs
 
-from fedstack.errors import InvalidValueError, MembershipError
-from fedstack.service.cluster.addresses_file import append_address
+from fedstack.errors import AddressError, DeadlineExceededError, FedstackError, InvalidValueError, MembershipError
+from fedstack.foundations.deadline import Deadline
+from fedstack.foundations.number_checks import check_number
 from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.cluster_spec import Cluster, ClusterDef, ClusterSpec, ServerDef
+
+_LOOK_SECONDS = 0.05
+_Task = tuple[str, int]
+
+
+def append_address(path: str | os.PathLike[str], job: str, index: int, address: str) -> None:
+    """Adds the address of a task to a file, which is created if needed. Readers see the whole line or nothing.
+
+    Raises:
+      AddressError: If it cannot be written.
+    """
+    line = f"{job} {index} {address}\n".encode()
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise AddressError(f"Expected a file to add an address to, found {path}: {error.strerror}") from error
+
+
+def wait_for_addresses(cluster: Cluster, path: str | os.PathLike[str], timeout: float = 60.0) -> ClusterSpec:
+    """Returns the cluster with the real ports of all tasks that listen at any free port.
+
+    Args:
+      cluster: The cluster.
+      path: The file to which the tasks add their addresses; it need not exist yet.
+      timeout: How long to wait for all of them, in seconds. This blocks the thread.
+
+    Raises:
+      DeadlineExceededError: If some are still missing then; the message names them.
+      InvalidValueError: If the file is none of this cluster's; the message has the line.
+    """
+    check_number("timeout", timeout, endless=True)
+    spec = ClusterSpec(cluster)
+    wanted = _without_port(spec)
+    missing: list[_Task] = []
+    for _ in Deadline(timeout).attempts_blocking(itertools.repeat(_LOOK_SECONDS)):
+        found = _read(spec, Path(path)) if wanted else {}
+        missing = [task for task in wanted if task not in found]
+        if not missing:
+            jobs = {job: dict(tasks) for job, tasks in spec.as_cluster_def().jobs.items()}
+            for job, index in wanted:
+                jobs[job][index] = found[job, index]
+            return ClusterSpec(jobs)
+    names = ", ".join(f"task {index} of job {job!r}" for job, index in missing)
+    raise DeadlineExceededError(
+        f"Expected the addresses of all tasks in {path} within {timeout:g} s, found none of {names}; start the missing "
+        "tasks with the same file, or allow more time"
+    )
+
+
+def _without_port(spec: ClusterSpec) -> list[_Task]:
+    """Returns the tasks whose addresses have no real port."""
+    return [
+        (job, index)
+        for job, tasks in spec.as_cluster_def().jobs.items()
+        for index, address in tasks.items()
+        if parse_target(address, any_port=True).has_any_port
+    ]
+
+
+def _read(spec: ClusterSpec, path: Path) -> dict[_Task, str]:
+    """Returns the addresses in a file so far."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"Expected a file with addresses of tasks, found {path}: {error}") from error
+    found: dict[_Task, str] = {}
+    for number, line in enumerate(text.split("\n")[:-1], start=1):  # an unfinished line is still being written
+        try:
+            job, index, address = line.split()
+            parse_target(address)
+            spec.task_address(job, int(index))
+        except (ValueError, FedstackError) as error:
+            raise InvalidValueError(
+                f"Expected lines with job, index and address of tasks of this cluster, found {line!r} in line {number} "
+                f"of {path}: {error}"
+            ) from error
+        # The task that had this address before no longer listens at it.
+        found = {task: at for task, at in found.items() if at != address}
+        found[job, int(index)] = address
+    return found
+
 
 PROTOCOL = "grpc"
 
@@ -18,9 +113,9 @@ class Task:
     """A task as its server sees it.
 
     Attributes:
-      definition: The task and its cluster, with nothing left out; see `task_of`.
+      definition: The complete task and its cluster; see `task_of`.
       uses_tls: Whether the server has a certificate.
-      host: Where it listens, if others reach it by another name or address than that, as behind NAT.
+      host: The host to listen at, if it differs from the one that other tasks dial, as behind NAT.
 
     Raises:
       InvalidValueError: If the address asks for the one, and the server does the other.
@@ -56,15 +151,15 @@ class Task:
 
     @property
     def listens(self) -> Target:
-        """Where it listens; the port may be 0."""
+        """The address that it listens at; the port may be 0."""
         named = parse_target(self.address, any_port=True)
         return named.at_host(self.host) if self.host and not named.socket_path else named
 
     def target(self, bound: str = "") -> str:
-        """Returns what others dial: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
+        """Returns the address that others dial: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
 
         Args:
-          bound: The address that the server has bound, for a task at any port that is free.
+          bound: The address that the server has bound, for a task at any free port.
         """
         named = parse_target(self.address, any_port=True)
         if named.socket_path:
@@ -99,13 +194,13 @@ def task_of(
     task_index: int | None = None,
     protocol: str | None = None,
 ) -> ServerDef:
-    """Returns the definition of a task with nothing left out.
+    """Returns the complete definition of a task.
 
     Args:
-      server_or_cluster_def: The task, or the cluster that it is in.
+      server_or_cluster_def: The task, or its cluster.
       job_name: Its job; by default that of the definition, or the only one.
       task_index: Its index; by default that of the definition, or of the only task.
-      protocol: How it is dialled; by default that of the definition.
+      protocol: The protocol; by default that of the definition.
 
     Raises:
       MembershipError: If the cluster has no such task, or it is not plain which is meant.

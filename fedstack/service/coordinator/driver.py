@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, FedstackError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.executors.concurrency.coroutines import raised_again
 from fedstack.foundations.deadline import Deadline, let_others_run
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.calls.closures import (

@@ -12,8 +12,8 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import DeadlineExceededError, ForeignValueError, InvalidValueError, TypeMismatchError
-from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.executors.concurrency.coroutines import gather
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.service.coordinator.calls.boxes import Box, unboxed

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.executors.concurrency.lazy_task import raised_again
-from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.executors.concurrency.coroutines import gather, raised_again
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_number
 from fedstack.foundations.traceback_filter import without_own_frames

@@ -20,10 +20,9 @@ from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.variables import VariableHandle, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.targets import resolve_targets
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
-from fedstack.transport.wire.addresses import Target
+from fedstack.transport.wire.addresses import Target, resolve_targets
 from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
 
 _JOB = "ps"

@@ -12,7 +12,7 @@ import attrs
 from fedstack.computations.types.language import Executor, ExecutorValue, RetryableError, Struct
 from fedstack.errors import FedstackError
 from fedstack.executors.base.verb_executor import create_known, pull
-from fedstack.executors.concurrency.lazy_task import LazyTask
+from fedstack.executors.concurrency.coroutines import LazyTask
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.coordinator.calls.closures import (
     Argument,

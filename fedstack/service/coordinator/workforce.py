@@ -11,7 +11,7 @@ from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFact
 from fedstack.errors import FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import pull
 from fedstack.executors.base.verb_values import VerbValue
-from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.executors.concurrency.coroutines import gather
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote.workers import Worker
 from fedstack.executors.remote.workers import Workers as Fleet

@@ -1,32 +1,50 @@
-"""Creates what a client asks for in its session: values, functions, and what is made of them, in their order."""
+"""Creates, updates and starts values in sessions.
 
-from collections.abc import Iterable
+`Creations` creates values, functions and their results, in order. `Updates` replaces values, one at a time, which
+variables are made of. `Starts` runs batches of values, and reports how they ended without sending their content.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedstack.computations.codec.typed_values import read_typed
+from fedstack.computations.leaves.work_scope import change_scope
 from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.types.type_checks import check_assignable
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import contains_function
-from fedstack.errors import InvalidValueError
+from fedstack.computations.types.type_structure import contains_function, flatten, tensor_leaves, unflatten
+from fedstack.computations.values.tensor_values import read_only
+from fedstack.contexts.invocation import telling_path
+from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.base.verb_executor import known_clients_of
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
+from fedstack.executors.base.verb_values import VerbValue
+from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, sized
+from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
-from fedstack.executors.worker.received import Received
+from fedstack.executors.worker.receiving import Received
 from fedstack.foundations.deadline import let_others_run
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.proto import extensions_pb2 as messages
+from fedstack.proto.extensions_pb2 import StartResponse, Status, UpdateRequest
 from fedstack.service.executor.requests import in_turns, read_value
 from fedstack.service.executor.sessions import held_values
+from fedstack.service.executor.sessions.held_values import SharedComputation
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session, check_new_id
+from fedstack.transport.wire.status import Code, StatusError, details_of
 
-# What names and types add to a function.
+# The spare bytes that names and types add to a function.
 _FUNCTION_SPARE_BYTES = 1024
-# How many small ones are created before others have the loop.
+# How many small values are created before the loop serves others.
 _MOST_AT_ONCE = 256
 
 
 class Creations:
-    """Creates what clients send.
+    """Creates the values that clients send.
 
     Args:
       core: The sessions, and the rules for them.
@@ -41,12 +59,12 @@ class Creations:
         creations: Iterable[messages.Creation],
         received: Received[Any],
     ) -> None:
-        """Creates values, each under its id; one that is taken is left as it is.
+        """Creates values under their ids, in order; values whose ids exist already are left as they are.
 
         Args:
-          session: Where to.
-          creations: What to create, each after what it needs.
-          received: The message in which they came, and the bytes of their large arrays.
+          session: The session.
+          creations: The values to create, each after those that it needs.
+          received: Their message, and the bytes of its large arrays.
         """
         request_bytes = received.size
         at_once = _MOST_AT_ONCE if request_bytes <= LOOP_BYTES else 1
@@ -69,7 +87,7 @@ class Creations:
                     self._core.admission.check_size(size, _FUNCTION_SPARE_BYTES)
                 session.check_room(size)
                 created = await self._created(session, creation, size)
-            if not session.has(creation.id):  # the same call may have come twice
+            if not session.has(creation.id):  # the call may have come twice
                 session.add(created, size, creation.id)
 
     async def value(
@@ -117,4 +135,128 @@ class Creations:
         if kind == "selection":
             source = session.find(creation.selection.source_ref.id)
             return await executor.create_selection(source, creation.selection.index)
-        raise InvalidValueError("Expected something to create, found an empty creation")
+        raise InvalidValueError("Expected a value or computation to create, found an empty creation")
+
+
+_OPERATIONS = {UpdateRequest.ADD: np.add, UpdateRequest.SUBTRACT: np.subtract}
+
+
+class Updates:
+    """Updates values of sessions.
+
+    Args:
+      creations: Reads the new values.
+    """
+
+    def __init__(self, creations: Creations) -> None:
+        self._creations = creations
+
+    async def run(self, session: Session, received: Received[UpdateRequest]) -> None:
+        """Replaces a value by another.
+
+        Raises:
+          InvalidValueError: If that was computed.
+          TypeMismatchError: If the other one has another type, or is to be added and is no number.
+        """
+        request = received.message
+        payload, type_spec, size = await self._creations.value(session, request.value, received)
+        await received.end()
+        value_id = request.value_ref.id
+        async with session.updating:
+            known = held_values.known_payload(session.find(value_id))
+            if known is None:
+                raise InvalidValueError("Expected a value that was sent, found a computed one, which cannot change")
+            before, declared = known
+            check_assignable(declared, type_spec, "value")
+            operation = _OPERATIONS.get(request.how)
+            if operation is not None:
+                payload = await sized(size, lambda: _combined(operation, before, payload, declared))
+            session.replace(value_id, await held_values.create_known(session.executor, payload, declared))
+
+
+def _combined(operation: Callable[..., object], before: object, change: object, type_spec: Type) -> object:
+    for path, tensor in tensor_leaves(type_spec):
+        if tensor.dtype.kind not in "iufc" and tensor.dtype.name != "bfloat16":
+            raise TypeMismatchError(f"Expected numbers to add, found {type_text(tensor)}; at value{path}")
+    pairs = zip(flatten(before, type_spec), flatten(change, type_spec), tensor_leaves(type_spec))
+    with np.errstate(all="ignore"):
+        made = [_applied(operation, old, new, tensor.dtype) for old, new, (_, tensor) in pairs]
+    return unflatten(iter(made), type_spec)
+
+
+def _applied(operation: Callable[..., object], old: object, new: object, dtype: np.dtype) -> object:
+    value = np.asarray(operation(np.asarray(old), np.asarray(new))).astype(dtype, copy=False)
+    return value[()] if value.ndim == 0 else read_only(value)
+
+
+# When some values of a batch have ended, the answer waits so long for others to end, too,
+_GATHER_SECONDS = 0.002
+# unless the values have run for longer than this.
+_QUICK_SECONDS = 0.02
+
+
+class Starts:
+    """Runs the values that clients start.
+
+    Args:
+      core: The sessions, and the rules for them.
+    """
+
+    def __init__(self, core: ServiceCore) -> None:
+        self._core = core
+
+    async def run(
+        self, session: Session, values: Sequence[str], progress: ProgressCounts
+    ) -> list[StartResponse.Outcome]:
+        """Runs values that are in a session, or joins them; returns the outcomes of those that end first."""
+        outcomes: list[StartResponse.Outcome] = []
+        pulls: dict[str, SharedComputation] = {}
+        now, together = asyncio.get_running_loop().time(), ObservedCounts()
+        change_scope(progress=together)  # for this task only
+        for value_id in dict.fromkeys(values):
+            try:
+                pulls[value_id] = pull = self._core.pull(session, value_id, together)
+            except StatusError as error:
+                outcomes.append(_outcome(value_id, error))
+            else:
+                progress.watch(pull.progress)
+                session.started.running.setdefault(value_id, now)
+        slow = {value_id for value_id, began in session.started.running.items() if now - began > _QUICK_SECONDS}
+        for value_id in await _ended(pulls, slow, at_once=bool(outcomes)):
+            outcomes.append(_told(session, value_id, pulls[value_id]))
+        return outcomes
+
+
+async def _ended(pulls: Mapping[str, SharedComputation], slow: Collection[str], *, at_once: bool) -> list[str]:
+    """Returns which have ended, once some have; slow ones hold up nothing."""
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(pull.awaited()) for pull in pulls.values()]
+        if waiting and not at_once and not all(task.done() for task in waiting):
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            others = [task for value_id, task in zip(pulls, waiting) if not (task.done() or value_id in slow)]
+            if others:
+                await asyncio.wait(others, timeout=_GATHER_SECONDS)
+        return [value_id for (value_id, _), task in zip(pulls.items(), waiting) if task.done()]
+
+
+def _told(session: Session, value_id: str, pull: SharedComputation) -> StartResponse.Outcome:
+    if session.started.running.pop(value_id, None) is not None:
+        session.started.ended += 1
+    try:
+        with telling_path(session.executor):
+            pull.result()
+    except asyncio.CancelledError:
+        return _outcome(value_id, StatusError(Code.CANCELLED, "It was cancelled"))
+    except Exception as error:
+        session.started.failed += 1
+        return _outcome(value_id, error)
+    value = session.find_if_there(value_id)
+    if isinstance(value, VerbValue) and value.keeps_payload:
+        session.delivered(value_id)  # a later compute gets the kept payload
+    return StartResponse.Outcome(id=value_id)
+
+
+def _outcome(value_id: str, error: Exception) -> StartResponse.Outcome:
+    told = StartResponse.Outcome(id=value_id, error=Status.FromString(details_of(error)))
+    without_frames(error)
+    return told

@@ -1,4 +1,4 @@
-"""Serves what fedstack's own clients can do beyond the executor service: leases, chosen ids, values of any size."""
+"""Serves the extensions of fedstack's own clients: leases, chosen ids, values of any size."""
 
 import functools
 import sys
@@ -11,24 +11,22 @@ from fedstack._version import __version__
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.leaves.work_scope import change_scope
 from fedstack.computations.types.language import Type
-from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
+from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
-from fedstack.executors.worker.received import Received, receive
+from fedstack.executors.worker.receiving import Received, receive
 from fedstack.executors.worker.work import Work
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.executor_pb2 import ExecutorId
-from fedstack.service.executor.creations import Creations
+from fedstack.service.executor.creations import Creations, Starts, Updates
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
 from fedstack.service.executor.requests import control, in_turns
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session
-from fedstack.service.executor.starts import Starts
-from fedstack.service.executor.updates import Updates
 from fedstack.service.host.limits import add_limits
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, process_digest
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, ServerFacts, UploadMethod
@@ -63,7 +61,7 @@ class ExecutorExtensions:
         }
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
-        """Says what this server is.
+        """Returns what this server is and supports.
 
         Raises:
           ProtocolVersionError: If the client speaks another version of the protocol.
@@ -155,7 +153,7 @@ class ExecutorExtensions:
         request = received.message
         await self._received(session, request.creation, received)
         told = messages.EvaluateResponse(differing_module=self._differing(request.creation))
-        # One message after another is one with the fields of both.
+        # Concatenated messages are one message with the fields of both.
         return told.SerializeToString() + await self._computed(session, request.value_ref.id, packer, progress)
 
     async def _computed(self, session: Session, value_id: str, packer: Packer, progress: ProgressCounts) -> bytes:
@@ -192,12 +190,12 @@ class ExecutorExtensions:
 
     async def run_phase(self, incoming: Incoming) -> Answers:
         """Runs a client phase."""
-        progress = ToldCounts()
+        progress = ObservedCounts()
 
         async def receive_and_run() -> Parcel:
             received = await receive(incoming, messages.PhaseRequest)
             progress.span = read_span(received.message.span)
-            set_scope(current_scope().replace(progress=progress, span=progress.span))  # of this task only
+            change_scope(progress=progress, span=progress.span)  # for this task only
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
             return await self._core.run(session, run_phase(self._core, session, received))
@@ -205,7 +203,7 @@ class ExecutorExtensions:
         work = Work(receive_and_run())
         async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
-        set_scope(current_scope().replace(span=progress.span))  # for what is logged if it has failed
+        change_scope(span=progress.span)  # for the log if it fails
         yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:

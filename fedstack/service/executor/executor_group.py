@@ -9,7 +9,7 @@ from fedstack.computations.codec.value_messages import value_from_proto, value_t
 from fedstack.computations.types.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral, Type
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, sized
+from fedstack.executors.concurrency.leaf_threads import PIECES_WEIGHT, sized
 from fedstack.foundations.number_checks import MOST_MESSAGE_BYTES
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service.executor.requests import control, in_turns, unary, unary_sized, unary_to_bytes
@@ -72,7 +72,7 @@ class ExecutorGroup:
         known = await sized(weight, lambda: self._known(value))
         if known is not None:
             return await held_values.create_known(executor, *known)
-        # Only structs have functions in them; these have to be found by whoever calls them.
+        # Only structs contain functions, which the caller has to find.
         members = [(e.name, await self._created(executor, e.value, size)) async for e in in_turns(value.struct.element)]
         return await held_values.create_struct(executor, members, self._core.limits)
 
@@ -132,7 +132,7 @@ class ExecutorGroup:
         if unknown:
             raise StatusError(
                 Code.NOT_FOUND,
-                f"Expected the ids of values, found {unknown[:80]!r}, which there is none of; all others are gone",
+                f"Expected the ids of values, found {unknown[:80]!r}, which is unknown; all others were disposed of",
             )
         return messages.DisposeResponse()
 
@@ -166,7 +166,7 @@ def _response(payload: object, type_spec: Type) -> bytes:
     try:
         if size <= MOST_MESSAGE_BYTES:
             return messages.ComputeResponse(value=value_to_proto(payload, type_spec, path="result")).SerializeToString()
-    except EncodeError:  # it is the names and shapes that make it too large
+    except EncodeError:  # names and shapes make it too large
         size = MOST_MESSAGE_BYTES + 1
     raise ResourceLimitError(
         f"Expected a result of at most {MOST_MESSAGE_BYTES} bytes, found at least {size}; select its members "

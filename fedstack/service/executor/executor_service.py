@@ -26,12 +26,12 @@ class ExecutorService(Service):
 
     Args:
       factory: Makes the executors; it is closed with the service.
-      limits: How much clients may have.
-      policy: Which leaf computations they may bring: by default neither modules nor code.
+      limits: The limits for clients.
+      policy: The leaf computations that clients may bring: by default neither modules nor code.
       extensions: Whether clients may use more than the plain executor service.
-      clock: Tells the time in seconds.
-      client_credentials: What functions dial other servers with, such as the owner of a variable; by default nothing.
-      reads: Reads sequences that clients refer to; by default they may refer to none.
+      clock: Returns the time in seconds.
+      client_credentials: The credentials with which functions dial other servers, such as the owner of a variable.
+      reads: Reads sequences that clients refer to; by default references are not allowed.
     """
 
     def __init__(

@@ -25,11 +25,10 @@ from typing import IO, Any, NoReturn
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import LeafError
-from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, off_loop
 from fedstack.executors.remote.phases.phase_messages import ReceivedPhase, write_values
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
-from fedstack.executors.worker.received import Received
+from fedstack.executors.worker.receiving import Received
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.process_endings import LINES_KEPT, ending_of, users_lines_in, wait_for_end
 from fedstack.foundations.segments import Rows

@@ -27,15 +27,15 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.types.language import CLIENTS, ExecutorFactory, computation_pb2, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
-from fedstack.executors.base.fold_arguments import slice_inputs
+from fedstack.executors.base.aggregations import slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.remote.phases.phase_messages import ReceivedPhase
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
-from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.receiving import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.sessions.held_values import phases_in
-from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
+from fedstack.service.executor.sessions.service_core import LimitedAdmission
 from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 

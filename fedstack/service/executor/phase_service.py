@@ -9,7 +9,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
-from fedstack.executors.worker.received import Received
+from fedstack.executors.worker.receiving import Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.isolated_phase import search_phase
 from fedstack.service.executor.sessions.held_values import create_known, known_payload, phases_in

@@ -1,4 +1,4 @@
-"""Reads the messages and values of calls and writes the answers, large ones on threads: the loop is everybody's."""
+"""Reads the messages and values of calls and writes the answers; large ones on threads, to keep the loop free."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -8,8 +8,8 @@ from google.protobuf.message import Message
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import Type
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
-from fedstack.executors.worker.received import Received
+from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
+from fedstack.executors.worker.receiving import Received
 from fedstack.foundations.deadline import let_others_run
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.peers.methods import UnaryMethod
@@ -20,7 +20,7 @@ _AT_ONCE = 256
 # Enough to renew ten thousand leases.
 CONTROL_BYTES = 1 << 20
 _ARRAYS = ("array", "raw", "column", "rows")
-# How often it is looked whether there is something to tell of work that runs.
+# How often running work is checked for progress to report.
 _LOOK_SECONDS = 1.0
 
 
@@ -48,7 +48,7 @@ def unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> Unar
 
 
 def control(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine from message to message, both of which are small.
+    """Returns the method of a coroutine from a small message to a small message.
 
     A request that is not is refused before it is read: in protobuf's messages a byte becomes a hundred.
     """
@@ -86,11 +86,11 @@ async def read_value(
 
     Args:
       packed: The value.
-      read: Returns it and its type; it may take long for a large message.
-      received: The message in which it came, and the bytes of its large arrays.
-      check: Called with each size that is known, before there is memory for it; it raises if that is too much.
+      read: Returns the payload and its type; it may take long for a large message.
+      received: Its message, and the bytes of its large arrays.
+      check: Called with each known size before memory is allocated for it; raises if the size is too large.
       max_bytes: The most bytes that it may announce.
-      clients: For how many clients it has to be; `None` for any number.
+      clients: The number of clients that it has to be for; `None` for any number.
     """
     size = await sized(received.size, packed.ByteSize)
     check(size)

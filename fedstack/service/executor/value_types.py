@@ -33,7 +33,7 @@ def count_members(value: Value, most: int) -> int:
 
 
 def type_of_value(value: Value, path: str = "value") -> Type:
-    """Returns the type of a value: what it says, and where it says nothing, what its content shows.
+    """Returns the type of a value: the declared type, or where it has none, that of the content.
 
     Raises:
       InvalidValueError: If it neither says nor shows a type, or shows one that the language does not have.
@@ -56,7 +56,7 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     if kind == "federated":
         return _type_of_federated(value.federated, path)
     raise InvalidValueError(
-        f"Expected a value that shows its type, found {kind or 'an empty message'}; at {path}; send the type along"
+        f"Expected a value whose type is known, found {kind or 'an empty message'}; at {path}; send the type with it"
     )
 
 
@@ -65,7 +65,7 @@ def _allowed(make: Callable[[], Type], path: str) -> Type:
     try:
         return make()
     except ValueError as error:
-        raise InvalidValueError(f"The language refuses the type: {error}; at {path}") from error
+        raise InvalidValueError(f"The language rejects the type: {error}; at {path}") from error
 
 
 def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
@@ -113,12 +113,12 @@ def _type_of_federated(federated: Value.Federated, path: str) -> Type:
             f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found "
             f"{name_text(declared.placement.value.uri)!r}; at {path}"
         )
-    if placement is SERVER and not declared.all_equal:  # no worker before has taken it, so no client sends it
+    if placement is SERVER and not declared.all_equal:  # no worker has ever accepted it, so no client sends it
         raise InvalidValueError(f"Expected a value at {SERVER.uri} that is all-equal, found one that is not; at {path}")
     if declared.HasField("member"):
         member = type_from_proto(declared.member)
     elif federated.value:
         member = type_of_value(federated.value[0], path)
     else:
-        raise InvalidValueError(f"Expected a federated value that tells its member type, found none; at {path}")
+        raise InvalidValueError(f"Expected a federated value with a member type, found none; at {path}")
     return _allowed(lambda: FederatedType(member, placement, declared.all_equal), path)

@@ -10,7 +10,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import CarrierError, FedstackError, LeafError, ResourceLimitError
 from fedstack.foundations.error_text import name_text, printable, shortened
-from fedstack.service.host.fair_shares import host_of
+from fedstack.service.host.call_table import host_of
 from fedstack.transport.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)
@@ -19,13 +19,13 @@ _SECONDS = 60.0
 _MOST_PEERS = 1000
 _FAILURES = 30
 _MAX_REASON_BYTES = 500
-# What they say is about functions, modules and sizes; the texts of others have values of clients in them.
+# Their texts name functions, modules and sizes; the texts of other errors may contain values of clients.
 _SAFE = (CarrierError, ResourceLimitError)
 
 
 @attrs.define
 class _Minute:
-    """What was said of a peer since a point in time, and how often nothing was."""
+    """The lines logged about a peer since a point in time, and how many were suppressed."""
 
     since: float
     lines: int = 0
@@ -33,11 +33,11 @@ class _Minute:
 
 
 class _Lines:
-    """Allows so many lines a minute about each peer.
+    """Limits the log lines a minute about each peer.
 
     Args:
-      most: How many.
-      clock: Tells the time in seconds.
+      most: The most lines.
+      clock: Returns the time in seconds.
     """
 
     def __init__(self, most: int, clock: Clock) -> None:
@@ -76,14 +76,13 @@ def _more(before: int) -> str:
 
 
 class CallLog:
-    """Warns of calls that were refused or have failed, with a bound for each peer.
+    """Logs calls that were refused or have failed, with a limit for each peer.
 
-    Of calls without a token of the server there is one line a minute. Of those that failed there are thirty at most,
-    without values of clients; what is worth another attempt is left to the caller, such as a worker that stops or a
-    session that it no longer knows.
+    Calls without a token of the server get one line a minute. Failed calls get thirty at most, without values of
+    clients. Errors that callers handle by another attempt, such as a worker that stops or an unknown session, get none.
 
     Args:
-      clock: Tells the time in seconds.
+      clock: Returns the time in seconds.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -144,7 +143,7 @@ def _reason(error: FedstackError) -> str:
 
 
 def _fields(error: FedstackError) -> dict[str, object]:
-    """Returns what a log of JSON lines says apart from the message: the id of the call is that of its events."""
+    """Returns the further fields of a JSON log line; the id of a call is that of its events."""
     function = name_text(error.computation_name) or None
     return {"call": current_scope().span.call or None, "function": function, "client": error.client_index}
 

@@ -1,4 +1,4 @@
-"""Brings calls that gRPC receives to the methods of services, and their outcomes back as statuses."""
+"""Routes calls from gRPC to the methods of services, and returns their outcomes as statuses."""
 
 import asyncio
 import functools
@@ -18,8 +18,8 @@ from fedstack.service.host.call_log import CallLog
 from fedstack.service.host.call_stream import CallStream, Context, Task, WholeCalls, too_slow
 from fedstack.service.host.call_table import SMALL_BYTES, CallCounts, CallTable, MessageRoom
 from fedstack.service.host.limits import ServerLimits, exceeded, option_of
+from fedstack.transport.grpc.credential_files import TOKEN_REFUSED, bearer_token
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.tokens import TOKEN_REFUSED, bearer_token
 from fedstack.transport.peers.methods import (
     DownloadMethod,
     ExchangeMethod,
@@ -29,8 +29,8 @@ from fedstack.transport.peers.methods import (
     UnaryMethod,
     UploadMethod,
 )
+from fedstack.transport.wire.parcels import JOIN, SUFFIX
 from fedstack.transport.wire.status import DETAILS_KEY, Code, StatusError, code_of, details_of, message_of
-from fedstack.transport.wire.wholes import JOIN, SUFFIX
 
 _logger = logging.getLogger(__name__)
 
@@ -119,9 +119,9 @@ class CallRouter(grpc.GenericRpcHandler):
             await asyncio.wait(running)
 
     async def end_calls(self) -> None:
-        """Ends all calls that are running or still come in as if the server could not be reached; returns when done.
+        """Ends all running and new calls as if the server could not be reached; returns when they have ended.
 
-        A client may try these again, elsewhere or later. gRPC itself would report them as cancelled.
+        Clients may retry these calls, elsewhere or later. gRPC itself would report them as cancelled.
         """
         self._stopping = True
         watching = {*self._watches.running, *self._checks.running}
@@ -134,8 +134,8 @@ class CallRouter(grpc.GenericRpcHandler):
             await asyncio.wait(running)
 
     def _handler(self, name: str, method: Method, *, in_background: bool) -> Handler:
-        # gRPC's handlers of single messages are not asked before the message is there. So these are all for streams:
-        # a call counts from its beginning, may be refused before it has sent anything, and lets go of its message soon.
+        # gRPC calls handlers of single messages only after the message has arrived. So all handlers here are for
+        # streams: a call counts from its start, may be refused before it has sent anything, and frees its message soon.
         if in_background:
             table = self._checks if isinstance(method, UnaryMethod) else self._watches
         else:
@@ -226,7 +226,7 @@ class CallRouter(grpc.GenericRpcHandler):
         code, result = Code.UNKNOWN, None
         try:
             caller = self._caller(context)
-            # A call is a task of its own, so this affects no other.
+            # Each call is a task, so this affects no other call.
             set_scope(_scope_of(caller, context.peer()))
             table.add(call.task, caller)
             if self._stopping:
@@ -234,12 +234,12 @@ class CallRouter(grpc.GenericRpcHandler):
             result = await work(call)
             code = Code.OK
             return result
-        except grpc.aio.BaseError as error:  # the client has gone away while a message went there or back; gRPC knows
+        except grpc.aio.BaseError as error:  # the client left during a message; gRPC handles that
             code = Code.CANCELLED
             raise without_frames(error) from None
         except asyncio.CancelledError as cancelled:
-            # Nearly always the client is gone, and this goes nowhere. But without a status a client that is there would
-            # wait for ever.
+            # Nearly always the client has left, and nothing receives this. But a client that is still there would
+            # wait forever without a status.
             error: Exception = StatusError(Code.CANCELLED, _CANCELLED)
             if self._stopping:
                 error = WorkerUnavailableError(_STOPPING)
@@ -251,7 +251,7 @@ class CallRouter(grpc.GenericRpcHandler):
             known = _known_error(error, name)
             code = code_of(known)
             if code == Code.INTERNAL:
-                _logger.error("%s failed with an error that is not foreseen", name, exc_info=error)
+                _logger.error("%s failed with an unexpected error", name, exc_info=error)
             else:
                 _logger.debug("%s failed: %s", name, error)
                 self._log.failed(context.peer(), call.method or name, known)
@@ -263,7 +263,7 @@ class CallRouter(grpc.GenericRpcHandler):
         return None
 
     def _ended(self, name: str, code: Code, seconds: float, received: int, sent: int) -> None:
-        """Counts a call that has ended, and tells of it."""
+        """Counts an ended call, and emits its event."""
         self.counts.add(name, code.name)
         if observers.present:
             observers.tell(
@@ -279,32 +279,32 @@ def _scope_of(caller: str, origin: str) -> WorkScope:
 
 def _gave_way() -> DeadlineExceededError:
     return DeadlineExceededError(
-        "The first message of a call that watches had not come when another call wanted its place; send it at "
+        "The first message of a watching call had not arrived when another call needed its place; send it at "
         f"once, or start the worker with a larger {option_of('max_watches')}"
     )
 
 
 async def _fail(context: Context, error: Exception, raised: BaseException) -> None:
-    """Ends a call with the status of an error, and lets go of the frames of what was raised."""
+    """Ends a call with the status of an error, and drops the frames of the error."""
     code, message, details = code_of(error), message_of(error), details_of(error)
     without_frames(raised)
     await _abort(context, code, message, ((DETAILS_KEY, details),))
 
 
 async def _abort(context: Context, code: Code, message: str, metadata: Metadata = ()) -> None:
-    """Ends a call; gRPC looks after the rest when its method returns."""
+    """Ends a call; gRPC does the rest when its method returns."""
     try:
         await context.abort(grpc.StatusCode[code.name], message, metadata)
     except grpc.aio.AbortError as error:
-        # The context keeps it, and is in the frames that it would go through, beside all that the call brought.
+        # The context keeps the error, whose frames would refer to the context and to all data of the call.
         without_frames(error)
 
 
 def _known_error(error: Exception, name: str) -> Exception:
     """Returns the error to answer with, in our words where Python, protobuf or the machine raised it."""
     if isinstance(error, DecodeError):
-        return InvalidValueError(f"Expected a message for {name}, found bytes that are none: {error}")
-    # The frames of these hold what was too much; the client has no use for them.
+        return InvalidValueError(f"Expected a message for {name}, found bytes that are not one: {error}")
+    # The frames of these errors hold the excessive data; the client has no use for them.
     if isinstance(error, MemoryError):
         found = f": {error}" if str(error) else ""
         return ResourceLimitError(

@@ -1,4 +1,4 @@
-"""Reads what comes in on a call and writes the answers: messages as they are, parcels as frames, or all in one.
+"""Reads the requests of a call and writes its answers: messages as they are, parcels as frames or as one message.
 
 An exchange may come in one message, and is answered in one too, if the answer is soon there and small. What sends a
 heartbeat first takes long; a large answer, or several, fit into no message. Such a call goes on without the stream that
@@ -15,15 +15,24 @@ from typing import TypeAlias
 import attrs
 
 from fedstack.errors import DeadlineExceededError, InvalidValueError, WorkerUnavailableError
-from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
+from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, sized
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.extensions_pb2 import JoinRequest
 from fedstack.service.host.limits import option_of
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.methods import Answers, ExchangeMethod
 from fedstack.transport.wire.frames import Heartbeat, data_of, heartbeat_frame, parse_frame
-from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, frames_of, incoming_of
-from fedstack.transport.wire.wholes import fits_whole, read_whole, write_goes_on, write_whole
+from fedstack.transport.wire.parcels import (
+    Incoming,
+    Parcel,
+    Piece,
+    fits_whole,
+    frames_of,
+    incoming_of,
+    read_whole,
+    write_goes_on,
+    write_whole,
+)
 
 _JOIN_SECONDS = 10.0
 
@@ -36,22 +45,22 @@ async def _copied(size: int, work: Callable[[], None]) -> None:
 
 
 class CallStream:
-    """A call that runs, and its two directions; to iterate over it gives the messages that come in.
+    """A running call in both directions; iterating over it yields the incoming messages.
 
     Args:
-      context: What gRPC knows of it.
-      task: What runs it.
-      method: What it is counted as when it ends.
-      silent: Has the tasks of calls that have sent nothing yet, and since when, the longest first.
-      seconds: How long the first message of a stream, and each one of a parcel, may take; `None` for any time, in which
-        the call is silent.
+      context: gRPC's context of the call.
+      task: The task that runs the call.
+      method: The method that it counts as when it ends.
+      silent: The tasks of calls that have sent nothing yet, with their start times, oldest first.
+      seconds: How long the first message of a stream, and each message of a parcel, may take; with `None` there is no
+        limit, and the call counts as silent meanwhile.
 
     Attributes:
-      task: What runs it.
-      method: What it is counted as when it ends; `None` if another one goes on with it.
-      begun: When it began, by `time.perf_counter`.
-      bytes_received: How much has come in.
-      bytes_sent: How much has gone out this way.
+      task: The task that runs the call.
+      method: The method that it counts as when it ends; `None` if another call continues it.
+      begun: Its start, by `time.perf_counter`.
+      bytes_received: The bytes received so far.
+      bytes_sent: The bytes sent through this object so far.
     """
 
     def __init__(
@@ -153,7 +162,7 @@ class CallStream:
 
 
 class _Pieces:
-    """What is in the frames that come in on a call; those that take long to read are read on a thread."""
+    """The content of a call's incoming frames; frames that take long to read are read on a thread."""
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
         self._frames = frames
@@ -167,22 +176,22 @@ class _Pieces:
 
 
 async def end_answers(answers: AsyncIterator[object]) -> None:
-    """Ends a method whose client has gone away now, and not when the garbage collector finds it."""
+    """Ends a method at once when its client has left, instead of at garbage collection."""
     if isinstance(answers, AsyncGenerator):
         await answers.aclose()
 
 
 def too_slow(seconds: float, which: str = "first") -> DeadlineExceededError:
-    """Returns the error of a call that has sent nothing for so long."""
+    """Returns the error for a call that has sent nothing for so long."""
     return DeadlineExceededError(
-        f"The {which} message of the call did not come within {seconds:g} seconds; send it, or start the worker "
+        f"The {which} message of the call did not arrive within {seconds:g} seconds; send it, or start the worker "
         f"with a larger {option_of('header_seconds')}"
     )
 
 
 @attrs.frozen(eq=False)
 class _Kept:
-    """A call that goes on: what it has said first, and what it says after that."""
+    """A call that continues after its first answer."""
 
     method: str | None
     begun: float
@@ -192,10 +201,10 @@ class _Kept:
 
 
 class WholeCalls:
-    """The exchanges that came in one message, and those of them that go on.
+    """The exchanges that came as one message, and those of them that continue.
 
     Args:
-      hand_over: Gives the place of a call to the task that goes on with it.
+      hand_over: Passes the place of a call to the task that continues it.
     """
 
     def __init__(self, hand_over: Callable[[Task, Task], None]) -> None:
@@ -203,7 +212,7 @@ class WholeCalls:
         self._kept: dict[str, _Kept] = {}
 
     async def answer(self, method: ExchangeMethod, request: bytes, call: CallStream) -> bytes:
-        """Runs a method, and returns its answer, or that it goes on."""
+        """Runs a method, and returns its answer, or the id under which it continues."""
         parcel = read_whole(request)
         if not isinstance(parcel, Parcel):
             raise InvalidValueError("Expected a header in one message, found the id of a call; join it instead")
@@ -215,7 +224,7 @@ class WholeCalls:
             if isinstance(first, Parcel) and first.is_last and fits_whole(first):
                 content = write_whole(first)
                 del first
-                await anext(answers, None)  # what the method does at its end
+                await anext(answers, None)  # runs the method to its end
                 return content
         except BaseException:
             await end_answers(answers)
@@ -228,7 +237,7 @@ class WholeCalls:
         return write_goes_on(name)
 
     async def _keep(self, name: str, kept: _Kept) -> None:
-        """Returns when a call that goes on has ended, and ends one that is not joined."""
+        """Waits for the end of a call that continues, and ends it if it is not joined."""
         try:
             await asyncio.wait([kept.ended], timeout=_JOIN_SECONDS)
             if name not in self._kept:
@@ -238,16 +247,16 @@ class WholeCalls:
                 await end_answers(kept.answers)
 
     async def join(self, request: bytes, call: CallStream) -> Answers:
-        """Yields the answers of a call that goes on.
+        """Yields the answers of a call that continues.
 
         Raises:
-          WorkerUnavailableError: If there is none of that id.
+          WorkerUnavailableError: If no such call has that id.
         """
         kept = self._kept.pop(JoinRequest.FromString(request).call, None)
         if kept is None:
             raise WorkerUnavailableError(
-                "Expected the id of a call that goes on, found none that this server knows; it has ended, or was made "
-                "at another server; make the call again"
+                "Expected the id of a running call, found one that this server does not know; the call has ended, or "
+                "was made at another server; make the call again"
             )
         call.method, call.begun = kept.method, kept.begun
         try:

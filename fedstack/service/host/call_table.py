@@ -1,30 +1,149 @@
-"""Holds the calls that run, gives each its place among those of other clients, and counts those that have ended."""
+"""Gives out the places of a table, and sees to it that one client does not take all of them from others.
+
+A client is known by its token, or else by the address that it calls from.
+
+Holds the calls that run, gives each its place among those of other clients, and counts those that have ended.
+"""
 
 import asyncio
+import functools
+import hashlib
+import ipaddress
+import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from urllib.parse import unquote
 
 from fedstack.service.host.call_stream import Task
-from fedstack.service.host.fair_shares import FairShares
 from fedstack.service.host.limits import ServerLimits, exceeded
 
-# A message that is this small neither waits nor counts: renewals of leases, questions, ends.
+# A client that waits for a place tries again within this time.
+SECONDS = 60.0
+NOBODY = ""
+# What gRPC calls a peer ends in the port that it dials from, and each connection has another one.
+_PORT = re.compile(r"(?<=[\d\]]):\d+$")
+# Of IPv6 a household has as many addresses as it likes.
+_NETWORK_BITS = 64
+
+
+class FairShares:
+    """Shares the places of a table: one peer has at most half of them while others need places.
+
+    Another peer needs places while it has one, and for a while after it was refused one. So a peer that is alone may
+    take all places, and keeps them; but once another peer has asked, it gets no new ones beyond its half.
+
+    Args:
+      most: The number of places.
+      seconds: How long a refused peer counts.
+      clock: Returns the time in seconds.
+    """
+
+    def __init__(self, most: int, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most = most
+        self.share = (most + 1) // 2
+        self._seconds = seconds
+        self._clock = clock
+        self._held: dict[str, int] = {}
+        self._taken = 0
+        # The times of the latest refusals of two peers: for any peer, one of the two is another peer.
+        self._refused: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return self._taken
+
+    def take(self, peer: str) -> bool:
+        """Takes a place for a peer; returns whether there was one.
+
+        Args:
+          peer: The peer; `NOBODY` for peers that cannot be distinguished, which may have all places together.
+        """
+        held = self._held.get(peer, 0)
+        over = held >= self.share and peer != NOBODY
+        if self._taken >= self.most or (over and self._others_are_there(peer, held)):
+            self._refuse(peer)
+            return False
+        self._held[peer] = held + 1
+        self._taken += 1
+        return True
+
+    def give_back(self, peer: str) -> None:
+        """Gives back a place that the peer has taken."""
+        held = self._held[peer] - 1
+        if held:
+            self._held[peer] = held
+        else:
+            del self._held[peer]
+        self._taken -= 1
+
+    @property
+    def refused(self) -> str:
+        """What to say of the one that was refused just now."""
+        full = self._taken >= self.most
+        return "one more" if full else "one more for a client that has half of them while others are there"
+
+    def debtor(self, peer: str) -> str | None:
+        """Returns a client that has more than its half while a peer with less is refused, if there is one."""
+        if self._held.get(peer, 0) >= self.share:
+            return None
+        return next((other for other, held in self._held.items() if held > self.share and other != NOBODY), None)
+
+    def _others_are_there(self, peer: str, held: int) -> bool:
+        since = self._clock() - self._seconds
+        return self._taken > held or any(other != peer and when > since for other, when in self._refused.items())
+
+    def _refuse(self, peer: str) -> None:
+        self._refused.pop(peer, None)
+        self._refused[peer] = self._clock()
+        if len(self._refused) > 2:
+            del self._refused[next(iter(self._refused))]
+
+    def __repr__(self) -> str:
+        return f"<FairShares: {self._taken} of {self.most} places, {len(self._held)} peers>"
+
+
+def host_of(peer: str) -> str:
+    """Returns what gRPC calls a peer (`ipv4:10.0.0.1:50000`) without the port."""
+    return _PORT.sub("", unquote(peer))
+
+
+@functools.lru_cache(maxsize=4096)
+def caller_at(peer: str) -> str:
+    """Returns the name of a caller by its address; `NOBODY` if all callers share it."""
+    kind, _, host = host_of(peer).partition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return NOBODY
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            network = ipaddress.ip_network((int(address), _NETWORK_BITS), strict=False)
+            return NOBODY if address.is_loopback else f"{kind}:{network}"
+        address = address.ipv4_mapped
+    return NOBODY if address.is_loopback else f"ipv4:{address}"
+
+
+def caller_with(token: str) -> str:
+    """Returns the name of the clients with a token, which does not reveal the token."""
+    return f"token:{hashlib.sha256(token.encode()).hexdigest()[:16]}"
+
+
+# Messages up to this size neither wait nor count: renewals of leases, status requests, closing calls.
 SMALL_BYTES = 64 * 1024
 
 
 class CallTable:
-    """Calls that run, each at one of so many places.
+    """The running calls of a server, each in one of a limited number of places.
 
     Args:
       limits: The limits of the server.
-      limit: Which of them is the number of places.
-      patience: How long a call that has sent nothing yet keeps its place from others, in seconds.
+      limit: The field with the number of places.
+      patience: How long a call that has sent nothing yet keeps its place, in seconds.
     """
 
     def __init__(self, limits: ServerLimits, limit: str, patience: float) -> None:
         self.running: dict[Task, str] = {}
-        self.silent: dict[Task, float] = {}  # since when, the longest first
+        self.silent: dict[Task, float] = {}  # start times, oldest first
         self._limits = limits
         self._limit = limit
         self._patience = patience
@@ -32,10 +151,10 @@ class CallTable:
         self._gave_way = set[Task]()
 
     def add(self, task: Task, caller: str) -> None:
-        """Gives a call a place until its task is done, which is not before gRPC has sent the outcome.
+        """Takes a place for a call until its task is done, which is after gRPC has sent the outcome.
 
         Raises:
-          ResourceLimitError: If there is none.
+          ResourceLimitError: If no place is free.
         """
         if not self._shares.take(caller) and not (self._make_room() and self._shares.take(caller)):
             raise exceeded(self._limits, self._limit, self._shares.refused, "call again when others are done")
@@ -43,14 +162,14 @@ class CallTable:
         task.add_done_callback(self._remove)
 
     def hand_over(self, task: Task, successor: Task) -> None:
-        """Gives the place of a call to the task that goes on with it."""
+        """Passes the place of a call to the task that continues it."""
         caller = self.running.pop(task, None)
         if caller is not None:
             self.running[successor] = caller
             successor.add_done_callback(self._remove)
 
     def gave_way(self, task: Task) -> bool:
-        """Returns whether a call was cancelled because it had sent nothing and others wanted its place."""
+        """Returns whether a call was cancelled because it had sent nothing and another call needed its place."""
         return task in self._gave_way
 
     def _make_room(self) -> bool:
@@ -72,13 +191,13 @@ class CallTable:
 
 
 class MessageRoom:
-    """Room for messages, in bytes. A message for which there is none waits for its turn, and gives up after a while.
+    """Limits the memory of messages, in bytes. A message without room waits for its turn, and gives up after a while.
 
-    One that is larger than all the room goes alone. Those that wait are in memory too, so their bytes together have no
-    more room than the others.
+    A message that is larger than the limit goes alone. Waiting messages are in memory, too, so the limit also holds for
+    their total.
 
     Args:
-      most: The bytes that there is room for.
+      most: The limit.
       seconds: How long a message waits.
     """
 
@@ -90,7 +209,7 @@ class MessageRoom:
         self._waiting_bytes = 0
 
     async def take(self, size: int) -> bool:
-        """Takes room for a message, at once or within a while; tells whether there was any."""
+        """Takes room for a message, at once or after a while; returns whether there was any."""
         if size <= SMALL_BYTES:
             return True
         if not self._waiting and self._has_room(size):

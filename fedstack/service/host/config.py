@@ -1,4 +1,4 @@
-"""Says how services are hosted: where their server listens, whom it lets in, and what clients may have of it."""
+"""Defines how services are hosted: the address of their server, its credentials, and limits for clients."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,9 @@ import attrs
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import check_bool, number_validator, whole_number_validator
 from fedstack.service.host.limits import ServerLimits
-from fedstack.service.host.local_servers import GRPC, LOCAL
+from fedstack.service.host.listening import GRPC, LOCAL
+from fedstack.transport.grpc.credential_files import Renewed
 from fedstack.transport.grpc.credentials import ServerCredentials
-from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.wire.addresses import Target
 
 MOST_PORT = 65_535
@@ -34,27 +34,27 @@ def _check_compression(_: object, attribute: "attrs.Attribute[Any]", value: obje
 
 @attrs.frozen(kw_only=True)
 class HostConfig:
-    """How a `Host` serves, whatever its services are.
+    """How a `Host` serves any services.
 
-    `ServerConfig`, `DispatcherConfig` and `WorkerConfig` have some of these fields under the same names, beside what
-    their services need; `of` makes one of theirs. The options of `fedstack serve` are made of the fields, and of what
-    is said of them here.
+    `ServerConfig`, `DispatcherConfig` and `WorkerConfig` have some of these fields under the same names, besides those
+    for their services; `of` converts them. The options of `fedstack serve` are generated from the fields and their
+    descriptions here.
 
     Attributes:
-      host: A name or an address of this machine to listen at. Others than its loopback need TLS.
-      port: The port to listen at; 0 for any that is free.
+      host: The name or address of this machine to listen at. Any but loopback needs TLS.
+      port: The port to listen at; 0 for any free port.
       unix_socket: The path of a socket to listen at, instead of host and port.
-      protocol: `"grpc"`, or `"grpc+local"` for this process alone, without a socket.
-      credentials: The certificate and key for TLS, and what is asked of clients.
-      token_file: A file with tokens, one a line, of which clients must know one; it is read again when it changes.
+      protocol: `"grpc"`, or `"grpc+local"` for this process only, without a socket.
+      credentials: The certificate and key for TLS, and what clients have to show.
+      token_file: A file of tokens, one a line; clients need one of them. It is read again when it changes.
       insecure: Whether other machines may reach the server without TLS.
-      server_limits: How much clients may have of the server itself.
-      reflection: Whether tools can ask what the services are.
-      compression: Whether messages may be compressed; a small one may unfold to as much as a message may have.
-      grace_seconds: How long running calls have by default when the server stops.
+      server_limits: The limits of the server itself.
+      reflection: Whether tools can list the services.
+      compression: Whether to accept compressed messages; a small one may expand to the largest message.
+      grace_seconds: How long running calls may take by default when the server stops.
 
     Raises:
-      InvalidValueError: If a number is out of its range, or there is no such protocol.
+      InvalidValueError: If a number is out of range, or the protocol is unknown.
     """
 
     host: str = attrs.field(default="127.0.0.1", converter=unbracketed)
@@ -73,7 +73,7 @@ class HostConfig:
 
     @property
     def listens(self) -> Target:
-        """Where the server listens; the port may be 0.
+        """The address that the server listens at; the port may be 0.
 
         Raises:
           InvalidValueError: If there is no host.
@@ -83,17 +83,17 @@ class HostConfig:
         if not self.host.strip():
             raise InvalidValueError(
                 f"Expected a name or an address of this machine as host, found {self.host!r}; 127.0.0.1 is for this "
-                "machine alone, 0.0.0.0 for every network it is in"
+                "machine only, 0.0.0.0 for all its networks"
             )
         return Target(f"localhost:{self.port}").at_host(self.host)
 
     @classmethod
     def of(cls, config: attrs.AttrsInstance, at: Target | None = None) -> "HostConfig":
-        """Returns how a server is hosted that has a configuration of its own.
+        """Returns the configuration of the host of a server with a configuration of its own.
 
         Args:
-          config: The configuration. What it has no fields for has its default.
-          at: Where to listen, if the configuration does not say that.
+          config: The configuration. Fields that it lacks have their defaults.
+          at: The address to listen at, if the configuration has none.
         """
         named = attrs.fields_dict(type(config)).keys() & attrs.fields_dict(cls).keys()
         given: dict[str, Any] = {name: getattr(config, name) for name in named}
@@ -102,10 +102,10 @@ class HostConfig:
         return cls(**given)
 
     def all_credentials(self) -> ServerCredentials:
-        """Returns the credentials with the tokens of the file; within one process there are none.
+        """Returns the credentials with the tokens of the file; `grpc+local` has none.
 
         Raises:
-          InvalidValueError: If they are something else or have tokens beside the file's, or that cannot be read.
+          InvalidValueError: If they are something else or have tokens besides the file's, or the file cannot be read.
         """
         if self.protocol == LOCAL:
             return ServerCredentials()
@@ -125,35 +125,35 @@ class HostConfig:
 
 
 def tokens_in(file: str | os.PathLike[str] | None) -> Renewed[tuple[str, ...]] | None:
-    """Returns the tokens in a file, which change when it does; `None` without a file.
+    """Returns the tokens in a file, which change when the file does; `None` without a file.
 
     Raises:
-      InvalidValueError: If the file cannot be read, or has none.
+      InvalidValueError: If the file cannot be read, or has no tokens.
     """
     return None if file is None else ServerCredentials.from_files(token_file=file).renewed_tokens()
 
 
 def check_exposure(host: str, credentials: ServerCredentials, *, insecure: bool, runs_code: bool) -> None:
-    """Checks that a server which other machines can reach proves who it is, and lets only known clients run code.
+    """Checks that a server that other machines can reach uses TLS, and that only clients with certificates run code.
 
     Args:
-      host: Where it listens.
-      credentials: What it has and asks for.
-      insecure: Whether it was asked to do without TLS.
+      host: The host that it listens at.
+      credentials: The credentials of the server, and those that it requires.
+      insecure: Whether TLS may be missing.
       runs_code: Whether clients may bring code.
 
     Raises:
-      InvalidValueError: If not.
+      InvalidValueError: If one of these does not hold.
     """
     if not (credentials.uses_tls or insecure):
         raise InvalidValueError(
             f"Expected TLS for an address that other machines can reach, found no certificate for {host}; give one in "
-            "credentials (--tls-cert and --tls-key of `fedstack serve`), listen at 127.0.0.1, or say that you do "
-            "without by insecure=True (--insecure)"
+            "credentials (--tls-cert and --tls-key of `fedstack serve`), listen at 127.0.0.1, or allow plaintext with "
+            "insecure=True (--insecure)"
         )
     if runs_code and not credentials.client_root_certificates:
         raise InvalidValueError(
-            f"Expected certificates of all who may run any code, found that {host} lets in others; give "
+            f"Expected certificates of all clients that may run any code, found that {host} accepts others; give "
             "client_root_certificates in credentials (--tls-client-ca of `fedstack serve`), listen at 127.0.0.1, or "
             "allow less in the policy (leave out --allow-python-code, --allow-runtime, and --allow-module for '*' and "
             "for modules of Python itself and of others that run code; see SECURITY.md)"

@@ -1,4 +1,4 @@
-"""Serves services: one class for every server that fedstack has, behind gRPC or inside of this process."""
+"""Serves services: one class for all servers of fedstack, behind gRPC or inside this process."""
 
 import asyncio
 import logging
@@ -13,19 +13,16 @@ from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.service.host.call_router import CallRouter, Metadata
 from fedstack.service.host.call_stream import Context
-from fedstack.service.host.call_table import CallCounts
+from fedstack.service.host.call_table import NOBODY, CallCounts, caller_at, caller_with
 from fedstack.service.host.config import HostConfig, check_exposure
-from fedstack.service.host.fair_shares import NOBODY, caller_at, caller_with
 from fedstack.service.host.limits import ServerLimits
-from fedstack.service.host.listening import check_free, dialled, let_go_of_sockets
-from fedstack.service.host.local_servers import LOCAL, servers_here
-from fedstack.service.host.stall_meter import StallMeter
+from fedstack.service.host.listening import LOCAL, check_free, dialled, let_go_of_sockets, servers_here
 from fedstack.service.host.standard_services import HealthService, ReflectionService
-from fedstack.service.host.status import StatusService
+from fedstack.service.host.status import StallMeter, StatusService
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
+from fedstack.transport.grpc.credential_files import bearer_token, token_matches
 from fedstack.transport.grpc.credentials import ServerCredentials, server_credentials
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.tokens import bearer_token, token_matches
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.peers.methods import ServerFacts, Service
 
@@ -36,14 +33,14 @@ except ModuleNotFoundError:  # not a system of that kind
 
 _logger = logging.getLogger(__name__)
 
-# How long calls that were cancelled may take to come to their end.
+# How long cancelled calls may take to end.
 _LAST_SECONDS = 5.0
 _SPARE_CALLS = 1000
 _MOST_OPTION = (1 << 31) - 1
 
 
 class Host:
-    """The life of a server: it listens, serves, drains and stops, and tells its services where it is.
+    """The life of a server: it listens, serves, drains and stops, and gives its services their address.
 
     Everything that serves is one of these, with a face: `GrpcServer` for programs with an event loop, `ServerThread`
     for others, and the servers that have services of their own (`Server`, `rpc.Server`, `DispatchServer`,
@@ -53,11 +50,11 @@ class Host:
     Its coroutines run on one event loop, that of `start()`: the transport's (`io_loop`) in a process that also dials.
 
     Args:
-      services: What it serves. It closes them when it stops.
-      config: How it serves; by default at any port of the loopback device.
+      services: The services, which it closes when it stops.
+      config: The configuration; by default it serves at any port of the loopback device.
 
     Raises:
-      InvalidValueError: If others could reach the server without TLS and that was not asked for, or credentials cannot
+      InvalidValueError: If others could reach the server without TLS and `insecure` is not set, or credentials cannot
         be read.
     """
 
@@ -86,7 +83,7 @@ class Host:
             limits=config.server_limits,
             caller=self._caller,
             background=[self._health, *_reflection_of([*served, self._health], wanted=config.reflection)],
-            public=[self._health],  # a supervisor need not be allowed to use the server
+            public=[self._health],  # supervisors need no token
             counts=self.call_counts,
         )
         for service in services:
@@ -97,7 +94,7 @@ class Host:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Leaves the address to the process that serves, in a forked child of it."""
+        """Leaves the address to the parent, which serves, in a forked child."""
         if self._server is not None and not self._stopped.is_set():
             let_go_of_sockets(self._facts.target)
 
@@ -109,12 +106,12 @@ class Host:
           ClosedError: If the server has not been started.
         """
         if not self.has_started:
-            raise ClosedError("Expected a server that has been started, found one that has not; call start() first")
+            raise ClosedError("Expected a started server, found one that was not started; call start() first")
         return self._facts.target
 
     @property
     def url(self) -> str:
-        """The target with the scheme that says how to dial it: `grpc://host:port`, `grpcs://host:port` with TLS.
+        """The target with its scheme: `grpc://host:port`, or `grpcs://host:port` with TLS.
 
         Raises:
           ClosedError: If the server has not been started.
@@ -125,12 +122,12 @@ class Host:
 
     @property
     def has_started(self) -> bool:
-        """Whether it has an address; it keeps that when it has stopped."""
+        """Whether it has an address, which it keeps when it has stopped."""
         return bool(self._facts.target)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it was asked to stop, and has."""
+        """Whether it has stopped."""
         return self._stopped.is_set()
 
     async def start(self) -> None:
@@ -138,11 +135,11 @@ class Host:
 
         Raises:
           AddressError: If it cannot listen at its address.
-          InvalidValueError: If its certificates are of no use.
-          ClosedError: If it has been stopped, or this process was forked from one that uses gRPC.
+          InvalidValueError: If its certificates are invalid.
+          ClosedError: If it was stopped, or this process was forked from one that uses gRPC.
         """
         if self._ending is not None:
-            raise ClosedError("Expected a server that has not been stopped, found one that has; make a new one")
+            raise ClosedError("Expected a running server, found one that was stopped; create a new one")
         if self.has_started:
             return
         if self._is_local:
@@ -159,7 +156,7 @@ class Host:
         try:
             port = self._bind(server)
         except FedstackError:
-            # gRPC frees what a server has when it stops, and it stops only one that was started.
+            # gRPC frees a server's resources when it stops, and it stops only started servers.
             await server.start()
             await server.stop(None)
             raise
@@ -174,15 +171,15 @@ class Host:
         await self._stopped.wait()
 
     async def stop(self, grace: float | None = None) -> None:
-        """Lets running calls come to their end, then closes the services. Idempotent.
+        """Waits for running calls, then closes the services. Idempotent.
 
-        Health says NOT_SERVING from the beginning, and services take no new clients. As long as one call is running, or
-        clients fetch what has been made for them, others are taken that they may need, such as the renewal of a lease.
-        When none is, or the grace is over, callers are sent elsewhere.
+        From the start, health reports NOT_SERVING, and services take no new clients. While calls run, or clients fetch
+        their results, the server still accepts calls that these may need, such as the renewal of a lease. After that,
+        or after the grace, it sends callers elsewhere.
 
         Args:
-          grace: How long running calls have, in seconds, before they are cancelled; `grace_seconds` by default. Of
-            several calls of this method the shortest time counts.
+          grace: How many seconds running calls have until they are cancelled; `grace_seconds` by default. Of several
+            calls of this method, the shortest time counts.
         """
         self._health.drain()
         for service in self._services:
@@ -210,17 +207,17 @@ class Host:
         for service in self._services:
             try:
                 await service.close()
-            except Exception:  # the others are to be closed all the same
+            except Exception:  # close the others all the same
                 _logger.exception("Closing %r failed", service)
         self._stopped.set()
 
     async def _becomes_idle(self) -> None:
-        """Returns when no call is running and clients have fetched what was made for them."""
+        """Returns when no call is running and clients have fetched their results."""
         await self._router.wait_idle()
         for service in self._services:
             try:
                 await service.handed_over()
-            except Exception:  # the others hand over all the same
+            except Exception:  # wait for the others all the same
                 _logger.exception("Waiting until %r has handed over its results failed", service)
         await self._router.wait_idle()  # for the last of those calls
 
@@ -234,7 +231,7 @@ class Host:
             reason = self._credentials.why_unusable()
             if reason is not None:
                 raise InvalidValueError(f"{reason}; for the server at {address}") from error
-            # Somebody has taken the address since it was looked at.
+            # The address was taken after the check.
             raise AddressError(f"gRPC cannot listen at {address}") from error
 
     def _options(self) -> list[tuple[str, int | str]]:
@@ -243,7 +240,7 @@ class Host:
         options = {
             **dict(SERVER_OPTIONS),
             "grpc.max_allowed_incoming_connections": _most_connections(limits),
-            # One more is counted and refused here, and not held back by gRPC; what is beyond that waits at the client.
+            # One more, so that the limit is enforced here, and not by gRPC; further calls wait at the client.
             "grpc.max_concurrent_streams": limits.max_calls + limits.max_watches + _SPARE_CALLS,
             "grpc.server_handshake_timeout_ms": handshake_ms,
             "grpc.http2.settings_timeout": handshake_ms,
@@ -252,7 +249,7 @@ class Host:
         }
         if self._config.compression:
             options[COMPRESSION] = ANY_COMPRESSION
-        # gRPC takes numbers of 32 bits, and for times the largest means any.
+        # gRPC takes 32-bit numbers, and the largest time means no limit.
         return [(name, min(v, _MOST_OPTION) if isinstance(v, int) else v) for name, v in options.items()]
 
     def _is_allowed(self, metadata: Metadata) -> bool:
@@ -279,23 +276,23 @@ class Host:
 
 
 class GrpcServer(Host):
-    """A server with services plugged in, and health and reflection beside them.
+    """A server of services, with health and reflection.
 
     Args:
-      services: What it serves. It closes them when it stops.
-      host: A name or an address of this machine. Others than its loopback need TLS.
-      port: The port; 0 for any that is free.
+      services: The services, which it closes when it stops.
+      host: A name or address of this machine. Any but loopback needs TLS.
+      port: The port; 0 for any free port.
       unix_socket: The path of a socket to listen at, instead of host and port.
-      credentials: The certificate and key for TLS, and what is asked of clients.
+      credentials: The certificate and key for TLS, and what clients have to show.
       insecure: Whether other machines may reach the server without TLS.
-      reflection: Whether tools can ask what the services are.
-      limits: How much clients may have.
-      compression: Whether messages may be compressed: a small one may unfold to as much as a message may have.
-      grace_seconds: How long running calls have by default when the server stops.
+      reflection: Whether tools can list the services.
+      limits: The limits of the server.
+      compression: Whether to accept compressed messages; a small one may expand to the largest message.
+      grace_seconds: How long running calls may take by default when the server stops.
 
     Raises:
-      InvalidValueError: If a number is out of its range, or others could reach the server without TLS, and that was not
-        asked for.
+      InvalidValueError: If a number is out of range, or others could reach the server without TLS and `insecure` is not
+        set.
     """
 
     def __init__(
@@ -327,7 +324,7 @@ class GrpcServer(Host):
 
 
 def _most_connections(limits: ServerLimits) -> int:
-    """Returns how many connections there may be; each is a descriptor, and a process has other uses for these too."""
+    """Returns the most connections; each is a file descriptor, which a process needs for other things, too."""
     if resource is None:
         return limits.max_connections
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -340,5 +337,5 @@ def _reflection_of(services: Sequence[Service], *, wanted: bool) -> Sequence[Ser
     try:
         return [ReflectionService(services)] if wanted else []
     except ImportError as error:
-        _logger.info("Tools cannot ask what the services are: %s", error)
+        _logger.info("Tools cannot list the services: %s", error)
         return []

@@ -24,9 +24,9 @@ def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
     """A field with a whole number of at least 1.
 
     Args:
-      default: What an honest client does not reach.
-      what: What is counted, as in "at most 5 sessions at a time".
-      most: The most that it may be set to.
+      default: A number that honest clients do not reach.
+      what: The counted things, as in "at most 5 sessions at a time".
+      most: The largest value of the limit.
     """
     return attrs.field(
         default=default, validator=whole_number_validator(1, most), metadata={"what": what, "most": most}
@@ -43,22 +43,22 @@ class ServiceLimits:
     """The limits of an executor service.
 
     Attributes:
-      max_sessions: Sessions at the same time.
+      max_sessions: Concurrent sessions.
       max_values: Values in one session.
       max_session_bytes: Bytes of values that a client has put into one session.
       max_value_bytes: Bytes of arrays in one value or phase.
       max_clients: Clients in one session or phase.
-      max_steps: Steps of a computation once its calls are unfolded.
-      max_leaves: Tensors in the type of one value; what comes several times counts each time.
-      max_depth: Structs inside of each other in one value.
+      max_steps: Steps of a computation after its calls are unfolded.
+      max_leaves: Tensors in the type of one value; each occurrence counts.
+      max_depth: Nested structs in one value.
       max_name_bytes: Bytes of names and type URLs in one type or computation, each counted once.
-      max_abandoned: Pieces of cancelled work that run on, on threads beside the others; a function cannot be stopped.
+      max_abandoned: Pieces of cancelled work that still run, on extra threads; a function cannot be stopped.
       max_isolated: Child processes at a time that look for a client that ends its process.
-      lease_seconds: The longest that a client with a lease may be silent.
-      plain_lease_seconds: How long a client without fedstack's extensions, which renews nothing, may be silent.
+      lease_seconds: How long a client with a lease may be silent.
+      plain_lease_seconds: How long a client without fedstack's extensions, which renews no lease, may be silent.
       isolation_seconds: How long it may take to look for a client that ends its process.
-      heartbeat_seconds: How often a long call shows that it is alive.
-      chunking: What is sent back in chunks.
+      heartbeat_seconds: How often a long call sends a heartbeat.
+      chunking: The sizes at which answers are sent in chunks.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -71,30 +71,30 @@ class ServiceLimits:
     max_clients: int = _count(1_000_000, "clients in a session or phase", MOST_CLIENTS)
     max_steps: int = _count(100_000, "steps in a computation")
     max_leaves: int = _count(100_000, "tensors in the type of a value")
-    max_depth: int = _count(100, "structs inside of each other")
+    max_depth: int = _count(100, "nested structs")
     max_name_bytes: int = _count(1 << 20, "bytes of names in a type or computation")
-    max_abandoned: int = _count(256, "pieces of work that run on although they were cancelled")
+    max_abandoned: int = _count(256, "pieces of cancelled work that still run")
     max_isolated: int = _count(4, "child processes that look for a client that ends its process")
     lease_seconds: float = _seconds(60.0, "a client may be silent")
     plain_lease_seconds: float = _seconds(3600.0, "a client that renews nothing may be silent")
     isolation_seconds: float = _seconds(600.0, "the search for a client that ends its process may take")
-    heartbeat_seconds: float = _seconds(5.0, "a long call shows that it is alive")
+    heartbeat_seconds: float = _seconds(5.0, "between heartbeats of a long call")
     chunking: Chunking = attrs.field(factory=Chunking)
 
 
 @attrs.frozen(kw_only=True)
 class ServerLimits:
-    """The limits of a server, whatever it serves.
+    """The limits of a server of any services.
 
     Attributes:
-      max_connections: Connections at the same time; at most three quarters of the descriptors of the process.
-      max_calls: Calls at the same time.
-      max_watches: Calls at the same time that watch the server: its health, or what reflection tells of it.
-      max_message_bytes: Bytes of one message; protobuf has no larger ones.
-      max_unary_bytes: Bytes of messages without a stream that are worked on at the same time; a larger one goes alone.
-      handshake_seconds: How long a new connection may take to say what it is.
-      idle_seconds: How long a connection may be without a call. gRPC's clients close such ones after half an hour.
-      header_seconds: How long a stream may take to send its first message, and each one of announced arrays.
+      max_connections: Concurrent connections; at most three quarters of the process's file descriptors.
+      max_calls: Concurrent calls.
+      max_watches: Concurrent calls that watch the server's health or use reflection.
+      max_message_bytes: Bytes of one message; protobuf allows no more.
+      max_unary_bytes: Bytes of all messages without a stream that are handled at a time; a larger one goes alone.
+      handshake_seconds: How long the handshake of a new connection may take.
+      idle_seconds: How long a connection may be without a call. gRPC clients close idle ones after half an hour.
+      header_seconds: How long a stream may take to send its first message, and each message of announced arrays.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -104,23 +104,23 @@ class ServerLimits:
     max_calls: int = _count(16_384, "calls at a time")
     max_watches: int = _count(1000, "calls at a time that watch the server")
     max_message_bytes: int = _count(MOST_MESSAGE_BYTES, "bytes in a message", MOST_MESSAGE_BYTES)
-    max_unary_bytes: int = _count(2 << 30, "bytes of messages without a stream that are worked on at a time")
-    handshake_seconds: float = _seconds(20.0, "a new connection may take to say what it is")
+    max_unary_bytes: int = _count(2 << 30, "bytes of messages without a stream that are handled at a time")
+    handshake_seconds: float = _seconds(20.0, "the handshake of a new connection may take")
     idle_seconds: float = _seconds(3600.0, "a connection may be without a call")
     header_seconds: float = _seconds(30.0, "a stream may take to send its next message")
 
 
 @attrs.frozen(kw_only=True)
 class DataWorkerLimits:
-    """The limits of a data worker, beside those of an executor service.
+    """The limits of a data worker, besides those of an executor service.
 
     Attributes:
-      max_streams: Streams of elements at the same time.
-      max_block_bytes: Bytes of elements in a block, unless one element has more.
-      max_ahead_bytes: Bytes of elements that are made and not sent yet.
-      max_definition_bytes: Bytes of the definition of a dataset, and of all that are kept.
-      max_client_bytes: Bytes of elements of datasets that are read by client, which are held.
-      max_gathered_bytes: Bytes of elements that steps of all streams gather or take apart.
+      max_streams: Concurrent streams of elements.
+      max_block_bytes: Bytes of elements in a block, unless a single element has more.
+      max_ahead_bytes: Bytes of elements that are made ahead and not sent yet.
+      max_definition_bytes: Bytes of the definition of a dataset, and of all kept definitions.
+      max_client_bytes: Bytes of held elements of datasets that are read by client.
+      max_gathered_bytes: Bytes of elements that the steps of all streams gather or split.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -139,11 +139,11 @@ class DispatcherLimits:
     """The limits of a dispatcher of the data service.
 
     Attributes:
-      max_datasets: Datasets that are registered.
+      max_datasets: Registered datasets.
       max_definition_bytes: Bytes of the definition of a dataset, its arrays included.
-      max_passes: Passes over datasets that are open, or may be resumed.
-      max_consumers: Consumers that take part in passes.
-      max_data_workers: Workers at the same time that read data.
+      max_passes: Passes over datasets that are open or can be resumed.
+      max_consumers: Consumers in passes.
+      max_data_workers: Concurrent data workers.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -164,13 +164,13 @@ def option_of(name: str) -> str:
 def exceeded(
     limits: attrs.AttrsInstance, name: str, found: object = "one more", advice: str = ""
 ) -> ResourceLimitError:
-    """Returns the error to raise for more than a limit allows.
+    """Returns the error for more than a limit allows.
 
     Args:
       limits: The table.
       name: The limit.
-      found: What was found in its place.
-      advice: What else to do than to start the worker with a larger limit.
+      found: The number that was found.
+      advice: An alternative to a larger limit.
     """
     most: int = getattr(limits, name)
     what: str = attrs.fields_dict(type(limits))[name].metadata["what"]
@@ -185,10 +185,10 @@ def exceeded(
 
 
 def check_sizes(limits: ServiceLimits, leaves: int, depth: int) -> None:
-    """Checks how many tensors a type has, and how many structs are inside of each other in it.
+    """Checks the number of tensors and nested structs in a type.
 
     Raises:
-      ResourceLimitError: If there are more than a client may have.
+      ResourceLimitError: If there are more than the limits allow.
     """
     if leaves > limits.max_leaves:
         raise exceeded(limits, "max_leaves", leaves, "put numbers into arrays")

@@ -1,18 +1,29 @@
-"""Finds out whether a server can listen at an address, before gRPC tries and says little about it; and lets go of it.
+"""Checks addresses before servers listen there, and knows the servers of this process.
 
-The sockets are gRPC's, which does not tell which they are; the address does.
+gRPC reports little about an address that it cannot use, and gives no access to its sockets; the address finds them.
 """
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from fedstack.errors import AddressError
-from fedstack.transport.wire.addresses import Target
+import attrs
+
+from fedstack.errors import AddressError, WorkerUnavailableError
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.transport.grpc.channels import Channel
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.peers.local_connection import LocalConnection, methods_by_path
+from fedstack.transport.peers.methods import Method, Service
+from fedstack.transport.wire.addresses import Target, resolve_targets
+from fedstack.transport.wire.connection_errors import ARGUMENTS
 
 # What every system takes for the path of a socket; Linux would take four bytes more.
 _MAX_PATH_BYTES = 103
@@ -32,10 +43,10 @@ def check_free(address: Target) -> None:
 
 
 def dialled(address: Target, port: int) -> str:
-    """Returns what clients on this machine dial.
+    """Returns the address that clients on this machine dial.
 
     Args:
-      address: Where a server listens now.
+      address: The address that a server listens at.
       port: The port that gRPC has bound.
     """
     if address.socket_path:
@@ -53,7 +64,7 @@ def _check_port(host: str, port: int, *, is_everywhere: bool) -> None:
     except socket.gaierror as error:
         raise AddressError(
             f"Expected a name or an address of this machine, found {host!r}: {error.strerror}; 127.0.0.1 is "
-            "for this machine alone, 0.0.0.0 for every network it is in"
+            "for this machine only, 0.0.0.0 for all its networks"
         ) from error
     if host == "localhost" or is_everywhere:
         # There gRPC listens at addresses of both kinds, whatever the system makes of the name.
@@ -63,7 +74,7 @@ def _check_port(host: str, port: int, *, is_everywhere: bool) -> None:
     for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as attempt:
-                if os.name == "posix":  # elsewhere it would let two servers share a port
+                if os.name == "posix":  # on other systems it would let two servers share a port
                     attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 attempt.bind(address)
         except OSError as error:
@@ -117,17 +128,17 @@ def _is_listened_at(path: Path) -> bool:
 
 
 def let_go_of_sockets(target: str) -> None:
-    """Replaces what listens at an address, and the connections that came in there, by what leads nowhere.
+    """Replaces the sockets that listen at an address, and the connections accepted there, by the null device.
 
     For a forked child, which may outlive the server: as long as any process has its sockets, the address stays taken,
-    who dials it gets no answer, and clients of a server that was killed do not see that it is gone. They are not
+    clients that dial it get no answer, and clients of a killed server do not notice its end. The sockets are not
     closed: gRPC's memory still has the numbers of their descriptors, which nothing else should get.
 
     Args:
       target: The address, as in `127.0.0.1:8000` or `unix:/path`.
     """
     timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(None)  # else to look at a socket changes it, in the parent too
+    socket.setdefaulttimeout(None)  # with a default timeout, wrapping a socket changes it, in the parent too
     with contextlib.suppress(OSError):
         nothing = os.open(os.devnull, os.O_RDWR)
         for name in os.listdir(_OWN_DESCRIPTORS):
@@ -143,8 +154,114 @@ def _is_at(descriptor: int, target: str) -> bool:
             if copy.type != socket.SOCK_STREAM:
                 return False
             name: object = copy.getsockname()
-    except OSError:  # it is no socket, or the descriptor with which we look
+    except OSError:  # not a socket, or the descriptor of the listing
         return False
     if isinstance(name, tuple):
         return target.endswith(f":{cast('tuple[object, ...]', name)[1]}")
     return target == f"unix:{name}"
+
+
+GRPC, LOCAL = "grpc", "grpc+local"
+_SCHEME = f"{LOCAL}://"
+
+
+@attrs.frozen(eq=False)
+class LocalServer:
+    """The services at an address of this process.
+
+    Attributes:
+      services: The services.
+      methods: Their methods, by path.
+    """
+
+    services: Sequence[Service]
+    methods: Mapping[str, Method]
+
+
+class _ServersHere:
+    """The servers of this process, by address: `grpc+local://localhost:` and a number in place of a port."""
+
+    def __init__(self) -> None:
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Starts without servers: a forked child does not have their loop."""
+        self._servers: dict[str, LocalServer] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, services: Sequence[Service], port: int) -> str:
+        """Serves from now on, and returns the address.
+
+        Args:
+          services: The services.
+          port: The number in the address; 0 for any that is free.
+
+        Raises:
+          AddressError: If another server has the number.
+        """
+        server = LocalServer(services, methods_by_path(services))
+        for number in [port] if port else self._numbers:
+            target = f"{_SCHEME}localhost:{number}"
+            if self._servers.setdefault(target, server) is server:
+                return target
+        raise AddressError(
+            f"{_SCHEME}localhost:{port} is in use in this process; stop the server that is there, or choose another "
+            "port (0 for any that is free)"
+        )
+
+    def remove(self, target: str) -> None:
+        """Serves at an address no longer."""
+        self._servers.pop(target, None)
+
+    def find(self, target: str) -> LocalServer | None:
+        """Returns the server at an address, if there is one."""
+        return self._servers.get(target)
+
+
+servers_here = _ServersHere()
+
+
+def is_local(target: str) -> bool:
+    """Returns whether an address is one of a server in this process."""
+    return target.startswith(_SCHEME)
+
+
+def local_server(target: str) -> LocalServer:
+    """Returns the server in this process that has an address.
+
+    Raises:
+      WorkerUnavailableError: If there is none.
+    """
+    found = servers_here.find(target)
+    if found is None:
+        raise WorkerUnavailableError(
+            f"Expected a server of this process at {target}, found none; it has been stopped, or is in another "
+            'process, where protocol "grpc" has to be chosen'
+        )
+    return found
+
+
+def connect(
+    target: str | Target | Channel, credentials: ClientCredentials | None = None, role: str = "--data-dispatcher"
+) -> Connection:
+    """Returns the way to a server, in this process or elsewhere.
+
+    Args:
+      target: Its address, or a channel of the user.
+      credentials: Certificates and the token; a channel has its own.
+      role: What makes a server such a one: an option of `fedstack serve`.
+
+    Raises:
+      InvalidValueError: If the target is no address.
+    """
+    if isinstance(target, str) and is_local(target):
+        return LocalConnection(lambda: local_server(target).methods, target)
+    # gRPC is imported by those only who use it
+    from fedstack.transport.grpc.channel_connection import ChannelConnection
+    from fedstack.transport.grpc.grpc_connection import GrpcConnection
+
+    if not isinstance(target, (str, Target)):
+        return ChannelConnection(target)
+    (resolved,) = resolve_targets(target)
+    return GrpcConnection(resolved, credentials, words=attrs.evolve(ARGUMENTS, serve=f"fedstack serve {role}"))

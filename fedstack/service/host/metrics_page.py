@@ -1,6 +1,7 @@
-"""Shows metrics of this process to Prometheus, in one page over HTTP. Alone imports `prometheus_client`.
+"""Shows metrics of this process to Prometheus, in one page over HTTP. The only importer of `prometheus_client`.
 
-The page has a thread and an event loop of its own; what clients can cost it is bounded.
+The page has a thread and an event loop of its own, and bounds what clients can cost: their number, their time and the
+size of their requests. The servers of `prometheus_client` and of Python have none of these bounds.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ except ImportError as error:
     raise ImportError('A page of metrics needs prometheus_client: pip install "fedstack[metrics]"') from error
 
 PATH = "/metrics"
-# How long a client has for its request and for taking the answer, in all.
+# How long a client may take to send its request and read the answer, in all.
 SECONDS = 10.0
 MOST_CONNECTIONS = 32
 MOST_REQUEST_BYTES = 16 * 1024
-# Prometheus takes this form whatever it asks for.
+# Prometheus accepts this format always.
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PLAIN = "Content-Type: text/plain; charset=utf-8"
 _logger = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ class PageServer:
 
     Args:
       make: Makes the page.
-      content_type: What it is.
-      host: Name or address to listen at.
-      port: The port, 0 for any free one.
+      content_type: Its content type.
+      host: The name or address to listen at.
+      port: The port; 0 for any free port.
     """
 
     def __init__(self, make: Callable[[], bytes], content_type: str, host: str, port: int) -> None:
@@ -61,15 +62,15 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """Where the page is, once the server has been started."""
+        """The URL of the page, once the server has started."""
         return f"http://{self._target}{PATH}"
 
     def start(self) -> None:
-        """Returns when the page can be asked for.
+        """Returns when the page can be requested.
 
         Raises:
           AddressError: If the server cannot listen at its address.
-          ResourceLimitError: If there can be no thread for it.
+          ResourceLimitError: If its thread cannot be started.
         """
         check_free(self._address)
         started: futures.Future[None] = futures.Future()
@@ -109,7 +110,7 @@ class PageServer:
             writer.transport.abort()
             return
         if len(self._open) >= MOST_CONNECTIONS:
-            self._end(next(iter(self._open)))  # a page takes milliseconds: who is slow makes way
+            self._end(next(iter(self._open)))  # a page takes milliseconds: the oldest client is slow
         self._open[writer] = asyncio.create_task(self._converse(reader, writer))
 
     def _end(self, writer: asyncio.StreamWriter) -> None:
@@ -118,7 +119,7 @@ class PageServer:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # What clients do wrong, or do not do in time, is an end of their connection and nothing else.
+            # Mistakes and delays of clients only end their connections.
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
                 await Deadline(SECONDS).wait(self._answer(reader, writer))
         finally:
@@ -157,10 +158,10 @@ class PageServer:
 
 
 def _method_and_path(head: bytes) -> tuple[str, str]:
-    """Returns what matters of the head of a request: nothing else that a client says goes any further.
+    """Returns method and path of a request; nothing else of it is used.
 
     Raises:
-      ValueError: If it is none.
+      ValueError: If it is not a request of HTTP/1.
     """
     first, *headers = head.decode("ascii").rstrip().split("\r\n")
     method, target, version = first.split(" ")
@@ -170,15 +171,15 @@ def _method_and_path(head: bytes) -> tuple[str, str]:
 
 
 class MetricsPage:
-    """A page that is served, and the observer that counts what it shows; as a context manager.
+    """A served page, and the observer that counts its metrics, as a context manager.
 
     Args:
-      host: Name or address to listen at.
-      port: The port, 0 for any free one.
+      host: The name or address to listen at.
+      port: The port; 0 for any free port.
 
     Raises:
       AddressError: When it is entered, if it cannot listen there.
-      ResourceLimitError: When it is entered, if there can be no threads for it.
+      ResourceLimitError: When it is entered, if its threads cannot be started.
     """
 
     def __init__(self, host: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs a server from code that has no event loop: scripts, notebooks, tests."""
+"""Runs a server for code without an event loop: scripts, notebooks, tests."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.closing import ClosesOnExit
-from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_number
 from fedstack.service.host.host import Host
@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServerThread(ClosesOnExit):
-    """A `GrpcServer` on the thread that everything of gRPC runs on in this process.
+    """A `GrpcServer` on the thread that runs all of gRPC in this process.
 
         with ServerThread(GrpcServer([service], port=0)) as server:
             print(server.target)
@@ -43,7 +43,7 @@ class ServerThread(ClosesOnExit):
         return self.server.target
 
     def start(self) -> None:
-        """Returns when the server can be dialled. Idempotent.
+        """Starts the server; returns when it can be dialled. Idempotent.
 
         Raises:
           AddressError: If it cannot listen at its address; the message says why.
@@ -61,10 +61,10 @@ class ServerThread(ClosesOnExit):
             raise
 
     def _has_started(self) -> None:
-        """Does more once the server can be dialled."""
+        """Called once the server can be dialled."""
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until the server has stopped; another thread, or a block that ends, stops it.
+        """Waits until another thread, or the end of a block, has stopped the server.
 
         Args:
           timeout: How long to wait, in seconds; by default as long as it takes.
@@ -91,7 +91,7 @@ class ServerThread(ClosesOnExit):
         return self.server.has_stopped
 
     def stop(self, grace: float | None = None) -> None:
-        """Takes no new clients, lets running calls come to their end, and returns when the port is free. Idempotent.
+        """Takes no new clients, waits for running calls, and returns when the port is free. Idempotent.
 
         In a forked child it leaves the server alone: it is the parent's.
 
@@ -125,7 +125,7 @@ class ServerThread(ClosesOnExit):
 
 
 class OwnedServer(ServerThread):
-    """The base of servers for programs, which also stop when nothing refers to them any more.
+    """The base of servers for programs, which also stop when they are garbage-collected.
 
     Args:
       server: What serves, not started yet.
@@ -149,7 +149,7 @@ class OwnedServer(ServerThread):
 
 
 def _let_go(server: Host) -> None:
-    """Stops a server that nothing refers to any more: a finalizer, which only says so to the loop."""
+    """Stops a garbage-collected server: a finalizer, which only asks the loop to do it."""
     io_loop.call_soon(lambda: start_apart(_stop_forgotten(server)))
 
 

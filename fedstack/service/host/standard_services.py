@@ -23,7 +23,7 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class HealthService(Service):
-    """Tells load balancers and supervisors whether a server takes work.
+    """Reports to load balancers and supervisors whether a server takes work.
 
     It answers SERVING for the server (the empty name) and each of its services until `drain()`, NOT_SERVING after it.
     The servicer that comes with grpcio-health-checking forgets all but one of those who watch the same service once
@@ -42,7 +42,7 @@ class HealthService(Service):
         return {HEALTH_SERVICE: {"Check": UnaryMethod(self._check), "Watch": StreamMethod(self._watch)}}
 
     def drain(self) -> None:
-        """Says NOT_SERVING from now on, and to all who watch, whose calls end with it."""
+        """Reports NOT_SERVING from now on, also to all watchers, whose calls then end."""
         self._draining.set()
 
     async def close(self) -> None:
@@ -74,7 +74,7 @@ class HealthService(Service):
 
 
 def _name_in(request: bytes) -> str:
-    """Returns the service that a request names. Unknown clients may ask too, so the name has a bound."""
+    """Returns the service that a request names. Unknown clients may ask, too, so the name has a limit."""
     if len(request) > _MAX_REQUEST_BYTES:
         raise ResourceLimitError(
             f"Expected the name of a service in at most {_MAX_REQUEST_BYTES} bytes, found {len(request)}; send the name"
@@ -102,7 +102,7 @@ class ReflectionService(Service):
             raise ImportError('server reflection needs grpcio-reflection: pip install "fedstack[server]"') from error
         names = [*(name for service in services for name in service.methods), _REFLECTION[0]]
         own = {file.name: file for service in services for file in service.descriptors}
-        # Its stub takes the method for a coroutine; it is an asynchronous generator.
+        # The stub declares the method as a coroutine; it is an asynchronous generator.
         self._read = reflection_pb2.ServerReflectionRequest.FromString
         self._servicer: Any = reflection.aio.ReflectionServicer(names, pool=_pool_of(names, own))
 
@@ -118,7 +118,7 @@ class ReflectionService(Service):
 
 
 def _pool_of(names: Sequence[str], own: Mapping[str, FileDescriptorProto]) -> descriptor_pool.DescriptorPool:
-    """Returns a pool with the files that services came with, those that define the others, and all they import."""
+    """Returns a pool with the files of the services, those of the standard services, and all their imports."""
     default = descriptor_pool.Default()
     pool = descriptor_pool.DescriptorPool()
     added = set[str]()
@@ -139,6 +139,6 @@ def _pool_of(names: Sequence[str], own: Mapping[str, FileDescriptorProto]) -> de
         add(name)
     described = {f"{file.package}.{service.name}" for file in own.values() for service in file.service}
     for name in sorted(set(names) - described):
-        with contextlib.suppress(KeyError):  # a service without a description is listed, that is all
+        with contextlib.suppress(KeyError):  # a service without a description is only listed
             add(default.FindServiceByName(name).file.name)
     return pool

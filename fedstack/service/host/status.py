@@ -1,26 +1,113 @@
-"""Tells what a server holds and has done, whatever it serves: the service `fedstack.v1.ServerStatus`."""
+"""Reports the status of a server (`fedstack.v1.ServerStatus`), and measures how long its event loop is blocked."""
 
+import asyncio
+import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedstack._version import __version__
 from fedstack.executors.concurrency.thread_pool import count_threads
+from fedstack.observe.events import LoopStalled
+from fedstack.observe.observers import observers
 from fedstack.proto.extensions_pb2 import GetStatusRequest, GetStatusResponse
 from fedstack.service.host.call_table import CallCounts
 from fedstack.service.host.limits import ServerLimits, add_limits
-from fedstack.service.host.stall_meter import StallCounts
 from fedstack.transport.peers.executor_stub import STATUS
 from fedstack.transport.peers.methods import Method, ServerFacts, Service, UnaryMethod
 
+_logger = logging.getLogger(__name__)
+# A loop that returns later than this was blocked.
+STALL_SECONDS = 0.1
+_BEAT_SECONDS = 0.1
+_SECONDS_BETWEEN_WARNINGS = 60.0
+
+
+class StallCounts:
+    """Counts how often a beat was late, and decides when to log it.
+
+    Args:
+      clock: Returns the time in seconds.
+
+    Attributes:
+      stalls: How often a beat was more than `STALL_SECONDS` late.
+      longest_seconds: The longest delay.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stalls = 0
+        self.longest_seconds = 0.0
+        self._clock = clock
+        self._due: float | None = None
+        self._quiet_until = 0.0
+
+    def expect(self, seconds: float) -> None:
+        """Expects the next beat after so many seconds."""
+        self._due = self._clock() + seconds
+
+    def beat(self) -> float | None:
+        """Records a beat; returns its delay in seconds if that should be logged, otherwise `None`."""
+        now = self._clock()
+        late = 0.0 if self._due is None else now - self._due
+        if late <= STALL_SECONDS:
+            return None
+        self.stalls += 1
+        self.longest_seconds = max(self.longest_seconds, late)
+        if observers.present:
+            observers.tell(LoopStalled(seconds=late))
+        if now < self._quiet_until:
+            return None
+        self._quiet_until = now + _SECONDS_BETWEEN_WARNINGS
+        return late
+
+    def __repr__(self) -> str:
+        return f"<StallCounts {self.stalls} stalls, {self.longest_seconds:.3f} s the longest>"
+
+
+class StallMeter:
+    """The heartbeat of the running event loop, from `start` to `stop`.
+
+    Attributes:
+      counts: The stalls so far.
+    """
+
+    def __init__(self) -> None:
+        self.counts = StallCounts()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Starts to measure."""
+        self._next()
+
+    def stop(self) -> None:
+        """Stops measuring. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _next(self) -> None:
+        self.counts.expect(_BEAT_SECONDS)
+        self._timer = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        late = self.counts.beat()
+        if late is not None:
+            _logger.warning(
+                "The server's event loop was blocked for %.1f s, and all clients waited (%d times so far): a very "
+                "large message, an overloaded machine, or code that holds Python's lock",
+                late,
+                self.counts.stalls,
+            )
+        self._next()
+
 
 class StatusService(Service):
-    """Asks the services of a server what they hold (`Service.report`), and adds what is true of the whole.
+    """Collects the reports of a server's services (`Service.report`), and adds facts about the whole server.
 
     Args:
       services: The services.
-      facts: What they know of their server.
+      facts: The facts that services know about their server.
       calls: Counts the calls that have ended.
       stalls: How often its loop stood still.
       limits: Its own limits.
@@ -67,7 +154,7 @@ class StatusService(Service):
 
 
 def resident_bytes() -> int:
-    """Returns the bytes of memory that this process has; the most that it has had where only that is known, else 0."""
+    """Returns the memory of this process in bytes; its peak if only that is known, otherwise 0."""
     try:
         with open("/proc/self/statm") as file:  # on Linux: sizes in pages, of which the second is the resident one
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Keeps one worker process of a pool running: reads what it says, and starts it anew at its address when it has ended.
+"""Keeps one worker process of a pool running: reads its output, and restarts it at its address when it has ended.
 
 A process ends without being asked when a client function crashes, memory runs out or somebody kills it. The executors
 do without it meanwhile (`PoolProcess.loss`).
@@ -28,10 +28,10 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 _logger = logging.getLogger(__name__)
 _READY = re.compile(r"^fedstack \S+ serving on (?P<target>.+?) \(")
 _LINES_TOLD = 40
-# How long the rest of what a process said may take to come; what it has started may keep the pipe open.
+# How long the rest of a process's output may take to arrive; its children may keep the pipe open.
 _READING_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
-# A function that always crashes ends all workers at once, and one or two of them again.
+# A function that always crashes ends all workers at once, and then one or two of them again.
 _FEWEST_RESTARTS = 10
 _RESTARTS_PER_WORKER = 3
 _RESTARTS_WITHIN_SECONDS = 60.0
@@ -40,14 +40,14 @@ _LONGEST_PAUSE = 5.0
 
 
 class Restarts:
-    """Says whether one more process of a pool is to be started anew, and after which pause.
+    """Decides whether to restart a process of a pool, and after which pause.
 
     Args:
-      workers: How many the pool has.
-      clock: Tells the time in seconds.
+      workers: The number of workers in the pool.
+      clock: Returns the time in seconds.
 
     Attributes:
-      most: How many restarts there may be within a minute.
+      most: The most restarts within a minute.
     """
 
     def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +57,7 @@ class Restarts:
         self._times: deque[float] = deque()
 
     def pause(self) -> float | None:
-        """Returns how long to wait, in seconds; `None` if there have been too many lately."""
+        """Returns how many seconds to wait before a restart; `None` after too many recent ones."""
         with self._lock:
             now = self._clock()
             while self._times and now - self._times[0] >= _RESTARTS_WITHIN_SECONDS:
@@ -76,11 +76,11 @@ class ProcessOptions:
     """What a process of a pool is started with.
 
     Attributes:
-      command: The program and its options, but for those here.
-      listen: The options that say where it listens.
+      command: The program and its options, except those here.
+      listen: The options of its address.
       environment: Its environment variables.
-      token: What its clients must know.
-      token_file: Where it reads that; the file is there only until it has.
+      token: The token that clients have to send.
+      token_file: The file with the token, until the process has read it.
     """
 
     command: Sequence[str]
@@ -90,7 +90,7 @@ class ProcessOptions:
     token_file: Path
 
     def start(self) -> "subprocess.Popen[str]":
-        """Starts it."""
+        """Starts a process."""
         self.token_file.unlink(missing_ok=True)
         with open(os.open(self.token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(self.token)
@@ -102,25 +102,25 @@ class ProcessOptions:
             env=self.environment,
             encoding="utf-8",
             errors="replace",
-            # Ctrl-C is for this process, which may want to go on.
+            # Ctrl-C is for this process, which may handle it and continue.
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
 
 
 class PoolProcess:
-    """One process, and threads that read what it says, say it again here and start it anew; they know no pool.
+    """One process, and threads that read its output, repeat it here and restart it; they do not refer to the pool.
 
     Nothing here takes a lock: a finalizer asks it to end, on whatever thread.
 
     Args:
-      number: Which of the pool it is.
+      number: Its number in the pool.
       options: What it is started with.
-      restarts: Says whether it is started anew when it has ended; `None` if it never is.
+      restarts: Decides about restarts; `None` to never restart it.
 
     Attributes:
       target: Its address, once it can be dialled.
-      process: The process; after its end that which has ended, until there is another.
+      process: The current process, or the last one after its end.
     """
 
     def __init__(self, number: int, options: ProcessOptions, restarts: Restarts | None) -> None:
@@ -128,8 +128,8 @@ class PoolProcess:
         self._number = number
         self._options = options
         self._restarts = restarts
-        self._ending = False  # whether it was asked to
-        self._away = ""  # why it cannot be dialled, once it could
+        self._ending = False  # whether it was asked to end
+        self._away = ""  # why it can no longer be dialled
         self._status: int | None = None  # with which the last process has ended
         self._ready_or_ended = threading.Event()
         self._said: deque[str] = deque(maxlen=LINES_KEPT)
@@ -143,8 +143,8 @@ class PoolProcess:
 
         The files stay open, over nothing: to close them takes locks that threads of the parent may have held.
         """
-        self._ending = True  # it is the parent's
-        with contextlib.suppress(OSError, ValueError):  # closed already, or there are no more descriptors
+        self._ending = True  # the process is the parent's
+        with contextlib.suppress(OSError, ValueError):  # closed already, or no more descriptors
             nothing = os.open(os.devnull, os.O_RDWR)
             for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None and not pipe.closed:
@@ -175,7 +175,7 @@ class PoolProcess:
 
     @property
     def comes_back(self) -> bool:
-        """Whether it is started anew when it has ended."""
+        """Whether it is restarted when it has ended."""
         return self._restarts is not None and not self._ending
 
     def loss(self) -> WorkerUnavailableError | None:
@@ -194,14 +194,14 @@ class PoolProcess:
         return error
 
     def ask_to_end(self) -> None:
-        """Lets the worker see the end of its standard input, and start no more."""
+        """Ends the worker's standard input, and stops restarting it."""
         self._ending = True
         with contextlib.suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
 
     def end(self, deadline: Deadline) -> None:
-        """Returns when the worker has ended, by force after the deadline; call `ask_to_end` before."""
+        """Waits until the worker has ended, and kills it after the deadline; call `ask_to_end` before."""
         self._keeper.join(deadline.left)
         while self._keeper.is_alive():
             self.process.kill()
@@ -229,7 +229,7 @@ class PoolProcess:
                 return
 
     def _starts_anew(self, crash: str) -> bool:
-        """Starts another process in place of one that has ended, unless that is not wanted any more."""
+        """Starts another process in place of an ended one, unless the pool is ending."""
         restarts = self._restarts
         while restarts is not None:
             pause = restarts.pause()
@@ -255,7 +255,7 @@ class PoolProcess:
                 self._away, crash = f"the worker process could not be started: {error}", ""
                 continue
             if self._ending:
-                self.ask_to_end()  # once more, for this one
+                self.ask_to_end()  # again, for this process
             return True
         _logger.warning("At %s %s%s", self.target, self._away, crash)
         return False
@@ -267,7 +267,7 @@ class PoolProcess:
         try:
             return start_daemon(target, *arguments, name=f"fedstack-worker-{self._number}")
         except BaseException:
-            with self.process:  # nobody else knows of it
+            with self.process:  # nothing else refers to it
                 self.process.kill()
             raise
 
@@ -283,12 +283,12 @@ class PoolProcess:
                     continue
                 said.append(line)
                 crashes = crashes or begins_crash(line)
-                if is_ready and not crashes:  # what follows is logged, and not of every thread
-                    with contextlib.suppress(Exception):  # a full disk, or whatever the user has put there
+                if is_ready and not crashes:  # log further lines, but not those of crashing threads
+                    with contextlib.suppress(Exception):  # a full disk, or an error of the user's handler
                         sys.stderr.write(line)
 
     def _is_ready(self, target: str) -> None:
-        # It has read it, and nobody else should.
+        # The worker has read it, and nothing else should.
         with contextlib.suppress(OSError):
             self._options.token_file.unlink()
         if not target.startswith("unix:"):

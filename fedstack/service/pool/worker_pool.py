@@ -1,4 +1,4 @@
-"""Starts worker processes on this machine, for as long as they are wanted."""
+"""Starts worker processes on this machine, and ends them with their pool."""
 
 import os
 import secrets
@@ -25,7 +25,7 @@ _MOST_WORKERS = 64
 _MOST_WORKERS_PER_CORE = 8
 # A socket's path has at most 103 bytes; this leaves room for its own name.
 _MAX_FOLDER_BYTES = 90
-# Whatever library does the algebra, together the workers should have as many threads as there are cores.
+# The workers together should have as many threads for linear algebra as there are cores, with any library.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -37,7 +37,7 @@ _THREAD_VARIABLES = (
 
 
 class WorkerPool(ClosesOnExit):
-    """Worker processes, and what to dial them with; made by `local_worker_pool`.
+    """Worker processes, and the credentials to dial them; made by `local_worker_pool`.
 
     They end with `close()`, when nobody refers to the pool or to a context over it any more, and with this process,
     however it ends: each waits for the end of its standard input, which this process holds open. One that ends before
@@ -45,7 +45,7 @@ class WorkerPool(ClosesOnExit):
 
     Attributes:
       targets: The addresses, one for each worker.
-      credentials: What they want to be dialled with.
+      credentials: The credentials to dial them with.
     """
 
     def __init__(self, workers: Sequence[PoolProcess], credentials: ClientCredentials, folder: Path) -> None:
@@ -54,9 +54,9 @@ class WorkerPool(ClosesOnExit):
         self._workers = workers
         self._folder = folder
         self._owner = os.getpid()
-        # At the end of the process the system closes their standard input, whatever else goes wrong.
+        # When this process ends, the system closes the workers' standard input in any case.
         weakref.finalize(self, _let_go, workers).atexit = False
-        # Workers remove it too; but they may all have been killed.
+        # Workers remove the folder, too; but they may all have been killed.
         weakref.finalize(self, _remove, folder, self._owner)
 
     @property
@@ -66,11 +66,11 @@ class WorkerPool(ClosesOnExit):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The ids of the processes, in the order of the targets; for a worker that is away, that of its last one."""
+        """The ids of the processes, in the order of the targets; for an ended worker, that of its last process."""
         return tuple(worker.process.pid for worker in self._workers)
 
     def close(self) -> None:
-        """Ends the workers, whatever they are doing, and returns when they have ended. Idempotent.
+        """Ends the workers, even in the midst of work, and waits until they have ended. Idempotent.
 
         In a forked child it leaves them alone: they are its parent's.
         """
@@ -78,14 +78,14 @@ class WorkerPool(ClosesOnExit):
         if os.getpid() != self._owner:
             return
         try:
-            # Before the end of the workers: as long as one is there, it does what Ctrl-C keeps us from.
+            # Before the workers end: as long as one runs, it removes the folder if Ctrl-C prevents us.
             shutil.rmtree(self._folder, ignore_errors=True)
             _end(self._workers)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def loss_of(self, target: str) -> FedstackError | None:
-        """Returns the error to raise for a worker that has ended, and `None` for one that runs.
+        """Returns the error to raise for an ended worker, and `None` for a running one.
 
         If the worker is being started anew, the error says that it `comes_back`.
 
@@ -125,25 +125,25 @@ def local_worker_pool(
 
     Args:
       n: The number of workers: at most 64, or eight per core if that is more.
-      modules: The modules into which references are followed; `*` for any.
+      modules: The modules whose references are followed; `*` for any.
       options: More options for `fedstack serve`.
       environment: More environment variables for the workers. By default each may use its share of the cores for linear
-        algebra; `OMP_NUM_THREADS` and the like say otherwise.
+        algebra, unless `OMP_NUM_THREADS` and the like are set.
       startup_seconds: How long they may take to start.
-      respawn: Whether workers that end before they are asked to are started anew, at their addresses: after a pause
-        that grows, and at most ten within a minute, or three for each worker if that is more.
+      respawn: Whether workers that end unasked are restarted at their addresses: after a growing pause, and at most ten
+        within a minute, or three for each worker if that is more.
       data_services: The addresses of dispatchers whose datasets computations may refer to. `--call-token-file` and the
-        like among the `options` say with what they are dialled.
+        like among the `options` are the credentials to dial them with.
 
     Raises:
-      InvalidValueError: If there is to be no worker, or more than this machine can be meant to have.
-      WorkerUnavailableError: If one does not start; the message has the end of what it said.
+      InvalidValueError: If the number is 0, or larger than makes sense on this machine.
+      WorkerUnavailableError: If a worker does not start; the message has the end of its output.
     """
     n = check_whole_number("a number of workers", n, 1)
     if n > _most_workers():
         raise InvalidValueError(
             f"Expected at most {_most_workers()} workers for the {CORES} cores of this machine, found {n}; one per "
-            "core is most often best"
+            "core is usually best"
         )
     folder = Path(tempfile.mkdtemp(prefix="fedstack-"))
     token = secrets.token_urlsafe(32)
@@ -176,7 +176,7 @@ def local_worker_pool(
 
 
 def _most_workers() -> int:
-    """Returns how many workers may be meant; each is a process with modules of its own, and more share the cores."""
+    """Returns the most workers that make sense; each is a process with its own modules, and more share the cores."""
     return max(_MOST_WORKERS, _MOST_WORKERS_PER_CORE * CORES)
 
 
@@ -187,7 +187,7 @@ def _listen_options(folder: Path, number: int) -> list[str]:
 
 
 def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
-    # Options of another server, which are meant for it alone.
+    # Options of another server, which are only for that one.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FEDSTACK_")}
     for name in _THREAD_VARIABLES:
         variables.setdefault(name, str(max(1, CORES // n)))
@@ -196,14 +196,14 @@ def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _let_go(workers: Sequence[PoolProcess]) -> None:
-    """Lets workers end that nobody wants any more, and does not wait for it: a finalizer."""
+    """Ends the workers of a garbage-collected pool without waiting: a finalizer."""
     for worker in workers:
         worker.ask_to_end()
 
 
 def _remove(folder: Path, owner: int) -> None:
     """Removes a pool's folder; a finalizer, also at the end of the process."""
-    if os.getpid() == owner:  # forked children come here too
+    if os.getpid() == owner:  # forked children run finalizers, too
         shutil.rmtree(folder, ignore_errors=True)
 
 

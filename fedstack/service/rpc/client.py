@@ -19,9 +19,8 @@ from fedstack.service.rpc.method_table import BLOCKING, check_layer
 from fedstack.service.rpc.signatures import Signature
 from fedstack.service.rpc.status_or_result import StatusOrResult
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.peers.io_loop import Outcome, start_apart
 from fedstack.transport.peers.method_stub import MethodStub
-from fedstack.transport.peers.outcomes import Outcome
 
 
 class Client(ClosesOnExit):
@@ -130,7 +129,7 @@ class Client(ClosesOnExit):
             return self._start(arguments, seconds)
         except FedstackError as error:
             failed: Outcome[Any] = Outcome()
-            failed.tell(None, error)
+            failed.set(None, error)
             return StatusOrResult(failed, method_name, self.target)
 
     def _start(self, arguments: Arguments, seconds: float) -> "StatusOrResult[Any]":

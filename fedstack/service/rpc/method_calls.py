@@ -21,8 +21,8 @@ from fedstack.errors import (
     RemoteError,
     WorkerUnavailableError,
 )
-from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.sync_driver import run_at_once
+from fedstack.executors.concurrency.coroutines import run_at_once
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment, joined
@@ -33,9 +33,8 @@ from fedstack.service.rpc.signatures import Signature, read_signature
 from fedstack.transport.peers.executor_stub import Answer
 from fedstack.transport.peers.method_stub import MethodStub
 from fedstack.transport.wire.connection_errors import never_arrived
-from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.parcels import WHOLE_BYTES, Parcel
 from fedstack.transport.wire.status import Code
-from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 _T = TypeVar("_T")
 # How long a client that does not wait for its server looks for it.

@@ -8,17 +8,17 @@ from fedstack._version import __version__
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.declared_types import ParameterTypes
-from fedstack.computations.leaves.work_scope import WorkKind, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import WorkKind, change_scope, current_scope
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
 from fedstack.computations.values.federated_values import count_clients
 from fedstack.errors import WorkerUnavailableError
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.concurrency.coroutines import run_at_once
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
-from fedstack.executors.worker.received import Received, receive
+from fedstack.executors.worker.receiving import Received, receive
 from fedstack.executors.worker.work import Work
 from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2
@@ -174,7 +174,7 @@ class MethodService(Service):
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
             self._core.admission.check_clients(clients)
-            set_scope(current_scope().replace(progress=progress))
+            change_scope(progress=progress)
             return self._core.sessions.lend({CLIENTS: clients})
         at_hand = self._at_hand
         return self._core.sessions.lend({}) if at_hand is None else (at_hand, _keep)

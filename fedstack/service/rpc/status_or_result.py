@@ -6,11 +6,9 @@ from collections.abc import Generator
 from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import ClosedError, ClosureCancelledError
-from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.executors.concurrency.coroutines import raised_again
 from fedstack.foundations.traceback_filter import without_own_frames
-from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.peers.loop_calls import arrival
-from fedstack.transport.peers.outcomes import Outcome
+from fedstack.transport.peers.io_loop import Outcome, arrival, io_loop
 from fedstack.transport.wire.status import Code, code_of
 
 _T = TypeVar("_T")

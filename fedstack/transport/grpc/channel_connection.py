@@ -1,4 +1,4 @@
-"""Reaches a peer over a `grpc.Channel` that somebody else has made, and keeps."""
+"""Connects to a peer over a `grpc.Channel` of the user."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,7 @@ from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.fork_guard import fork_guard
+from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 
@@ -29,14 +30,14 @@ _MAX_UNREAD = 2
 
 
 class ChannelConnection(Connection):
-    """A connection over a channel of the user's own. Closing it leaves the channel open.
+    """A connection over a channel of the user. Closing it leaves the channel open.
 
-    Such a channel has threads of its own, so its answers are brought to the transport's loop.
+    Such a channel has threads of its own, so its answers are passed to the transport's loop.
 
     Args:
       channel: A channel of `grpc`. One of `grpc.aio` belongs to the event loop that it was made on, and cannot be used
         here: give its address instead.
-      address: What the peer is called in messages; a channel does not tell.
+      address: The name of the peer in messages; a channel does not have it.
 
     Raises:
       InvalidValueError: If it is a channel of `grpc.aio`.
@@ -59,7 +60,7 @@ class ChannelConnection(Connection):
 
     @property
     def address(self) -> str:
-        """What the peer is called in messages."""
+        """The name of the peer in messages."""
         return self._address
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
@@ -113,8 +114,8 @@ class ChannelConnection(Connection):
                 raise error from None
 
     async def _until_ready(self) -> None:
-        """Returns when the channel is ready; raises if there is a reason not to wait for that."""
-        if await self._answers():  # this makes it dial, and finds out whether its owner has closed it
+        """Returns when the channel is ready; raises if waiting is pointless."""
+        if await self._answers():  # this makes the channel dial, and finds out whether its owner has closed it
             return
         asked = False
         states = _States(self._channel)
@@ -128,7 +129,7 @@ class ChannelConnection(Connection):
             states.close()
 
     async def _answers(self) -> bool:
-        """Tells whether the peer answers; raises if it will not however long one waits."""
+        """Returns whether the peer answers; raises if waiting is pointless."""
         error = await failure_of_asking(self)
         is_closed = error is not None and isinstance(error.__cause__, ValueError)
         if error is not None and (is_closed or not isinstance(error, RetryableError)):
@@ -137,23 +138,25 @@ class ChannelConnection(Connection):
 
     @property
     def can_look(self) -> bool:
-        """That it cannot: it dials when gRPC says: seconds after a failure, and later from failure to failure."""
+        """Always false: gRPC decides when the channel dials, later after each failure."""
         return False
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"The connection to {self._address} is closed; make a new context, client or coordinator")
+            raise ClosedError(
+                f"The connection to {self._address} is closed; create a new context, client or coordinator"
+            )
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
-        """Raises what a failed call stands for."""
+        """Raises the error that a failed call means."""
         self._check_open()
         try:
             yield
         except grpc.RpcError as failure:
             error = error_of_call(failure, self._address)
             try:
-                raise error from error.__cause__  # the peer's traceback, and not ours
+                raise error from error.__cause__  # with the peer's traceback instead of ours
             finally:
                 del error
         except ValueError as failure:  # how a channel says that its owner has closed it
@@ -167,9 +170,9 @@ class ChannelConnection(Connection):
 
 
 class _Messages:
-    """The messages of a call that can only be waited for: on a thread of its own, for there may be many such calls.
+    """The messages of a call that can only be read blockingly, on a thread for each of such calls.
 
-    It is a daemon, and so a peer that says nothing does not keep the process from ending.
+    The thread is a daemon, so a silent peer does not keep the process from ending.
     """
 
     def __init__(self, call: Any) -> None:
@@ -191,7 +194,7 @@ class _Messages:
         return found
 
     def close(self) -> None:
-        """Ends the call, and with it the thread."""
+        """Ends the call and its thread."""
         self._closed = True
         self._call.cancel()
         while not self._arrived.empty():
@@ -212,9 +215,9 @@ class _Messages:
 
 
 class _States:
-    """The states of a channel, from now on; it is asked to dial as long as somebody wants to know them.
+    """The states of a channel from now on; until `close`, the channel is asked to dial.
 
-    `grpc.channel_ready_future` does not do: it asks once, and breaks when it is given up twice.
+    `grpc.channel_ready_future` is not enough: it asks once, and breaks when it is cancelled twice.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -228,14 +231,14 @@ class _States:
         """Returns the next state."""
         state = await self._arrived.get()
         idle = grpc.ChannelConnectivity.IDLE
-        if state is idle and self._last not in (None, idle):  # it has given up, and has to be asked again
+        if state is idle and self._last not in (None, idle):  # the channel has given up: ask again
             self._channel.unsubscribe(self._on_state)
             self._channel.subscribe(self._on_state, try_to_connect=True)
         self._last = state
         return state
 
     def close(self) -> None:
-        """Asks no more."""
+        """Stops asking the channel to dial."""
         self._channel.unsubscribe(self._on_state)
 
     def _on_state(self, state: grpc.ChannelConnectivity) -> None:
@@ -244,25 +247,10 @@ class _States:
 
 
 async def _result(call: Any) -> bytes:
-    """Awaits a call that another thread finishes; cancelling the caller cancels it."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    def on_done(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
-            loop.call_soon_threadsafe(wake)
-
-    call.add_done_callback(on_done)
+    """Awaits a call that another thread completes; cancelling the caller cancels the call."""
     try:
-        await waiter
+        await arrival(call)
     except asyncio.CancelledError:
         call.cancel()
         raise
-    error = call.exception()
-    if error is not None:
-        raise error
     return call.result()

@@ -1,7 +1,6 @@
-"""Holds what the two sides of a connection prove themselves with: certificates, keys and tokens.
+"""Defines the credentials of the two sides of a connection: certificates, keys and tokens.
 
-A token travels with each call, as `authorization: Bearer ...`. Neither tokens nor keys show up in a `repr` or in a
-message.
+A token travels with each call, as `authorization: Bearer ...`. No `repr` and no message shows tokens or keys.
 """
 
 import asyncio
@@ -14,9 +13,16 @@ import attrs
 
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.value_text import describe
-from fedstack.transport.grpc.certificate_checks import why_unusable
-from fedstack.transport.grpc.file_watch import FileWatch, Renewed
-from fedstack.transport.grpc.tokens import METADATA_KEY, File, check_token, read_file, read_tokens
+from fedstack.transport.grpc.credential_files import (
+    METADATA_KEY,
+    File,
+    FileWatch,
+    Renewed,
+    check_token,
+    read_file,
+    read_tokens,
+    why_unusable,
+)
 from fedstack.transport.wire.addresses import Target
 
 if TYPE_CHECKING:
@@ -27,10 +33,10 @@ _BEGIN = rb"-----BEGIN [A-Z ]*%b-----"
 
 @attrs.frozen
 class CredentialFiles:
-    """Where credentials were read from.
+    """The files that credentials were read from.
 
     Attributes:
-      certificates: The files of a server's certificate and key, and of the authorities of its clients if there is one.
+      certificates: The files of a server's certificate and key, and of the authorities of its clients, if given.
       tokens: The file of the tokens.
     """
 
@@ -40,18 +46,18 @@ class CredentialFiles:
 
 @attrs.frozen(kw_only=True, repr=False)
 class ClientCredentials:
-    """What a client proves itself with, and whom it trusts.
+    """The credentials of a client, and the authorities that it trusts.
 
-    With any of certificates, key and server name it dials with TLS; with a token only, it does where the target asks
-    for it (`grpcs://`).
+    With a certificate, key or server name, it dials with TLS; with a token only, if the target requires it
+    (`grpcs://`).
 
     Attributes:
-      root_certificates: Certificates (PEM) of the authorities that servers are trusted by; gRPC's own list by default.
+      root_certificates: Certificates (PEM) of the authorities that the client trusts; gRPC's own list by default.
       certificate: The client's certificate (PEM), for servers that ask for one.
       private_key: Its key (PEM).
-      token: Goes with each call.
-      server_name: The name to look for in the server's certificate, if it is not the one that was dialled.
-      files: Where the token was read from; it is read again when its file changes.
+      token: The token sent with each call.
+      server_name: The expected name in the server's certificate, if it differs from the dialled one.
+      files: The file of the token, which is read again when it changes.
     """
 
     root_certificates: bytes | None = None
@@ -81,17 +87,17 @@ class ClientCredentials:
         token_file: File | None = None,
         server_name: str | None = None,
     ) -> "ClientCredentials":
-        """Reads credentials from files; of a token file, the first token counts. A token can be given as it is, too.
+        """Reads credentials from files; the first token of a token file counts. A token can also be given as text.
 
-        A token file that changes is read again. Certificates are not: a new context has new ones.
+        A token file is read again when it changes. Certificates are not: create a new context for new ones.
 
         Raises:
-          InvalidValueError: If a file cannot be read or is not what it should be; the message names it. Or if there are
-            a token and a file of tokens.
+          InvalidValueError: If a file cannot be read or has other content; the message names it. Or if both a token and
+            a token file are given.
         """
         if token is not None and token_file is not None:
             raise InvalidValueError("Expected a token or a file of tokens, found both; give one of them")
-        # This looks at the file before it is read, so that no change is missed.
+        # The watch looks at the file before it is read, so that no change is missed.
         files = None if token_file is None else CredentialFiles(tokens=FileWatch([token_file]))
         return cls(
             root_certificates=_read_pem(root_certificates, "CERTIFICATE"),
@@ -104,7 +110,7 @@ class ClientCredentials:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether they are for TLS."""
+        """Whether these credentials require TLS."""
         return any(part is not None for part in (self.root_certificates, self.certificate, self.server_name))
 
     @property
@@ -113,13 +119,13 @@ class ClientCredentials:
         return () if self.token is None else ((METADATA_KEY, f"Bearer {self.token}"),)
 
     def for_named(self, target: Target) -> "ClientCredentials":
-        """Returns what to dial a server with that somebody else has named: no token goes there without TLS."""
+        """Returns the credentials for a server that another peer has named: without TLS, it gets no token."""
         if self.token is None or (self.uses_tls if target.secure is None else target.secure):
             return self
         return attrs.evolve(self, token=None, files=None)
 
     def renewed_metadata(self) -> Renewed[tuple[tuple[str, str], ...]]:
-        """Returns the metadata, which changes when the file of the token does."""
+        """Returns the metadata, which changes when the token file does."""
         watch = self.files.tokens if self.files is not None else None
         read = self.from_files
         return Renewed(self.metadata, watch, lambda: read(token_file=watch.files[0]).metadata if watch else ())
@@ -137,7 +143,7 @@ class ClientCredentials:
 
 
 def _tokens(tokens: Iterable[str]) -> tuple[str, ...]:
-    # A text is a sequence of texts, and each letter of it would be let in.
+    # A str is a sequence of str, and each of its letters would become a token.
     if isinstance(tokens, (str, bytes)) or not isinstance(cast(object, tokens), Iterable):
         raise InvalidValueError(f"Expected a list of tokens, found {type(tokens).__name__}; give [token]")
     return tuple(tokens)
@@ -145,15 +151,15 @@ def _tokens(tokens: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True, repr=False)
 class ServerCredentials:
-    """What a server proves itself with, and what it asks of clients.
+    """The credentials of a server, and those that it requires of clients.
 
     Attributes:
       certificate: The server's certificate (PEM), with the chain that leads to its authority; none for plaintext.
       private_key: Its key (PEM).
-      client_root_certificates: Certificates (PEM) of the authorities that clients are trusted by; with them, every
-        client must show a certificate.
-      tokens: Each call must bring one of them; with none, no token is asked for.
-      files: Where they were read from; a server reads them again when they change.
+      client_root_certificates: Certificates (PEM) of the authorities that the server trusts; with them, every client
+        must show a certificate.
+      tokens: The accepted tokens; without any, calls need none.
+      files: The files of all these; a server reads them again when they change.
     """
 
     certificate: bytes | None = None
@@ -167,7 +173,7 @@ class ServerCredentials:
         _check_pem("client root certificates", self.client_root_certificates, "CERTIFICATE")
         if self.client_root_certificates is not None and self.certificate is None:
             raise InvalidValueError(
-                "Expected a certificate of the server beside the root certificates for its clients, found none; "
+                "Expected a certificate of the server besides the root certificates for its clients, found none; "
                 "clients can show theirs only over TLS"
             )
         for token in self.tokens:
@@ -182,13 +188,13 @@ class ServerCredentials:
         client_root_certificates: File | None = None,
         token_file: File | None = None,
     ) -> "ServerCredentials":
-        """Reads credentials from files; all tokens of a token file are good.
+        """Reads credentials from files; all tokens of a token file are accepted.
 
         Raises:
-          InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
+          InvalidValueError: If a file cannot be read or has other content; the message names it.
         """
         pem = [file for file in (certificate, private_key, client_root_certificates) if file is not None]
-        # These look at the files before they are read, so that no change is missed.
+        # The watches look at the files before they are read, so that no change is missed.
         files = CredentialFiles(
             certificates=FileWatch(pem) if pem else None,
             tokens=None if token_file is None else FileWatch([token_file]),
@@ -207,12 +213,12 @@ class ServerCredentials:
         return Renewed(self.tokens, watch, lambda: read_tokens(watch.files[0] if watch is not None else ""))
 
     def renewed_certificates(self, run: Callable[[Callable[[], None]], object]) -> "Renewed[ServerCredentials]":
-        """Returns these without the tokens; the certificates and the key change when their files do.
+        """Returns the certificates and the key, which change when their files do; without tokens.
 
-        New ones count only if they fit each other: until all of the files are new, the old ones do.
+        New files count only if they match: until all of them are replaced, the old content stays.
 
         Args:
-          run: Runs what tells of that, on a thread of Python's.
+          run: Runs the logging of a change on a Python thread.
         """
         watch = self.files.certificates if self.files is not None else None
 
@@ -229,12 +235,12 @@ class ServerCredentials:
         return Renewed(attrs.evolve(self, tokens=()), watch, read, run)
 
     def why_unusable(self) -> str | None:
-        """Returns what is wrong with certificates or keys, which gRPC refuses without a reason."""
+        """Returns the fault of certificates or keys that gRPC would reject without a reason; `None` without one."""
         return why_unusable(self.certificate, self.private_key, self.client_root_certificates)
 
     @property
     def uses_tls(self) -> bool:
-        """Whether they are for TLS."""
+        """Whether the server uses TLS."""
         return self.certificate is not None
 
     def __repr__(self) -> str:
@@ -256,9 +262,9 @@ def channel_credentials(credentials: ClientCredentials) -> "grpc.ChannelCredenti
 
 
 def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredentials":
-    """Returns gRPC's credentials for serving with TLS; clients must show a certificate if there are roots for them.
+    """Returns gRPC's credentials for serving with TLS; with roots for clients, these must show a certificate.
 
-    To be called on the server's event loop. gRPC asks for new certificates at each handshake, on threads of its own.
+    Call it on the server's event loop. gRPC asks for new certificates at each handshake, on threads of its own.
     """
     from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
 
@@ -268,7 +274,7 @@ def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredential
     known = source.get()
 
     def fetch() -> "grpc.ServerCertificateConfiguration | None":
-        """Returns new certificates, for the handshake that is to be made; `None` for those that gRPC has."""
+        """Returns new certificates for the next handshake; `None` if gRPC has the current ones."""
         nonlocal known
         found = source.get()
         if found is known:
@@ -284,7 +290,7 @@ def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredential
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(known),
-        cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),  # its stub does not know of None
+        cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),  # the stub does not allow None
         require_client_authentication=known.client_root_certificates is not None,
     )
 
@@ -296,7 +302,7 @@ def _check_pem(what: str, content: bytes | None, kind: str) -> None:
         raise InvalidValueError(
             f"Expected {what} in PEM as bytes, found {type(content).__name__}; from_files() reads them from files"
         )
-    # gRPC takes anything, and says only later, and not to us, that it is of no use.
+    # gRPC accepts anything, and reports a mistake only later and not to us.
     if not re.search(_BEGIN % kind.encode(), content):
         other = "PRIVATE KEY" if kind == "CERTIFICATE" else "CERTIFICATE"
         found = (
@@ -311,9 +317,7 @@ def _check_pair(certificate: bytes | None, private_key: bytes | None) -> None:
     _check_pem("a certificate", certificate, "CERTIFICATE")
     _check_pem("a private key", private_key, "PRIVATE KEY")
     if private_key is not None and b"ENCRYPTED" in private_key:
-        raise InvalidValueError(
-            "Expected a private key that can be read, found an encrypted one; gRPC takes no passwords"
-        )
+        raise InvalidValueError("Expected an unencrypted private key, found an encrypted one; gRPC takes no passwords")
     if (certificate is None) != (private_key is None):
         given, missing = ("a certificate", "its key") if private_key is None else ("a key", "its certificate")
         raise InvalidValueError(f"Expected a certificate and its key, found {given} only; give {missing} too")
@@ -328,15 +332,15 @@ def _read_pem(file: File | None, kind: str) -> bytes | None:
 
 
 def check_client_credentials(given: object) -> None:
-    """Checks what a server dials other servers with.
+    """Checks the credentials that a server dials other servers with.
 
     Raises:
-      InvalidValueError: If it is something else, such as the server's own certificate.
+      InvalidValueError: If they are something else, such as the server's own credentials.
     """
     if not (given is None or isinstance(given, ClientCredentials)):
         raise InvalidValueError(
-            f"Expected client_credentials as fedstack.ClientCredentials, found {type(given).__name__}; what the "
-            "server itself proves who it is with goes into credentials"
+            f"Expected client_credentials as fedstack.ClientCredentials, found {type(given).__name__}; the server's "
+            "own credentials go into credentials"
         )
 
 

@@ -1,11 +1,9 @@
-"""Finds out why a server cannot be reached, by trying the steps to it one by one.
+"""Finds out why a server cannot be reached, by trying the steps to it one by one, with TLS and without.
 
-gRPC says the same thing when nothing listens, when one side talks TLS and the other does not, and when a certificate is
-missing; and what it says differs from release to release.
+gRPC reports the same error when nothing listens, when only one side talks TLS, and when a certificate is missing; and
+its words differ from release to release.
 """
 
-import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -16,38 +14,138 @@ from typing import TypeAlias
 import attrs
 
 from fedstack.errors import FedstackError, ResourceLimitError
-from fedstack.transport.grpc.certificate_checks import load_pair, why_not_valid
+from fedstack.foundations.deadline import Deadline
+from fedstack.transport.grpc.credential_files import load_pair, why_not_valid
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.probing import (
-    Address,
-    SilentError,
-    connect,
-    is_http2,
-    reach,
-    talks_tls,
-    wants_certificates,
-)
 from fedstack.transport.peers.daemon_threads import start_daemon
+from fedstack.transport.peers.io_loop import Outcome, result_of
 from fedstack.transport.wire import connection_errors as causes
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Reason, Words
+
+# The greeting of an HTTP/2 client: the preface and an empty SETTINGS frame. A server answers with a SETTINGS frame.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_HEADER_BYTES, _SETTINGS = 9, 4
+
+# Host and port, or the path of a Unix socket.
+Address: TypeAlias = tuple[str, int] | str
+
+
+class SilentError(Exception):
+    """A server accepts connections and then sends nothing."""
+
+
+def reach(host: str, port: int, seconds: float) -> tuple[str, int]:
+    """Returns the address at which something listens."""
+    with socket.create_connection((host, port), seconds) as connection:
+        found = connection.getpeername()
+        return found[0], found[1]
+
+
+def connect(address: Address, seconds: float) -> socket.socket:
+    """Connects to a server that is known to listen; the timeout also holds for each later step.
+
+    Raises:
+      SilentError: If the queue of the server is full, because it accepts no connections.
+    """
+    try:
+        if not isinstance(address, str):
+            return socket.create_connection(address, seconds)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(seconds)
+            connection.connect(address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except (TimeoutError, BlockingIOError) as error:
+        raise SilentError from error
+
+
+def is_http2(address: Address, seconds: float, context: ssl.SSLContext | None, name: str = "") -> bool:
+    """Greets a server and returns whether it answers as gRPC servers do.
+
+    Raises:
+      SilentError: If it sends nothing at all.
+      OSError: If it does not talk TLS as the context requires.
+    """
+    with connect(address, seconds) as connection:
+        if context is None:
+            return _answers(connection, seconds)
+        try:
+            secured = context.wrap_socket(connection, server_hostname=name)
+        except TimeoutError as error:
+            raise SilentError from error
+        with secured:
+            return _answers(secured, seconds)
+
+
+def wants_certificates(address: Address, seconds: float, context: ssl.SSLContext, name: str) -> bool:
+    """Returns whether a server hangs up because of the client's certificate, or because it has none.
+
+    In TLS 1.3, that certificate comes last, and gRPC servers hang up without an alert. In TLS 1.2, it is part of the
+    handshake.
+    """
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        is_http2(address, seconds, context, name)
+        return False
+    except ssl.SSLError as error:
+        return "PROTOCOL" not in (error.reason or "") or isinstance(error, ssl.SSLEOFError)
+    except ConnectionError:
+        return True
+    except (OSError, SilentError):
+        return False
+
+
+def _answers(connection: socket.socket, seconds: float) -> bool:
+    deadline = Deadline(seconds)
+    answer = b""
+    try:
+        connection.sendall(_GREETING)
+        while len(answer) < _FRAME_HEADER_BYTES and not deadline.is_over:
+            more = connection.recv(1024)
+            if not more:
+                return False
+            answer += more
+    except TimeoutError as error:
+        if not answer:
+            raise SilentError from error
+    except OSError:  # the server hung up
+        return False
+    return len(answer) >= _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
+
+
+def talks_tls(address: Address, seconds: float) -> bool:
+    """Returns whether a server talks TLS, with any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with connect(address, seconds) as connection, context.wrap_socket(connection):
+            return True
+    except OSError:
+        return False
+
 
 _logger = logging.getLogger(__name__)
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
 _NOT_TODAY = (9, 10)
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
-# What is wrong, and more about it in a few words; `None` if nothing is, as far as one can tell from outside.
+# The fault and its details in a few words; `None` if none can be found from outside.
 _Finding: TypeAlias = tuple[Reason, str] | None
 
 
 @attrs.frozen
 class Patience:
-    """How long to look for what is wrong.
+    """How long to look for a fault.
 
     Attributes:
       step_seconds: How long each step may take.
-      told_seconds: How long a server had for an answer, as messages say it: whoever has waited longer says so.
+      told_seconds: The time that a server had for an answer, as messages give it; callers that waited longer set it.
     """
 
     step_seconds: float = 3.0
@@ -60,29 +158,23 @@ DEFAULT_PATIENCE = Patience()
 async def diagnosis_of(
     target: Target, credentials: ClientCredentials, words: Words, patience: Patience = DEFAULT_PATIENCE
 ) -> FedstackError | None:
-    """Does what `diagnose` does on a thread, which nobody waits for when this is cancelled."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[FedstackError | None] = loop.create_future()
-
-    def finish(found: FedstackError | None) -> None:
-        if not waiter.done():
-            waiter.set_result(found)
+    """Calls `diagnose` on a thread, which runs on when this is cancelled."""
+    outcome: Outcome[FedstackError | None] = Outcome()
 
     def work() -> None:
         found = None
         try:
             found = diagnose(target, credentials, words, patience)
-        except Exception:  # it is about a failure that there is already
+        except Exception:  # the caller has a failure to report already
             _logger.debug("Looking for what is wrong at %s failed", target, exc_info=True)
-        with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
-            loop.call_soon_threadsafe(finish, found)
+        outcome.set(found, None)
 
     try:
         start_daemon(work, name="fedstack-diagnosis")
-    except ResourceLimitError:  # it is about a failure that there is already
+    except ResourceLimitError:  # the caller has a failure to report already
         _logger.debug("Cannot look for what is wrong at %s", target, exc_info=True)
         return None
-    return await waiter
+    return await result_of(outcome)
 
 
 def diagnose(
@@ -91,18 +183,18 @@ def diagnose(
     words: Words = ARGUMENTS,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FedstackError | None:
-    """Returns what is wrong on the way to a server, and what to do; `None` if nothing is as far as it can tell.
+    """Finds the fault on the way to a server, and what to do about it; `None` if it finds none.
 
     Blocks for some seconds at most.
 
     Args:
       target: The server.
-      credentials: What it was dialled with.
-      words: What to call parts of the credentials.
+      credentials: The credentials that it was dialled with.
+      words: The names of parts of the credentials.
       patience: How long to look.
 
     Returns:
-      An error that is not retryable if it does not help to wait.
+      An error, which is not retryable if waiting does not help.
     """
     try:
         if target.address.startswith("unix:"):
@@ -112,12 +204,12 @@ def diagnose(
     except TimeoutError:
         found = causes.NO_ANSWER, f"within {patience.told_seconds:g} s"
     except SilentError:
-        found = causes.NO_ANSWER, f"it accepts connections, and says nothing within {patience.told_seconds:g} s"
+        found = causes.NO_ANSWER, f"it accepts connections and sends nothing within {patience.told_seconds:g} s"
     return None if found is None else found[0].error_at(str(target), found[1], words)
 
 
 def token_refused(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError:
-    """Returns the error for a server that wants a token, or another one."""
+    """Returns the error for a server that requires a token, or another token."""
     reason = causes.WANTS_TOKEN if credentials.token is None else causes.TOKEN_NOT_ACCEPTED
     return reason.error_at(str(target), words=words)
 
@@ -186,7 +278,7 @@ def _fault_of_tls(host: str, address: tuple[str, int], credentials: ClientCreden
         if "mismatch" in why:
             return causes.OTHER_NAME, why
         return (causes.NOT_VALID if error.verify_code in _NOT_TODAY else causes.UNTRUSTED), why
-    except OSError:  # no TLS at all, or none that we know
+    except OSError:  # no TLS, or no version that we know
         return (causes.NO_TLS if is_http2(address, seconds, None) else causes.OTHER_LANGUAGE), ""
     if not wants_certificates(address, seconds, context, name):
         return causes.HANGS_UP, "once there is TLS"

@@ -1,4 +1,4 @@
-"""Reaches a peer by gRPC: a channel that is opened when first used, and statuses turned into errors."""
+"""Connects to a peer by gRPC: opens the channel on first use, and turns statuses into errors."""
 
 import asyncio
 import contextvars
@@ -14,13 +14,14 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.foundations.deadline import Deadline
-from fedstack.transport.grpc.blocking_calls import BlockingCalls
-from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_blocking_channel, open_channel
+from fedstack.transport.grpc.credential_files import TOKEN_REFUSED
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
     HEALTH_WATCH,
+    BlockingCalls,
+    CallLimiter,
     asks_health,
     error_of_call,
     failure_of_asking,
@@ -32,7 +33,6 @@ from fedstack.transport.grpc.grpc_calls import (
     until_not_serving,
 )
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.tokens import TOKEN_REFUSED
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words, never_arrived
@@ -40,14 +40,14 @@ from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback
 
-# A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
+# A server limits waiting calls, and rejects those beyond the limit as cancelled.
 _MAX_CALLS = 256
 _MAX_STREAMS = 4096
-# How much longer than it was told a wait takes, where it is about to find out what is wrong.
+# How much longer a wait may take than its limit if it is about to find the fault.
 _EXPLAIN_SECONDS = 1.0
-# All other codes are what a peer says.
+# All other codes come from the peer.
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-# How long calls that go on over a connection that takes no new ones may take to end.
+# How long calls that still run over a replaced connection may take to end.
 _OLD_CALLS_SECONDS = 600.0
 _TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
 
@@ -56,13 +56,13 @@ class GrpcConnection(Connection):
     """A connection to one peer. Its coroutines run on the transport's loop.
 
     Args:
-      target: Where the peer is.
-      credentials: What it wants to see, and what it is to show; `None` for a peer in the clear.
+      target: The address of the peer.
+      credentials: The client's credentials; `None` for plaintext.
       max_calls: The most calls in flight; more wait here.
-      words: What errors call the parts of the credentials.
-      patience: How long to look for what is wrong.
+      words: The names of the parts of the credentials in errors.
+      patience: How long to look for a fault.
       loss: Returns the error to raise for a peer that is known to have ended.
-      compression: Whether to take compressed messages. A peer is told, but some compress whatever they are told.
+      compression: Whether to accept compressed messages. Some peers compress although they know that it is not allowed.
     """
 
     sends_wholes = True
@@ -109,7 +109,7 @@ class GrpcConnection(Connection):
     def _open(self) -> grpc.aio.Channel:
         self._check_open()
         if self._channel is None:
-            # What gRPC begins with the first channel of a process keeps the context variables for good.
+            # gRPC keeps the context variables in which the first channel of a process is made for good.
             self._channel = contextvars.Context().run(
                 open_channel,
                 self._target,
@@ -125,7 +125,7 @@ class GrpcConnection(Connection):
         )
 
     def _method(self, kind: str, path: str) -> Any:
-        """Returns what calls a method; made once, since that costs as much as a call."""
+        """Returns a callable for a method; kept, since making one costs as much as a call."""
         found = self._methods.get((kind, path))
         if found is None:
             found = self._methods[kind, path] = getattr(self._open(), kind)(path)
@@ -154,7 +154,7 @@ class GrpcConnection(Connection):
         return parsed(self.stream(path, frames_of(parcel)))
 
     async def stream(self, path: str, messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """Sends a stream of messages, made as they are sent, and yields those that come back."""
+        """Sends a stream of messages, which are made as they are sent, and yields the answers."""
         async with self._streams:
             with _Errors(self):
                 call = self._method("stream_stream", path)(metadata=self._metadata.get())
@@ -204,7 +204,7 @@ class GrpcConnection(Connection):
         except grpc.aio.UsageError:
             if channel is self._channel:
                 raise
-            await self.wait_ready(seconds)  # it was closed, and there is another one since, or there will be none
+            await self.wait_ready(seconds)  # the channel was replaced, or the connection closed
         except asyncio.TimeoutError:
             error = await failure_of_asking(self)
             if error is None:
@@ -217,7 +217,7 @@ class GrpcConnection(Connection):
                 raise error from None
 
     async def _until_ready(self, channel: grpc.aio.Channel) -> None:
-        """Returns when the channel is ready; raises if there is a reason not to wait for that."""
+        """Returns when the channel is ready; raises if waiting is pointless."""
         asked = False
         state = channel.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.READY:
@@ -243,7 +243,7 @@ class GrpcConnection(Connection):
         return redialling.done() and not redialling.cancelled() and redialling.result()
 
     async def _redial(self) -> bool:
-        """Dials apart from the channel: that waits for seconds after failures before it dials, and fails until then."""
+        """Dials apart from the channel, which after failures waits for seconds until it dials, and fails meanwhile."""
         channel = self._channel
         if await diagnosis_of(self._target, self._credentials, self._words) is not None:
             return False
@@ -261,19 +261,19 @@ class GrpcConnection(Connection):
         return self._loss()
 
     async def explained(self, error: FedstackError) -> FedstackError:
-        """Returns what is wrong on the way to the peer if that is the reason for an error of a call; else the error."""
+        """Returns the fault on the way to the peer if it explains the error of a call; else the error."""
         away = isinstance(error, (WorkerUnavailableError, DeadlineExceededError, AuthenticationError))
         if not away or isinstance(error.__cause__, RemoteTraceback) or self._closed:
             return error
         if isinstance(error, AuthenticationError) and error.causes == self._token_refused.causes:
             return error
-        if self._explanation is None or self._failure != str(error):  # all looks the same as long as gRPC says the same
+        if self._explanation is None or self._failure != str(error):  # reused while gRPC reports the same
             self._failure = str(error)
             self._explanation = asyncio.ensure_future(self.diagnosis())
         return await asyncio.shield(self._explanation) or error
 
     async def diagnosis(self) -> FedstackError | None:
-        """Returns what is wrong on the way to the peer; `None` if nothing is as far as one can tell from outside."""
+        """Returns the fault on the way to the peer; `None` if none can be found from outside."""
         return await diagnosis_of(self._target, self._credentials, self._words, self._patience)
 
     @property
@@ -281,9 +281,9 @@ class GrpcConnection(Connection):
         return token_refused(self._target, self._credentials, self._words)
 
     def raise_for(self, failure: BaseException) -> None:
-        """Raises what the failure of a call stands for, if that is something else."""
+        """Raises the error that the failure of a call means, if that is another one."""
         if isinstance(failure, asyncio.CancelledError):
-            # gRPC cancels the calls of a channel that is closed, and whoever waits for one is not told from what.
+            # gRPC cancels the calls of a closed channel, and their waiters cannot tell why.
             if self._closed and not _is_cancelled():
                 raise self._closed_during_call() from None
         elif isinstance(failure, grpc.RpcError):
@@ -297,7 +297,7 @@ class GrpcConnection(Connection):
                 raise self._token_refused from None
             error = error_of_call(failure, self.address, self._words)
             try:
-                raise error from error.__cause__  # the peer's traceback, and not ours
+                raise error from error.__cause__  # with the peer's traceback instead of ours
             finally:
                 del error, failure
 
@@ -325,9 +325,9 @@ class GrpcConnection(Connection):
 
 
 class _Errors:
-    """Raises what a call that fails in the block stands for."""
+    """Raises the error that a failed call in the block means."""
 
-    __slots__ = ("_connection",)  # and no generator: each call enters one, and that takes four times as long
+    __slots__ = ("_connection",)  # a generator would take four times as long, and each call enters one
 
     def __init__(self, connection: GrpcConnection) -> None:
         self._connection = connection
@@ -341,13 +341,13 @@ class _Errors:
 
 
 def _is_cancelled() -> bool:
-    """Tells whether the current task is asked to end, as far as this Python can tell."""
+    """Returns whether the current task is being cancelled, as far as this Python can tell."""
     task = asyncio.current_task()
     return task is not None and bool(getattr(task, "cancelling", int)())
 
 
 async def _end_old(channel: grpc.aio.Channel) -> None:
-    """Closes a channel once the calls that go on over it have ended; at once when cancelled."""
+    """Closes a channel once its calls have ended; at once when cancelled."""
     try:
         await channel.close(_OLD_CALLS_SECONDS)
     except asyncio.CancelledError:

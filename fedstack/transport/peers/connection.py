@@ -8,8 +8,16 @@ from typing import ClassVar
 from fedstack.errors import FedstackError, WorkerUnavailableError
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.connection_errors import BROKEN_OFF, never_arrived
-from fedstack.transport.wire.parcels import Parcel, Piece
-from fedstack.transport.wire.wholes import JOIN, SUFFIX, fits_whole, join_request, read_whole, write_whole
+from fedstack.transport.wire.parcels import (
+    JOIN,
+    SUFFIX,
+    Parcel,
+    Piece,
+    fits_whole,
+    join_request,
+    read_whole,
+    write_whole,
+)
 
 
 class Connection(abc.ABC):

@@ -1,7 +1,10 @@
-"""Runs everything that touches gRPC on one event loop: a daemon thread of the process, started when first needed.
+"""Runs everything that touches gRPC on one event loop: a daemon thread of the process, started on first use.
 
 gRPC's objects belong to the loop in which they were made, but executors are used from any loop, from several, and from
-none. What must not wait for a user's own code, such as renewing leases, goes on here whatever that code does.
+none. Work that must not wait for user code, such as renewing leases, continues here whatever that code does.
+
+What crosses between threads has two halves: `LoopCalls` calls functions on a loop, and an `Outcome` hands a result to
+the threads and loops (`arrival`) that wait for it.
 """
 
 import asyncio
@@ -10,29 +13,193 @@ import contextlib
 import contextvars
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import ClosedError
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.loop_timers import timers_on
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
-from fedstack.transport.peers.loop_calls import arrival, calls_on
-from fedstack.transport.peers.outcomes import Outcome
 
 _T = TypeVar("_T")
-
 THREAD_NAME = "fedstack-transport"
 _CANCEL_SECONDS = 1.0
 _TICK_SECONDS = 0.25
 
 
-class Ticks:
-    """Calls functions on a loop, at each of its ticks; all of it happens there.
+class Outcome(Generic[_T]):
+    """The result or error of work on another thread: set once, read by any number of threads.
 
-    They share one timer: a thousand sessions with one each would keep the loop at work though none of them needs
-    anything.
+    A future of `concurrent.futures` would do, but its lock and condition cost measurable time in a small call.
+    """
+
+    def __init__(self) -> None:
+        self._result: _T | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+        self._callbacks: deque[Callable[[Any], object]] = deque()
+
+    def done(self) -> bool:
+        """Returns whether the outcome is set."""
+        return self._is_done
+
+    def cancelled(self) -> bool:
+        """Returns whether the work was cancelled."""
+        return isinstance(self._error, concurrent.futures.CancelledError)
+
+    def cancel(self) -> bool:
+        """Asks the work to end, which may take a while; returns whether it had not ended yet."""
+        return not self._is_done
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the outcome and returns its error; `None` if there is a result. Cancelled work has an error, too.
+
+        Raises:
+          TimeoutError: If it takes longer than `timeout` seconds.
+        """
+        if not self._is_done:
+            waits = threading.Lock()
+            waits.acquire()
+            self.add_done_callback(lambda _: waits.release())
+            if not waits.acquire(timeout=-1 if timeout is None else timeout):
+                raise concurrent.futures.TimeoutError
+        return self._error
+
+    def result(self, timeout: float | None = None) -> _T:
+        """Waits for the outcome and returns its result.
+
+        Raises:
+          Exception: The error, if there is one.
+          TimeoutError: If it takes longer than `timeout` seconds.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del self, error  # the error refers to this frame
+        return cast(_T, self._result)
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Calls a function on the thread that sets the outcome, or at once; the function must not raise."""
+        self._callbacks.append(callback)
+        if self._is_done:
+            self._call_all()
+
+    def set(self, result: _T | None, error: BaseException | None) -> None:
+        """Sets the outcome; called once."""
+        self._result, self._error, self._is_done = result, error, True
+        self._call_all()
+
+    def _call_all(self) -> None:
+        with contextlib.suppress(IndexError):  # two threads may run this; each callback is taken by one of them
+            while self._callbacks:
+                self._callbacks.popleft()(self)
+
+
+_T = TypeVar("_T", covariant=True)
+
+
+class LoopCalls:
+    """Calls functions on one event loop, in the order in which other threads add them.
+
+    `call_soon_threadsafe` writes to a socket and releases Python's lock each time; with many calls in flight, both
+    loops would spend more time waking each other than working. So one wake-up serves all calls that are added before
+    the loop runs. Functions must not raise.
+
+    Args:
+      loop: The loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._is_woken = False
+
+    def add(self, function: Callable[[], object]) -> None:
+        """Calls a function soon, without the caller's context variables.
+
+        Raises:
+          RuntimeError: If the loop is closed.
+        """
+        self._waiting.append(function)
+        if self._is_woken:
+            return
+        try:
+            self._is_woken = True
+            loop = self._loop()
+            if loop is not None:
+                loop.call_soon_threadsafe(self._call_all)
+        except BaseException as error:  # Ctrl-C too: the next call wakes the loop, at worst once too often
+            self._is_woken = False
+            if isinstance(error, RuntimeError):
+                self._waiting.clear()  # the functions may refer to the loop
+            raise
+
+    def _call_all(self) -> None:
+        self._is_woken = False  # first, so that functions added from now on wake the loop again
+        for _ in range(len(self._waiting)):
+            self._waiting.popleft()()
+
+
+_calls: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]" = weakref.WeakKeyDictionary()
+
+
+def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
+    """Returns the `LoopCalls` of a loop, which all callers share."""
+    found = _calls.get(loop)
+    return found if found is not None else _calls.setdefault(loop, LoopCalls(loop))
+
+
+async def arrival(future: "Outcome[Any] | concurrent.futures.Future[Any]", seconds: float | None = None) -> bool:
+    """Waits until another thread has completed a future, by one call on this loop.
+
+    Args:
+      future: The future.
+      seconds: How long to wait at most; by default without a limit.
+
+    Returns:
+      Whether the future is done.
+    """
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+    calls = calls_on(loop)
+
+    def arrive() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def done(_: object) -> None:
+        try:
+            calls.add(arrive)
+        except RuntimeError:  # the loop is closed, so nothing waits
+            return
+
+    future.add_done_callback(done)
+    timer = None if seconds is None else timers_on(loop).call_at(loop.time() + seconds, arrive)
+    try:
+        await waiter
+    finally:
+        if timer is not None:
+            timer.end()
+    return future.done()
+
+
+async def result_of(future: Outcome[_T]) -> _T:
+    """Returns the result of a future that another thread completes, or raises its error."""
+    if not future.done():
+        await arrival(future)
+    return future.result()
+
+
+class Ticks:
+    """Calls functions on a loop several times a second. Use it on that loop only.
+
+    All functions share one timer: a thousand sessions with a timer each would keep the loop busy for nothing.
     """
 
     def __init__(self) -> None:
@@ -40,13 +207,13 @@ class Ticks:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, call: Callable[[], object]) -> None:
-        """Calls a function from now on. It must be quick and not raise."""
+        """Adds a function, which must be quick and not raise."""
         self._calls[call] = None
         if self._timer is None:
             self._wait()
 
     def discard(self, call: Callable[[], object]) -> None:
-        """Calls a function no more."""
+        """Removes a function."""
         self._calls.pop(call, None)
 
     def _wait(self) -> None:
@@ -62,13 +229,13 @@ class Ticks:
 
 
 class IoLoop:
-    """An event loop on a daemon thread. It is never stopped: it costs nothing while it has nothing to do.
+    """An event loop on a daemon thread. It is never stopped: an idle loop costs nothing.
 
     Args:
-      loop: A loop that somebody else runs; by default one that is made, with its thread, when it is first needed.
+      loop: A loop that the caller runs; by default a new one, with a thread, on first use.
 
     Attributes:
-      ticks: Calls functions there several times a second.
+      ticks: Calls functions on the loop several times a second.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -77,13 +244,13 @@ class IoLoop:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Begins without a loop: in a forked child the thread of its parent's is not there."""
+        """Starts without a loop: a forked child does not have its parent's thread."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ticks = Ticks()
 
     def time(self) -> float:
-        """Returns the time in seconds, as the loop counts it. Safe in finalizers: it takes no lock."""
+        """Returns the time of the loop in seconds. Safe in finalizers: it takes no lock."""
         return time.monotonic() if self._loop is None else self._loop.time()
 
     @property
@@ -91,7 +258,7 @@ class IoLoop:
         """The loop.
 
         Raises:
-          ClosedError: If this process was forked from one that uses gRPC, or whoever runs the loop has closed it.
+          ClosedError: If this process was forked from one that uses gRPC, or the loop's owner has closed it.
           ResourceLimitError: If its thread cannot be started.
         """
         fork_guard.check()
@@ -103,20 +270,20 @@ class IoLoop:
             return self._loop
 
     def is_current(self) -> bool:
-        """Tells whether the caller runs on the loop."""
+        """Returns whether the caller runs on the loop."""
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:
             return False
 
     async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it, and waits for its end."""
+        """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels the coroutine and waits for it."""
         if self.is_current():
             return await coroutine
         submitted = self.submit(coroutine)
         try:
             await arrival(submitted)
-            if type(submitted.exception()) is concurrent.futures.CancelledError:  # and no class of the work's own
+            if type(submitted.exception()) is concurrent.futures.CancelledError:  # not a subclass that the work raised
                 raise asyncio.CancelledError
             return submitted.result()
         except asyncio.CancelledError:
@@ -125,10 +292,10 @@ class IoLoop:
                 await arrival(submitted, _CANCEL_SECONDS)
             raise
         finally:
-            del submitted  # it has the error, whose frames have this one
+            del submitted  # its error refers to this frame
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Submitted[_T]":
-        """Starts a coroutine on the loop, from any thread; returns its outcome as a future that can cancel it."""
+        """Starts a coroutine on the loop, from any thread; returns its outcome, which can cancel it."""
         return Submitted(self._loop_for(coroutine), coroutine)
 
     def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
@@ -136,12 +303,12 @@ class IoLoop:
 
         Raises:
           RuntimeError: If called on the loop, which would wait for itself.
-          TimeoutError: If it takes longer than `timeout` seconds; it is cancelled then.
+          TimeoutError: If the coroutine takes longer than `timeout` seconds; it is then cancelled.
         """
         if self.is_current():
             coroutine.close()
             raise RuntimeError(
-                "Expected a call from outside of the transport's loop, found one on it; await it instead"
+                "Expected a call from outside the transport's loop, found one on it; await the coroutine instead"
             )
         future = self.submit(coroutine)
         try:
@@ -150,23 +317,23 @@ class IoLoop:
             future.cancel()
             raise
         finally:
-            del future  # it has the error, whose frames have this one
+            del future  # its error refers to this frame
 
     def _loop_for(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.AbstractEventLoop:
         try:
             return self.loop
         except BaseException:
-            coroutine.close()  # nobody else will, and Python would complain
+            coroutine.close()  # Python warns of coroutines that never start
             raise
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Calls something on the loop, if there is one; it must not raise. Safe in finalizers: it takes no lock."""
+        """Calls a function on the loop, if there is one; it must not raise. Safe in finalizers: it takes no lock."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, context=contextvars.Context())
 
     def finish(self, coroutine: Coroutine[Any, Any, object], timeout: float = 2.0) -> None:
-        """Runs a coroutine that closes something: waits for it where that blocks no event loop. Never raises."""
-        with contextlib.suppress(Exception):  # a dead peer cannot keep anything open
+        """Runs a coroutine that closes something; waits for it unless that would block an event loop. Never raises."""
+        with contextlib.suppress(Exception):  # a dead peer keeps nothing open
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
@@ -176,7 +343,7 @@ class IoLoop:
 
 
 class Submitted(Outcome[_T]):
-    """The outcome of a coroutine on a loop. It is there when the coroutine has ended, also if that was cancelled.
+    """The outcome of a coroutine on a loop, set when the coroutine has ended, cancelled or not.
 
     Made by `IoLoop.submit`.
     """
@@ -201,7 +368,7 @@ class Submitted(Outcome[_T]):
             self._task.cancel()
 
     async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        """Tells what comes of the coroutine; a callback of the task would do so a turn of the loop later."""
+        """Sets the outcome from inside the task: a callback of the task would run one turn of the loop later."""
         try:
             self._task = asyncio.current_task()
             if self._is_cancelled:  # before this first step
@@ -209,21 +376,21 @@ class Submitted(Outcome[_T]):
                 raise asyncio.CancelledError
             result = await coroutine
         except asyncio.CancelledError:
-            self.tell(None, concurrent.futures.CancelledError())
+            self.set(None, concurrent.futures.CancelledError())
         except BaseException as error:
-            self.tell(None, error)
+            self.set(None, error)
         else:
-            self.tell(result, None)
+            self.set(result, None)
         finally:
             self._task = None
             del self  # an error refers to this frame
 
 
 def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
-    """Starts a task on the running loop that may outlive who starts it.
+    """Starts a task on the running loop that may outlive its caller.
 
-    It gets none of the caller's context variables: they lead to the execution context, which a task that goes on until
-    that is dropped would keep alive.
+    The task gets none of the caller's context variables: they refer to the execution context, which a task that runs
+    until that context is dropped would keep alive.
     """
     return contextvars.Context().run(asyncio.ensure_future, coroutine)
 

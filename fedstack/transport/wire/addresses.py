@@ -1,8 +1,10 @@
-"""Reads addresses as users write them."""
+"""Reads addresses as users write them, and resolves what users name as targets to addresses."""
 
 import ipaddress
 import posixpath
 import re
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import attrs
 
@@ -52,7 +54,7 @@ class Target:
 
     @property
     def socket_path(self) -> str:
-        """Its path if it is a socket, else an empty text."""
+        """The path of a socket; otherwise an empty text."""
         return self.address.removeprefix("unix:") if self.address.startswith("unix:") else ""
 
     @property
@@ -68,7 +70,7 @@ class Target:
 
     @property
     def has_any_port(self) -> bool:
-        """Whether it is that of a server which listens at any port that is free, so that nobody can dial it."""
+        """Whether it is for a server that listens at any free port, so that clients cannot dial it."""
         return self.port == 0 and not self.socket_path
 
     @property
@@ -81,7 +83,7 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """Whether what is sent there stays on this machine."""
+        """Whether traffic to it stays on this machine."""
         return self.address.startswith("unix:") or is_loopback(self.address)
 
     def __str__(self) -> str:
@@ -115,7 +117,7 @@ def parse_target(text: str, *, any_port: bool = False) -> Target:
 
 
 def is_loopback(address: str) -> bool:
-    """Tells whether `host:port` is at this machine's loopback device."""
+    """Returns whether `host:port` is at this machine's loopback device."""
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
         return False
@@ -159,3 +161,72 @@ def _checked(address: str, text: str, any_port: bool) -> str:
     if not least <= int(found["port"]) <= _MAX_PORT:
         raise InvalidValueError(f"Expected a port from {least} to {_MAX_PORT}, found {found['port']} in {text!r}")
     return address
+
+
+@runtime_checkable
+class TargetResolver(Protocol):
+    """Finds the servers to dial, again on each call."""
+
+    def resolve(self) -> Sequence[Target]:
+        """Returns the current servers."""
+        ...
+
+
+Targets: TypeAlias = str | Target | TargetResolver | Sequence[str | Target]
+
+
+def resolve_targets(targets: Targets) -> tuple[Target, ...]:
+    """Returns the servers to dial.
+
+    Args:
+      targets: One or several addresses (see `parse_target`), or a resolver.
+
+    Raises:
+      InvalidValueError: If there is none, or an address cannot be read.
+    """
+    listed: object = targets
+    if isinstance(targets, (str, Target)):
+        listed = (targets,)
+    elif isinstance(targets, TargetResolver):
+        listed = targets.resolve()
+    if not isinstance(listed, Iterable):  # a path has a method of that name, too
+        raise _no_addresses(targets)
+    found = tuple(_to_target(target) for target in cast("Iterable[object]", listed))
+    if not found:
+        raise InvalidValueError("Expected at least one address of a server, found none")
+    return found
+
+
+def resolve_target(place: TargetResolver) -> Target:
+    """Returns the one server of a resolver, such as the job of a cluster with one task.
+
+    Raises:
+      InvalidValueError: If there are several, or none.
+    """
+    found = resolve_targets(place)
+    if len(found) != 1:
+        raise InvalidValueError(
+            f"Expected one server, found {len(found)}: {', '.join(map(str, found))}; give the address of one"
+        )
+    return found[0]
+
+
+def address_of(place: "str | TargetResolver") -> str:
+    """Returns the address of the one server of a resolver; an address is returned as it is.
+
+    Raises:
+      InvalidValueError: If there are several, or none.
+    """
+    return resolve_target(place).written if isinstance(place, TargetResolver) else place
+
+
+def _to_target(target: object) -> Target:
+    if isinstance(target, str):
+        return parse_target(target)
+    if not isinstance(target, Target):
+        raise _no_addresses(target)
+    return target
+
+
+def _no_addresses(found: object) -> InvalidValueError:
+    return InvalidValueError(f"Expected addresses as text, found {found!r}; write {FORMS}")

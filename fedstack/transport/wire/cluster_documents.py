@@ -29,7 +29,7 @@ class Document:
 
     Attributes:
       cluster: The jobs, as they were written.
-      where: Where they were, for messages.
+      where: Their source, for messages.
     """
 
     cluster: object
@@ -43,7 +43,7 @@ def cluster_in_file(path: str | os.PathLike[str]) -> Document:
       InvalidValueError: If it cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin files with a mark
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidValueError(
@@ -92,7 +92,7 @@ def cluster_in_environment(variables: Mapping[str, str]) -> Document:
 
 
 def task_in_environment(variables: Mapping[str, str]) -> tuple[object, object]:
-    """Returns job and index of the task that variables name, `None` for what they do not.
+    """Returns job and index of the task that variables name; `None` for those that they lack.
 
     Raises:
       InvalidValueError: If they cannot be read.

@@ -1,4 +1,4 @@
-"""Says which tasks a cluster has, and where they listen: jobs of tasks, as data.
+"""Defines which tasks a cluster has, and their addresses: jobs of tasks, as data.
 
 A job is a name for tasks that do the same work, such as `worker`; a task is a process that serves. Nothing here dials.
 """
@@ -26,7 +26,7 @@ from fedstack.transport.wire.cluster_documents import (
 Jobs: TypeAlias = Mapping[str, Mapping[int, str]]
 Cluster: TypeAlias = "ClusterSpec | ClusterDef | Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]]"
 
-# What a line of an addresses file, a message and a shell have room for.
+# The longest name that fits a line of an addresses file, a message and a shell.
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MOST_TASKS = 1_000_000  # a list of them by index is to have room
 _INDEX = re.compile(r"-?[0-9]{1,18}")
@@ -106,7 +106,7 @@ def _checked_address(address: object, job: str, index: int) -> str:
         raise InvalidValueError(f"{error}; {where}") from None
     if target.is_everywhere:
         raise InvalidValueError(
-            f"Expected an address that other tasks can dial, found {address!r} {where}, which stands for every network "
+            f"Expected an address that other tasks can dial, found {address!r} {where}, which means every network "
             "of a machine; write the name of the machine"
         )
     return address.strip()
@@ -117,7 +117,7 @@ class ClusterDef:
     """The jobs of a cluster, as data.
 
     Attributes:
-      jobs: The addresses of tasks by job and index. It is made of what a `ClusterSpec` is made of.
+      jobs: The addresses of tasks by job and index, in any form that a `ClusterSpec` takes.
 
     Raises:
       TypeMismatchError: If jobs, indices or addresses are of another type.
@@ -229,9 +229,9 @@ class ClusterSpec:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClusterSpec":
-        """Reads a cluster from `FEDSTACK_CLUSTER`, else from TensorFlow's `TF_CONFIG`.
+        """Reads a cluster from `FEDSTACK_CLUSTER`, or otherwise from TensorFlow's `TF_CONFIG`.
 
-        `FEDSTACK_CLUSTER` is the path of a file, or what would be in it: TOML or JSON.
+        `FEDSTACK_CLUSTER` is the path of a file, or its content: TOML or JSON.
 
         Args:
           environment: The variables; those of this process by default.
@@ -281,13 +281,13 @@ class ClusterSpec:
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def job(self, name: str | None = None) -> "ClusterJob":
-        """Returns a job, to be given where a place to run is named.
+        """Returns a job, which can be given as a target.
 
         Args:
-          name: Its name; by default that of the only one, or `worker`.
+          name: The name; by default that of the only job, or `worker`.
 
         Raises:
-          MembershipError: If there is no such job, or it is not plain which is meant.
+          MembershipError: If there is no such job, or several could be meant.
         """
         if name is None:
             if len(self.jobs) != 1 and _WORKERS not in self.jobs:

@@ -10,7 +10,7 @@ from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailabl
 
 @attrs.frozen
 class Words:
-    """What the parts of the credentials are called where they are given, and how the peer is started."""
+    """The names of the parts of the credentials where users give them, and how the peer is started."""
 
     authority: str
     certificate: str
@@ -49,9 +49,9 @@ class Reason:
     """Why a peer cannot be reached or used.
 
     Attributes:
-      found: What is wrong, as in "nothing listens there".
+      found: The fault, as in "nothing listens there".
       advice: What to do about it. Fields in braces are the `Words` and the address.
-      error: What to raise; an error that is not retryable says that waiting does not help.
+      error: The error class; one that is not retryable says that waiting does not help.
     """
 
     found: str
@@ -63,8 +63,8 @@ class Reason:
 
         Args:
           address: The peer.
-          why: More about what is wrong, in a few words.
-          words: What to call the parts of the credentials.
+          why: More about the fault, in a few words.
+          words: The names of the parts of the credentials.
         """
         found = f"{self.found} ({why})" if why else self.found
         advice = self.advice.format(address=address, **attrs.asdict(words))
@@ -150,7 +150,7 @@ _IN_GRPCS_WORDS = tuple(
 _NO_CONNECTION = frozenset(
     reason.found for reason in (NOT_LISTENING, NO_SOCKET, LEFT_BEHIND, NO_HOST, NO_WAY, HANGS_UP)
 )
-# How messages begin that are gRPC's own; all others are what a peer says.
+# The beginnings of gRPC's own messages; all others come from a peer.
 _OWN = re.compile(
     r"failed to connect to all addresses|errors resolving|DNS resolution|socket closed|connection reset|recvmsg|"
     r"sendmsg|broken pipe|keepalive|ping timeout|endpoint|transport|stream removed|goaway|trying to connect|end of tcp|"
@@ -172,5 +172,5 @@ def never_arrived(error: FedstackError) -> bool:
 
 
 def listed(causes: Mapping[str, str]) -> str:
-    """Returns lines for the end of a message: each address, and what is wrong there."""
+    """Returns lines for the end of a message: each address and its fault."""
     return "".join(f"\n  {address}: {cause}" for address, cause in causes.items())

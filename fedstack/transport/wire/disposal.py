@@ -1,4 +1,4 @@
-"""Collects the ids of values that nobody refers to any more, so that a peer is told of many at once."""
+"""Collects the ids of values without references, so that a peer learns of many at once."""
 
 import time
 from collections import deque
@@ -13,13 +13,14 @@ _T = TypeVar("_T")
 class DisposalQueue(Generic[_T]):
     """Ids to dispose of, in batches by count and by age.
 
-    Anything may add at any time: the garbage collector runs finalizers in whatever thread it likes, in the midst of
-    `take` too. So adding is a single append to a deque, which needs no lock. Taking is for one thread at a time.
+    Anything may add at any time: the garbage collector runs finalizers on any thread, even during `take`. So adding is
+    a
+    single append to a deque, which needs no lock. Only one thread at a time may take.
 
     Args:
       batch_size: How many ids go into a batch.
       max_age: How long an id may wait for a batch to become full, in seconds.
-      clock: Tells the time in seconds; it must be as harmless as `add`.
+      clock: Returns the time in seconds; it must be as harmless as `add`.
     """
 
     def __init__(self, batch_size: int = 20, max_age: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +32,7 @@ class DisposalQueue(Generic[_T]):
         self._added: deque[tuple[_T, float]] = deque()
 
     def add(self, item: _T) -> None:
-        """Takes note of an id. Safe in finalizers."""
+        """Adds an id. Safe in finalizers."""
         self._added.append((item, self._clock()))
 
     @property
@@ -40,12 +41,12 @@ class DisposalQueue(Generic[_T]):
         return len(self._added) >= self._batch_size or self._wait_of_oldest() <= 0
 
     def take(self, force: bool = False) -> list[list[_T]]:
-        """Removes and returns what is due: full batches, and all there is if the oldest has waited for long enough.
+        """Removes and returns the due ids: full batches, or all ids if the oldest has waited for long enough.
 
         Args:
-          force: Whether all there is is due.
+          force: Whether all ids are due.
         """
-        # What is added from here on is for the next time.
+        # Ids that are added from here on are for the next call.
         count = len(self._added)
         if not force and self._wait_of_oldest() > 0:
             count -= count % self._batch_size

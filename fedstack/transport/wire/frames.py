@@ -21,15 +21,15 @@ from fedstack.proto import extensions_pb2
 CHUNK_BYTES = 1024 * 1024
 _MOST_BYTES = 1 << 30  # a message has at most 2 GiB
 _MAX_NAME_BYTES = 200
-_MOST_WORK = 100  # of a peer that tells more than it should
+_MOST_WORK = 100  # of a peer that reports more than it should
 
 
 @attrs.frozen
 class Chunking:
-    """What travels in chunks, and how large they are.
+    """The sizes at which arrays travel in chunks.
 
     Attributes:
-      large_bytes: From which size on an array travels beside its message.
+      large_bytes: The size from which an array travels beside its message.
       chunk_bytes: The most bytes of arrays in one frame.
     """
 
@@ -37,11 +37,11 @@ class Chunking:
     chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=whole_number_validator(1, _MOST_BYTES))
 
 
-_HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes
+_HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: length-delimited
 _DATA_TAG = bytes([extensions_pb2.Frame.DATA_FIELD_NUMBER << 3 | 2])
 _MAX_LENGTH_BYTES = 10
-# In frames of this size or more the data begin at a multiple of eight, where arrays can be used as they are. For that
-# an empty field comes first; protobuf takes the last one. A longer length its parser for C++ would not read.
+# In frames of this size or more, data begin at a multiple of eight, where arrays can be used without a copy. An empty
+# field comes first for that; protobuf takes the last one. Its parser for C++ would not read a longer length.
 _ALIGNED_BYTES, _ALIGNED_LENGTH = 16 << 10, 5
 _ALIGNED_TAG = _DATA_TAG + b"\0" + _DATA_TAG
 
@@ -70,14 +70,14 @@ class Data:
 
 @attrs.frozen
 class Work:
-    """A function that runs, or has been running when a peer last told.
+    """A function that runs, or that ran at a peer's last report.
 
     Attributes:
-      first_client: The first client that it runs for, counted over the whole federation.
-      clients: For how many clients it runs, one after the other; 0 for work at the server.
+      first_client: The first client of its block, counted over the whole federation.
+      clients: The number of clients of the block, which run one after the other; 0 for work at the server.
       function: Its name; of several that run in turn, all names.
-      seconds: For how long it has run.
-      client: The client that it is at; `None` if that is not known.
+      seconds: How long it has run.
+      client: The client that runs now; `None` if that is not known.
     """
 
     first_client: int
@@ -87,7 +87,7 @@ class Work:
     client: int | None = None
 
     def write(self, message: extensions_pb2.Work) -> None:
-        """Fills in the message for it."""
+        """Writes the work into its message."""
         message.first_client, message.clients = self.first_client, self.clients
         message.function, message.seconds = _named(self.function), self.seconds
         if self.client is not None:
@@ -95,14 +95,14 @@ class Work:
 
     @classmethod
     def read(cls, message: extensions_pb2.Work) -> "Work":
-        """Reads the message for it."""
+        """Reads the work from its message."""
         client = message.client if message.HasField("client") else None
         return cls(message.first_client, message.clients, message.function, message.seconds, client)
 
 
 @attrs.frozen
 class Heartbeat:
-    """A sign of life, with numbers of clients of the phase that runs, and what runs: the longest first."""
+    """A sign of life, with the numbers of clients of the running phase, and the work that runs, longest first."""
 
     done: int = 0
     running: int = 0
@@ -111,17 +111,17 @@ class Heartbeat:
 
 
 def _named(name: str) -> str:
-    """Returns the name of a function in a form that every message can carry."""
+    """Returns the name of a function in a form that fits every message."""
     return shortened(printable(name[:_MAX_NAME_BYTES]), _MAX_NAME_BYTES)
 
 
 def header_frame(content: bytes) -> bytes:
-    """Returns the frame that begins a stream, with a message that is serialized already."""
+    """Returns the first frame of a stream, with a serialized message."""
     return b"".join((_HEADER_TAG, length_of(len(content)), content))
 
 
 def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[Work] = ()) -> bytes:
-    """Returns the frame that says that the server is at work, with how many clients, and on what."""
+    """Returns a heartbeat frame: the server works, for so many clients, and on what."""
     heartbeat = extensions_pb2.Heartbeat(done=done, running=running, failed=failed)
     for piece in work:
         piece.write(heartbeat.work.add())
@@ -129,7 +129,7 @@ def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iter
 
 
 def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yields the frames that carry the bytes of arrays, each made when it is asked for.
+    """Yields the frames that carry the bytes of arrays, each made when it is needed.
 
     Args:
       segments: Bytes, one-dimensional and contiguous, or rows. Small ones share a frame, large ones are cut; a row is
@@ -150,7 +150,7 @@ def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> 
 
 
 class _OpenFrame:
-    """The frame that is being filled, and the ones after it."""
+    """The frame that is being filled."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self.pieces: list[memoryview] = []  # and arrays, which are as good to `join`
@@ -158,7 +158,7 @@ class _OpenFrame:
         self._room = chunk_bytes
 
     def fill_with_bytes(self, content: memoryview) -> Iterator[bytes]:
-        """Yields the frames that are full; what is left stays here."""
+        """Yields the full frames; the rest stays here."""
         start = 0
         while start < len(content):
             piece = content[start : start + self._room]
@@ -169,7 +169,7 @@ class _OpenFrame:
                 yield self.take()
 
     def fill_with_rows(self, rows: Rows) -> Iterator[bytes]:
-        """The same with rows, of which none is cut. `join` reads arrays as they are: a view of each would take time."""
+        """Adds rows, without cutting any. `join` reads arrays as they are: a view of each would take time."""
         start = 0
         while start < len(rows.arrays):
             count = self._room // rows.row_bytes
@@ -182,7 +182,7 @@ class _OpenFrame:
             self._room -= len(taken) * rows.row_bytes
 
     def take(self) -> bytes:
-        """Returns the frame and begins the next."""
+        """Returns the frame and starts the next."""
         size = self._chunk_bytes - self._room
         if size >= _ALIGNED_BYTES:
             frame = b"".join((_ALIGNED_TAG, length_of(size, _ALIGNED_LENGTH), *self.pieces))
@@ -193,10 +193,10 @@ class _OpenFrame:
 
 
 def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
-    """Reads a frame. Data is a view of it, not a copy.
+    """Reads a frame. Data is a view of the frame, not a copy.
 
     Raises:
-      InvalidValueError: If it is none.
+      InvalidValueError: If the bytes are not a frame.
     """
     data = data_of(frame)
     if data is not None:
@@ -205,8 +205,8 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
         parsed = extensions_pb2.Frame.FromString(frame)
     except DecodeError as error:
         raise InvalidValueError(
-            f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are none ({error}); "
-            "do both sides speak the same protocol?"
+            f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are not one "
+            f"({error}); do both sides speak the same protocol?"
         ) from error
     kind = parsed.WhichOneof("kind")
     if kind == "header":
@@ -223,11 +223,11 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
 
 
 def length_of(size: int, least: int = 1) -> bytes:
-    """Returns a length as protobuf's varint: seven bits a byte, the lowest first, all bytes but the last marked.
+    """Returns a length as protobuf's varint: seven bits a byte, lowest first, with a mark on all bytes but the last.
 
     Args:
       size: The length.
-      least: How many bytes it has at least; zeros fill it up.
+      least: The fewest bytes; zeros fill the varint up.
     """
     encoded = bytearray()
     while size > 0x7F or len(encoded) + 1 < least:
@@ -238,7 +238,7 @@ def length_of(size: int, least: int = 1) -> bytes:
 
 
 def data_of(frame: bytes) -> Data | None:
-    """Reads a frame that is data and nothing else, in no time whatever its size; returns `None` for any other."""
+    """Reads a frame with data only, in constant time; returns `None` for any other."""
     if not frame.startswith(_DATA_TAG):
         return None
     size, start = length_at(frame, len(_ALIGNED_TAG if frame.startswith(_ALIGNED_TAG) else _DATA_TAG))
@@ -246,7 +246,7 @@ def data_of(frame: bytes) -> Data | None:
 
 
 def length_at(message: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Reads a length; returns it, and where it ends: 0 if there is none."""
+    """Reads a length; returns it and its end, which is 0 if there is no length."""
     size = 0
     for index, byte in enumerate(message[at : at + _MAX_LENGTH_BYTES]):
         size |= (byte & 0x7F) << 7 * index

@@ -1,4 +1,4 @@
-"""Notices when a peer that should give signs of life has been silent for too long."""
+"""Notices when a peer that should send signs of life has been silent for too long."""
 
 import asyncio
 import types
@@ -11,23 +11,24 @@ from fedstack.foundations.loop_timers import LoopTimer, timers_on
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _END: Final = object()
-# A loop that is later than that, and than half the limit, was held up: by a debugger, a lid, a full machine.
+# A loop that is later than this, and later than half the limit, was held up: by a debugger, a closed lid, a busy
+# machine.
 _HELD_UP_SECONDS = 0.5
 
 
 async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer") -> AsyncGenerator[_T, None]:
-    """Yields what a stream yields, as long as it does not pause for too long.
+    """Yields the items of a stream, as long as it does not pause for too long.
 
     Only the time spent waiting for the stream counts, not what the consumer does in between.
 
     Args:
-      stream: Anything to iterate over, calls of `grpc.aio` included. If it is waited for when this ends, it is
-        cancelled; else it is left as it is, and its owner closes it.
-      limit: How long it may yield nothing, in seconds.
-      who: Who is expected to send something, for messages.
+      stream: Anything to iterate over, calls of `grpc.aio` included. If an item is being awaited at the end, it is
+      cancelled; otherwise the owner of the stream closes it.
+      limit: The longest pause, in seconds.
+      who: The expected sender, for messages.
 
     Raises:
-      DeadlineExceededError: If it yielded nothing for that long.
+      DeadlineExceededError: If the pause was longer.
     """
     iterator, silence = aiter(stream), _Silence(limit)
     try:
@@ -51,10 +52,10 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
 
 @types.coroutine
 def _next_of(iterator: AsyncIterator[_T], silence: "_Silence") -> Generator[Any, Any, _T | object]:
-    """Awaits an item, and shows what is waited for at the bottom of that: so no item has to have a task of its own.
+    """Awaits an item, and passes the innermost awaitable to `silence`: so no item needs a task of its own.
 
-    `asyncio.wait_for` makes one too, cannot be told from a TimeoutError of the stream's own, and may lose a
-    cancellation before Python 3.12.
+    `asyncio.wait_for` makes a task, too; its TimeoutError looks like one of the stream; and before Python 3.12, it may
+    lose a cancellation.
     """
     steps = iterator.__anext__().__await__()
     try:
@@ -74,25 +75,25 @@ def _next_of(iterator: AsyncIterator[_T], silence: "_Silence") -> Generator[Any,
 
 
 class Call(Protocol[_T_co]):
-    """A call that runs, such as one of `grpc.aio`, or a future."""
+    """A running call, such as one of `grpc.aio`, or a future."""
 
     def cancel(self) -> bool:
-        """Ends the call; returns whether it had not ended yet."""
+        """Ends the call; returns whether it had not ended before."""
         ...
 
     def __await__(self) -> Generator[object, None, _T_co]: ...
 
 
 async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T:
-    """Returns the one answer of a call, which is cancelled if that does not come in time: `watch` without a task.
+    """Returns the single answer of a call, and cancels the call if it is late: `watch` without a task.
 
     Args:
       call: The call.
-      limit: How long it may take, in seconds.
-      who: Who is expected to answer, for messages.
+      limit: The most seconds that the call may take.
+      who: The expected sender, for messages.
 
     Raises:
-      DeadlineExceededError: If it took longer.
+      DeadlineExceededError: If the call took longer.
     """
     silence = _Silence(limit)
     silence.begin(call)
@@ -107,13 +108,13 @@ async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T
 
 
 class _Silence:
-    """Ends what is waited for when that takes too long.
+    """Ends what is awaited if that takes too long.
 
     Args:
-      limit: How long it may take, in seconds.
+      limit: The most seconds that it may take.
 
     Attributes:
-      ended_call: Whether it has done so.
+      ended_call: Whether it was ended.
     """
 
     def __init__(self, limit: float) -> None:
@@ -125,7 +126,7 @@ class _Silence:
         self._timer: LoopTimer | None = None
 
     def begin(self, call: "Call[object] | None") -> None:
-        """Something is waited for from now on; once a call has been ended, it may take its time for that."""
+        """Starts to time an awaitable; a call that was ended may take its time to finish."""
         if self.ended_call:
             return
         self._call, self._end = call, self._loop.time() + self._limit
@@ -133,7 +134,7 @@ class _Silence:
             self._wait()
 
     def pause(self) -> None:
-        """Nothing is waited for."""
+        """Stops timing."""
         self._call = None
 
     def end(self) -> None:
@@ -159,12 +160,12 @@ class _Silence:
 
 
 def held_up(late: float, limit: float) -> bool:
-    """Returns whether a loop that was so late to notice a silence may have missed what came before."""
+    """Returns whether a loop that noticed a silence so late may have missed earlier signs of life."""
     return late >= max(limit / 2, _HELD_UP_SECONDS)
 
 
 def silent(who: str, limit: float) -> DeadlineExceededError:
-    """Returns the error for a peer that has said nothing for so many seconds."""
+    """Returns the error for a peer that was silent for so many seconds."""
     return DeadlineExceededError(
         f"{who} gave no sign of life within {limit:.3g} seconds; it hangs, or the way to it is cut"
     )

@@ -1,18 +1,18 @@
 """Turns errors into the statuses of calls, and statuses back into errors of the same class.
 
-An error of fedstack's travels as an `ErrorDetail` in the status details: class, message, traceback, where it happened;
-never pickled. The code is for peers that know codes only. Their clients create everything again and try again on
-UNAVAILABLE and FAILED_PRECONDITION, and on no other code:
+An error of fedstack travels as an `ErrorDetail` in the status details: class, message, traceback, location; never
+pickled. The code is for peers that know only codes. Their clients create everything again and retry on UNAVAILABLE and
+FAILED_PRECONDITION, and on no other code:
 
 | error | code |
 | --- | --- |
-| values and computations that cannot be right, `CarrierError`, `ProtocolVersionError` | INVALID_ARGUMENT |
+| invalid values and computations,  `CarrierError`, `ProtocolVersionError` | INVALID_ARGUMENT |
 | `UnsupportedIntrinsicError` | UNIMPLEMENTED |
-| `LeafError` | UNKNOWN: it is the user's, and says nothing about the service |
+| `LeafError` | UNKNOWN: the user's error says nothing about the service |
 | `ResourceLimitError` | RESOURCE_EXHAUSTED |
 | `WorkerUnavailableError`, the language's `RetryableError` | UNAVAILABLE |
 | `StaleSessionError` | FAILED_PRECONDITION |
-| `ClosedError`, `RetryLimitError` | ABORTED: the session lives on, and creating it again would not help |
+| `ClosedError`, `RetryLimitError` | ABORTED: the session still exists, and a new one would not help |
 | `AuthenticationError` | UNAUTHENTICATED |
 | `DeadlineExceededError` | DEADLINE_EXCEEDED |
 | `JournalError` | DATA_LOSS |
@@ -35,9 +35,9 @@ from fedstack.foundations.traceback_filter import cut_own_frames
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words, reason_of
 
-# What a gRPC peer takes of all the metadata of a call is 8 KiB by default. This and the message leave some to spare.
+# By default, a gRPC peer accepts 8 KiB of metadata per call. This and the message stay below that.
 MAX_DETAILS_BYTES = 6 * 1024
-# Where a status has its details: the name that all of gRPC uses.
+# The metadata key of status details, the same in all of gRPC.
 DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 1024
 _MIN_TRACEBACK_BYTES = 1024
@@ -46,7 +46,7 @@ _MAX_PATH_STEPS = 8
 _MAX_FRAMES = 64
 _MAX_PIECE_BYTES = 2048
 _MAX_LINE_BYTES = 300
-# How gRPC says that nothing came in time; what a peer says of its own deadlines is another text.
+# gRPC's text for a missed deadline; peers have other texts for deadlines of their own.
 _GRPCS_DEADLINE = "Deadline Exceeded"
 # How gRPC says that a message is larger than the server takes, or this process.
 _GRPCS_SIZE = "essage larger than max"
@@ -91,13 +91,13 @@ class StatusError(errors.FedstackError):
 
 
 class RemoteTraceback(Exception):
-    """The cause of an error that came from a peer: where it happened, and the traceback there.
+    """The cause of an error of a peer: its location and traceback there.
 
     Attributes:
       address: The peer's address.
-      path: Where it happened, from the outermost executor in; by default what the error itself knows of that.
-      text: The user's lines of the traceback as Python printed it there, all lines of an error that nobody has
-        foreseen; empty where the message says it all.
+      path: The executors around the error, outermost first; by default those that the error itself has.
+      text: The user's lines of the traceback as Python printed it there, or all lines of an unforeseen error; empty if
+        the message is enough.
     """
 
     def __init__(self, address: str, path: tuple[str, ...], text: str) -> None:
@@ -140,7 +140,7 @@ _CLASSES: dict[str, type[Exception]] = {
 
 @attrs.frozen
 class _Meaning:
-    """What a code says when nothing else does."""
+    """The meaning of a code without details."""
 
     error: type[errors.FedstackError]
     advice: str
@@ -148,7 +148,7 @@ class _Meaning:
 
 _REFUSED = _Meaning(errors.AuthenticationError, "give a token or certificate that it accepts")
 _MEANINGS = {
-    # A server says so of itself when it shuts down, or sheds load; nobody here has cancelled the call.
+    # A server sends this when it shuts down or sheds load; nothing here has cancelled the call.
     Code.CANCELLED: _Meaning(errors.WorkerUnavailableError, "it is shutting down, or has too much to do: try again"),
     Code.INVALID_ARGUMENT: _Meaning(errors.InvalidValueError, "it does not take what was sent"),
     Code.DEADLINE_EXCEEDED: _Meaning(errors.DeadlineExceededError, "allow more time, or see what keeps it busy"),
@@ -185,8 +185,8 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
     """Writes the status details of a failed call, `grpc-status-details-bin` in its trailing metadata.
 
     Args:
-      error: What the call raised.
-      path: Where it happened, from the outermost executor in; by default what the error itself knows of that.
+      error: The error of the call.
+      path: The executors around the error, outermost first; by default those that the error itself has.
 
     Returns:
       A serialized `Status` of at most `MAX_DETAILS_BYTES`: a long traceback lacks its beginning, and a long message its
@@ -202,7 +202,7 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
         if error.client_index is not None and error.client_index >= 0:
             detail.client_index = error.client_index
     status = Status(code=code_of(error), message=message_of(error))
-    # The spare bytes are for the tags and lengths of what is still to be filled in.
+    # The spare bytes are for the tags and lengths of the fields that follow.
     room = MAX_DETAILS_BYTES - status.ByteSize() - detail.ByteSize() - len(_DETAIL_TYPE) - 32
     printed = _traceback_of(error)
     detail.message = shortened(_text_of(error), room - min(len(printed.encode()), _MIN_TRACEBACK_BYTES))
@@ -214,15 +214,15 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
 def error_from_status(
     code: int, message: str, details: bytes | None, address: str, words: Words = ARGUMENTS
 ) -> Exception:
-    """Returns the error that a status stands for.
+    """Returns the error that a status means.
 
     Args:
       code: The number of the status code.
       message: The message of the status.
-      details: What `grpc-status-details-bin` carried, if anything. It is not trusted: what is no error of fedstack's is
-        left out of account, and nothing in the texts is obeyed by a terminal.
-      address: Who sent it, for messages.
-      words: What these call what the caller gave.
+      details: The content of `grpc-status-details-bin`, if any. It is not trusted: anything but an error of fedstack is
+        ignored, and its texts contain no terminal escapes afterwards.
+      address: The sender, for messages.
+      words: The names of the caller's arguments in messages.
 
     Returns:
       An error of the class, and with the message, that the peer raised, if the details say so; else one that fits the
@@ -258,7 +258,7 @@ def _named_error(detail: ErrorDetail, code: Code) -> Exception | None:
 
 
 def _plain_error(code: Code, message: str, address: str, words: Words) -> Exception:
-    """Returns the error for a status of which nothing more is known."""
+    """Returns the error for a status without details."""
     meaning = _MEANINGS.get(code)
     reason = reason_of(message) if code == Code.UNAVAILABLE else None
     if reason is not None:
@@ -292,13 +292,13 @@ def _name_of(error: Exception) -> str:
 
 
 def _traceback_of(error: Exception) -> str:
-    """Prints the frames that the client's user can do something about; nothing where the message says all there is."""
+    """Prints the frames that matter to the client's user; nothing if the message is enough."""
     origin = (error.__cause__ or error) if isinstance(error, errors.LeafError) else error
     try:
         printed = traceback.TracebackException(
             type(origin), origin, origin.__traceback__, limit=-_MAX_FRAMES, compact=True
         )
-        # Only what nobody has foreseen is for those who look after this package.
+        # Only unforeseen errors concern the developers of this package.
         is_foreseen = code_of(error) != Code.INTERNAL
         if is_foreseen and not cut_own_frames(printed) and origin is error and not _came_from_a_peer(error):
             return ""

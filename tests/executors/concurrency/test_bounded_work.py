@@ -11,8 +11,9 @@ import pytest
 
 import fedstack
 from fedstack.executors import LeafExecutor
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
-from fedstack.transport.peers.loop_calls import arrival
+from fedstack.executors.concurrency.coroutines import RunInline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.transport.peers.io_loop import arrival
 
 LIMIT = 20.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fedstack.executors.concurrency.lazy_task import LazyTask
+from fedstack.executors.concurrency.coroutines import LazyTask
 
 
 class Work:

@@ -17,9 +17,9 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import WorkScope, current_scope, set_scope
 from fedstack.contexts import AsyncExecutionContext
 from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.concurrency.abandoned_work import AbandonedWork
-from fedstack.executors.concurrency.jobs import Job
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
+from fedstack.executors.concurrency.coroutines import RunInline
+from fedstack.executors.concurrency.jobs import AbandonedWork, Job
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.thread_pool import count_threads, waiting
 
 LIMIT = 10.0

@@ -3,8 +3,7 @@
 import pytest
 
 from fedstack.errors import LeafError, WorkerUnavailableError
-from fedstack.executors.concurrency.phase_report import PhaseReport
-from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.progress import PhaseReport, ProgressCounts
 from fedstack.transport.wire.frames import Heartbeat, Work
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedstack.executors.concurrency.side_by_side import all_in_order, end_all
+from fedstack.executors.concurrency.coroutines import all_in_order, end_all
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
 
 WELL, WRONG, LOST, ENDED = "well", "wrong", "lost", "ended"

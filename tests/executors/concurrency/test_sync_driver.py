@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.sync_driver import SyncDriver, need_event_loop
+from fedstack.executors.concurrency.coroutines import SyncDriver, need_event_loop
 
 
 @pytest.fixture

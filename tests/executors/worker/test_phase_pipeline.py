@@ -22,14 +22,13 @@ from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
 from fedstack.executors import FederatingExecutor, LeafExecutor, SequenceExecutor
-from fedstack.executors.base.fold_arguments import FoldArgument, partial_states
+from fedstack.executors.base.aggregations import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.phase_messages import write_phase
 from fedstack.executors.remote.phases.phase_results import read_result
-from fedstack.executors.worker.admission import Admission
-from fedstack.executors.worker.phase_pipeline import PhaseHost, answer_parcel
-from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
+from fedstack.executors.worker.receiving import Admission, receive
 from fedstack.leaves import Destination
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.transport.wire.parcels import Parcel, incoming_of
@@ -68,6 +67,11 @@ def written(phase: Phase, change: Callable[[PhaseRequest], None] = lambda reques
     request = write_phase(phase, inputs, [FoldArgument([], [])], CLIENTS, packer, travelling, "test")
     change(request)
     return Parcel(request.SerializeToString(), packer.segments)
+
+
+async def answer_parcel(parcel: Parcel, host: PhaseHost) -> Parcel:
+    with host.admission.scope.entered():
+        return await answer(await receive(incoming_of(parcel), PhaseRequest), host)
 
 
 def answered(parcel: Parcel, policy: CarrierPolicy = ANY_CODE) -> Parcel:

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from fedstack.errors import ClosedError, DeadlineExceededError
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.concurrency.coroutines import need_event_loop, runs_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.worker.work import Work
 from fedstack.transport.wire.frames import Heartbeat
 
@@ -66,25 +66,38 @@ async def test_a_heartbeat_comes_now_and_then_until_work_is_done():
 
 
 async def test_work_ends_when_nobody_listens_any_more():
-    waiting = asyncio.ensure_future(asyncio.Event().wait())
-    listening = Work(waiting).beats(ProgressCounts(), 0.001)
+    cancelled = asyncio.Event()
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    listening = Work(waits()).beats(ProgressCounts(), 0.001)
     await anext(listening)
     await listening.aclose()
-    assert waiting.cancelled()
+    assert cancelled.is_set()
 
 
 @pytest.mark.parametrize("on_a_thread", [False, True])
 async def test_late_work_is_ended(on_a_thread: bool):
-    threads, gate = LeafThreads(1), threading.Event()
+    threads, gate, cancelled = LeafThreads(1), threading.Event(), asyncio.Event()
 
-    async def waits() -> None:
+    async def works() -> None:
         gate.wait(WALL)
 
-    waiting = asyncio.ensure_future(asyncio.Event().wait())
-    with pytest.raises(DeadlineExceededError, match="The call had 0.01 seconds"):
-        await ended(Work(waits(), threads) if on_a_thread else Work(waiting), 0.01)
-    assert waiting.cancelled() is not on_a_thread
-    waiting.cancel()
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with pytest.raises(DeadlineExceededError, match="allowed 0.01 seconds"):
+        await ended(Work(works(), threads) if on_a_thread else Work(waits()), 0.01)
+    assert cancelled.is_set() is not on_a_thread
     gate.set()
     threads.close()
 

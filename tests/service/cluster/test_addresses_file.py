@@ -6,7 +6,7 @@ import pytest
 
 from fedstack.errors import AddressError, DeadlineExceededError, InvalidValueError
 from fedstack.service import ClusterSpec, Server, ServerConfig, wait_for_addresses
-from fedstack.service.cluster.addresses_file import append_address
+from fedstack.service.cluster.task import append_address
 
 CLUSTER = {"worker": ["localhost:0", "localhost:0"], "ps": ["localhost:7000"]}
 

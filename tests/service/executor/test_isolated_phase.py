@@ -19,9 +19,9 @@ from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ScalarColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
-from fedstack.executors.base.fold_arguments import FoldArgument
+from fedstack.executors.base.aggregations import FoldArgument
 from fedstack.executors.remote.phases.phase_messages import write_phase
-from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.receiving import receive
 from fedstack.leaves import Destination
 from fedstack.membership.search import Ended
 from fedstack.proto.extensions_pb2 import HandshakeRequest, PhaseRequest

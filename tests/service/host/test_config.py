@@ -9,7 +9,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.service import ServerConfig, ServerCredentials, ServerLimits
 from fedstack.service.data import DispatcherConfig, WorkerConfig
 from fedstack.service.host.config import HostConfig
-from fedstack.service.host.local_servers import LOCAL
+from fedstack.service.host.listening import LOCAL
 from fedstack.transport.wire.addresses import parse_target
 
 

@@ -147,7 +147,7 @@ def test_a_stream_that_does_not_begin_ends(method: str) -> None:
             code, words = await silent(channel, path_of(method))
         assert code == "DEADLINE_EXCEEDED"
         assert words == (
-            "The first message of the call did not come within 0.05 seconds; send it, or start the worker with "
+            "The first message of the call did not arrive within 0.05 seconds; send it, or start the worker with "
             "a larger --header-seconds"
         )
 

@@ -9,7 +9,7 @@ from echo_service import ECHO, EchoService
 from fedstack.errors import AddressError, ClosedError, WorkerUnavailableError
 from fedstack.service.host.config import HostConfig
 from fedstack.service.host.host import Host
-from fedstack.service.host.local_servers import LOCAL, connect, is_local, local_server
+from fedstack.service.host.listening import LOCAL, connect, is_local, local_server
 from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import Service

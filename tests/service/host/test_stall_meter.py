@@ -2,8 +2,8 @@ import asyncio
 import logging
 import time
 
-from fedstack.service.host import stall_meter
-from fedstack.service.host.stall_meter import StallCounts, StallMeter
+from fedstack.service.host import status
+from fedstack.service.host.status import StallCounts, StallMeter
 
 
 class Clock:
@@ -50,7 +50,7 @@ async def test_a_loop_that_stands_still_is_noticed_and_logged(caplog):
     meter = StallMeter()
     meter.start()
     try:
-        with caplog.at_level(logging.WARNING, stall_meter.__name__):
+        with caplog.at_level(logging.WARNING, status.__name__):
             time.sleep(0.5)  # noqa: ASYNC251  what the meter is there to notice
             for _ in range(500):
                 if meter.counts.stalls:
@@ -60,4 +60,4 @@ async def test_a_loop_that_stands_still_is_noticed_and_logged(caplog):
         meter.stop()
     assert meter.counts.stalls == 1
     assert meter.counts.longest_seconds > 0.2
-    assert "event loop stood still" in caplog.text
+    assert "event loop was blocked" in caplog.text

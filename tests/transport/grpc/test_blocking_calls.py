@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fedstack.errors import ClosedError, InvalidValueError
-from fedstack.transport.grpc.blocking_calls import BlockingCalls
+from fedstack.transport.grpc.grpc_calls import BlockingCalls
 from fedstack.transport.wire.status import DETAILS_KEY
 
 WALL = 30.0

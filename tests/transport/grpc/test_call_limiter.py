@@ -7,8 +7,8 @@ import pytest
 from fedstack.errors import DeadlineExceededError
 from fedstack.foundations.deadline import Deadline
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
-from fedstack.transport.grpc import call_limiter
-from fedstack.transport.grpc.call_limiter import CallLimiter
+from fedstack.transport.grpc import grpc_calls
+from fedstack.transport.grpc.grpc_calls import CallLimiter
 
 WALL = 10.0
 
@@ -95,7 +95,7 @@ async def test_a_call_whose_turn_comes_when_its_time_is_over_takes_it(monkeypatc
             raise late()
 
     turns = CallLimiter(1)
-    monkeypatch.setattr(call_limiter, "Deadline", Late)
+    monkeypatch.setattr(grpc_calls, "Deadline", Late)
 
     async def wait():
         async with turns.turn(WALL, "h:1"):

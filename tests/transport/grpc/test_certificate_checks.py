@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedstack.transport.grpc.certificate_checks import why_no_authority, why_not_valid
+from fedstack.transport.grpc.credential_files import why_no_authority, why_not_valid
 
 NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "somebody")])
 KEY = ec.generate_private_key(ec.SECP256R1())

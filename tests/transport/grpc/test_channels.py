@@ -11,8 +11,8 @@ from fedstack.errors import AuthenticationError, InvalidValueError, ResourceLimi
 from fedstack.service.host.limits import ServerLimits
 from fedstack.transport.grpc import channels
 from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
+from fedstack.transport.grpc.credential_files import bearer_token
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, server_credentials
-from fedstack.transport.grpc.tokens import bearer_token
 from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.status import MAX_DETAILS_BYTES, error_from_status
 
@@ -104,7 +104,7 @@ async def test_a_token_arrives_over_tls(certificates):
 
 async def test_a_token_does_not_leave_the_machine_in_plaintext():
     credentials = ClientCredentials(token="secret")
-    with pytest.raises(InvalidValueError, match="Expected TLS where a token leaves this machine, found") as caught:
+    with pytest.raises(InvalidValueError, match="Expected TLS for a token that leaves this machine, found") as caught:
         open_channel(Target("worker.example:8000"), credentials)
     assert "dial grpcs://worker.example:8000" in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -114,7 +114,7 @@ async def test_a_token_does_not_leave_the_machine_in_plaintext():
 
 async def test_certificates_are_not_left_out_silently(certificates):
     credentials = ClientCredentials(root_certificates=certificates.ca.read_bytes())
-    with pytest.raises(InvalidValueError, match="found plaintext asked for worker:8000; dial grpcs://worker:8000"):
+    with pytest.raises(InvalidValueError, match="found plaintext for worker:8000; dial grpcs://worker:8000"):
         open_channel(parse_target("grpc://worker:8000"), credentials)
 
 

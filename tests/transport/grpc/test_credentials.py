@@ -5,8 +5,8 @@ import re
 import pytest
 
 from fedstack.errors import InvalidValueError
+from fedstack.transport.grpc.credential_files import bearer_token, read_tokens, token_matches
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, server_credentials
-from fedstack.transport.grpc.tokens import bearer_token, read_tokens, token_matches
 
 CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 KEY = b"-----BEGIN EC PRIVATE KEY-----\nBBBB\n-----END EC PRIVATE KEY-----\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.grpc.file_watch import FileWatch, Renewed
+from fedstack.transport.grpc.credential_files import FileWatch, Renewed
 
 
 class Source:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.grpc.targets import TargetResolver, resolve_targets
-from fedstack.transport.wire.addresses import Target, is_loopback, parse_target
+from fedstack.transport.wire.addresses import Target, TargetResolver, is_loopback, parse_target, resolve_targets
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from fedstack.errors import WorkerUnavailableError
 from fedstack.transport.peers.local_connection import LocalConnection
 from fedstack.transport.wire.connection_errors import BROKEN_OFF, NOT_LISTENING, never_arrived
-from fedstack.transport.wire.parcels import Parcel, Piece
-from fedstack.transport.wire.wholes import write_goes_on
+from fedstack.transport.wire.parcels import Parcel, Piece, write_goes_on
 
 
 class _GoesAway(LocalConnection):

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from fedstack.transport.peers.loop_calls import calls_on
+from fedstack.transport.peers.io_loop import calls_on
 
 THREADS, CALLS = 4, 500
 

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from fedstack.transport.peers.outcomes import Outcome
+from fedstack.transport.peers.io_loop import Outcome
 
 LIMIT = 30
 
 
 def told(result: object, error: BaseException | None = None) -> Outcome[object]:
     outcome = Outcome[object]()
-    outcome.tell(result, error)
+    outcome.set(result, error)
     return outcome
 
 
@@ -39,7 +39,7 @@ def test_threads_wait_until_it_is_told():
     for thread in threads:
         thread.start()
     waiting.wait(LIMIT)
-    outcome.tell(7, None)
+    outcome.set(7, None)
     for thread in threads:
         thread.join(LIMIT)
     assert found == [7] * 8
@@ -49,7 +49,7 @@ def test_waiting_ends_when_it_takes_too_long_and_may_begin_again():
     outcome = Outcome[int]()
     with pytest.raises(concurrent.futures.TimeoutError):
         outcome.result(0.001)
-    outcome.tell(7, None)
+    outcome.set(7, None)
     assert outcome.result(0.001) == 7
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedstack.errors import InvalidValueError, MembershipError, TypeMismatchError
-from fedstack.transport.grpc.targets import TargetResolver
-from fedstack.transport.wire.addresses import Target
+from fedstack.transport.wire.addresses import Target, TargetResolver
 from fedstack.transport.wire.cluster_spec import ClusterDef, ClusterSpec, ServerDef
 
 DENSE = {"worker": ["w0:1", "w1:1"], "ps": ["p0:1"]}

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.segments import Rows, joined
 from fedstack.proto.extensions_pb2 import Whole
-from fedstack.transport.wire.parcels import Parcel
-from fedstack.transport.wire.wholes import WHOLE_BYTES, fits_whole, read_whole, write_goes_on, write_whole
+from fedstack.transport.wire.parcels import WHOLE_BYTES, Parcel, fits_whole, read_whole, write_goes_on, write_whole
 
 
 def arrays_of(sizes):

@@ -34,7 +34,7 @@ from fedstack.computations.types.type_structure import fields_of, type_from_prot
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments
+from fedstack.executors.base.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phases.phase_copies import PhaseCopies
 from fedstack.foundations.error_text import name_text
 from fedstack.observe.spans import NO_SPAN, Span, is_id

@@ -11,10 +11,9 @@ from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import InvalidValueError
-from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
-from fedstack.executors.folds.leaf_fold import LeafFold
-from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.folds.tree_fold import Partial
+from fedstack.executors.base.fold_states import FoldState, MeanState, TreeState
+from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.base.tree_fold import LeafFold, Partial
 from fedstack.proto.extensions_pb2 import PhaseResponse
 
 _MAX_LEVEL = 62

@@ -15,12 +15,11 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors.base.fold_arguments import FoldArguments, inputs_are_here, partial_states
+from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
-from fedstack.executors.concurrency.phase_report import PhaseReport
-from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.concurrency.leaf_threads import off_loop
+from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
 from fedstack.executors.remote.phases.phase_copies import PhaseCopies
 from fedstack.executors.remote.phases.phase_messages import write_phase, write_span
 from fedstack.executors.remote.phases.phase_results import ReceivedResult, read_result
@@ -119,7 +118,7 @@ async def _run(
             f"Expected a worker that runs client phases, found {session.stub.address}, which is a plain executor "
             "service; compose FederatingExecutors, each over one: FederatingExecutor(RemoteExecutor(…), num_clients)"
         )
-    with told_phase(phase.program, clients, session.stub.address) as note:
+    with observed_phase(phase.program, clients, session.stub.address) as note:
         return await _run_told(session, phase, inputs, arguments, clients, peer, note)
 
 

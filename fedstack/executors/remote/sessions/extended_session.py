@@ -27,7 +27,7 @@ from fedstack.proto.extensions_pb2 import Creation
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import never_arrived
-from fedstack.transport.wire.wholes import WHOLE_BYTES
+from fedstack.transport.wire.parcels import WHOLE_BYTES
 
 _T = TypeVar("_T")
 # Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.

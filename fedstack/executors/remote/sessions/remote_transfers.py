@@ -13,7 +13,7 @@ from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, parsed, sized
+from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, parsed, sized
 from fedstack.foundations.segments import Segment, SegmentReader
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import Answer, ExecutorStub

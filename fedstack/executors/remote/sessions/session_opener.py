@@ -13,7 +13,7 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.concurrency.coroutines import need_event_loop
 from fedstack.executors.remote.sessions.extended_session import open_session
 from fedstack.executors.remote.sessions.remote_sessions import checked_stub, naming_the_worker
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper

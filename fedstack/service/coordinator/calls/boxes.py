@@ -1,6 +1,6 @@
 """Makes one array of bytes of what a Python function returns: the value with the type that it turns out to have.
 
-A box is a typed value as one message (`typed_values.py`, `wholes.py`). After the bytes that belong to the value come
+A box is a typed value as one message (`typed_values.py`, `parcels.py`). After the bytes that belong to the value come
 the indices of those of its tensors that are Python's own numbers. The box of `None`, which has no type, is empty.
 """
 
@@ -19,13 +19,12 @@ from fedstack.computations.types.type_structure import flatten, tensor_leaves, u
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidValueError, TypeMismatchError
-from fedstack.executors.concurrency.off_loop import parsed
+from fedstack.executors.concurrency.leaf_threads import parsed
 from fedstack.foundations.segments import SegmentReader
 from fedstack.foundations.value_text import describe
 from fedstack.proto.extensions_pb2 import TypedValue
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
-from fedstack.transport.wire.parcels import Parcel
-from fedstack.transport.wire.wholes import read_whole, write_whole
+from fedstack.transport.wire.parcels import Parcel, read_whole, write_whole
 
 _INDEX = np.dtype("<i8")
 BOX = TensorType(np.uint8, [None])

@@ -25,7 +25,7 @@ from fedstack.proto.data_service_pb2 import (
 from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.pass_plan import Take, TakenRange
 from fedstack.service.data.reading.readers import Reader, is_here, reader_at
-from fedstack.service.host.local_servers import connect
+from fedstack.service.host.listening import connect
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub

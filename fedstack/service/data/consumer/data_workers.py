@@ -12,7 +12,7 @@ from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.membership.reaching import WaitNotice, answered
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
 from fedstack.service.data.reading.readers import Reader, reader_at
-from fedstack.service.host.local_servers import connect
+from fedstack.service.host.listening import connect
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import IoLoop, start_apart

@@ -31,8 +31,7 @@ from fedstack.service.data.datasets.elements import type_of
 from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.targets import TargetResolver, resolve_target
-from fedstack.transport.wire.addresses import Target
+from fedstack.transport.wire.addresses import Target, TargetResolver, resolve_target
 
 _TARGETS = ("AUTO", "ANY", "LOCAL")
 _REFUSED = {

@@ -10,7 +10,7 @@ from typing import Any
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.values.columns import Column
 from fedstack.errors import ClosedError, FedstackError, NoWorkersError, StaleSessionError
-from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.executors.concurrency.coroutines import raised_again
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import without_own_frames
@@ -27,8 +27,7 @@ from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.connections import Connections, Opening, PassClient, taken_range
 from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take
 from fedstack.service.data.reading.readers import Reader, Reading
-from fedstack.transport.peers.io_loop import start_apart
-from fedstack.transport.peers.loop_calls import calls_on
+from fedstack.transport.peers.io_loop import calls_on, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
 _logger = logging.getLogger(__name__)

@@ -28,8 +28,7 @@ from fedstack.proto.data_service_pb2 import ReadRequest
 from fedstack.service.data.consumer.data_workers import LOSSES, DataWorkers
 from fedstack.service.data.reading.budget import CLIENTS_BYTES, size_in
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import start_apart
-from fedstack.transport.peers.outcomes import Outcome
+from fedstack.transport.peers.io_loop import Outcome, start_apart
 from fedstack.transport.wire.addresses import Target, parse_target
 
 # How many clients are read ahead, and how many bytes of elements, as far as is known.

@@ -32,7 +32,8 @@ from fedstack.computations.types.type_structure import (
 from fedstack.computations.values.column_sequence import lists_of
 from fedstack.computations.values.columns import Column, Payload, column_from_payloads
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError, TypeMismatchError
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
+from fedstack.executors.concurrency.coroutines import RunInline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.leaf_executor import LeafEngine
 from fedstack.executors.sequence_executor import SequenceEngine
 from fedstack.foundations.value_text import describe

@@ -6,7 +6,7 @@ from fedstack.errors import InvalidValueError, MembershipError
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import DataWorkerAddress
 from fedstack.service.host.limits import DispatcherLimits, exceeded
-from fedstack.service.host.local_servers import is_local
+from fedstack.service.host.listening import is_local
 from fedstack.transport.peers.leases import Leases
 from fedstack.transport.wire.addresses import parse_target
 

@@ -16,7 +16,7 @@ from fedstack.service.data.dispatcher.journal import Journal
 from fedstack.service.host.config import MOST_PORT, HostConfig, tokens_in
 from fedstack.service.host.host import Host
 from fedstack.service.host.limits import DispatcherLimits, ServerLimits
-from fedstack.service.host.local_servers import GRPC
+from fedstack.service.host.listening import GRPC
 from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.io_loop import io_loop

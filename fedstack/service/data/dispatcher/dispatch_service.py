@@ -12,9 +12,8 @@ from typing import TypeVar
 import attrs
 
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, MembershipError, WorkerUnavailableError
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.off_loop import off_loop, read_message
-from fedstack.executors.worker.received import receive
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop, read_message
+from fedstack.executors.worker.receiving import receive
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import name_text
 from fedstack.proto import data_service_pb2 as messages
@@ -25,8 +24,7 @@ from fedstack.service.data.dispatcher.heard_commits import HeardCommits
 from fedstack.service.data.dispatcher.journal import Journal, Tables
 from fedstack.service.executor.requests import control
 from fedstack.service.host.limits import DispatcherLimits, add_limits
-from fedstack.transport.grpc.file_watch import Renewed
-from fedstack.transport.grpc.tokens import token_matches
+from fedstack.transport.grpc.credential_files import Renewed, token_matches
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.io_loop import start_apart

@@ -30,7 +30,7 @@ from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.data.reading.dataset_scope import dataset_scope, reading
-from fedstack.transport.peers.outcomes import Outcome
+from fedstack.transport.peers.io_loop import Outcome
 
 _T = TypeVar("_T")
 # The elements of a dataset, some at a time, each block with one element at least.
@@ -227,7 +227,7 @@ class Ahead(abc.ABC, Generic[_T]):
         if starts:
             self._start()  # before the consumer works on what it gets
         if waiting is not None:
-            waiting.tell(item, error)
+            waiting.set(item, error)
 
     def _give_back(self, size: int) -> None:
         """Gives back bytes, those of the item that was taken last among them. Under the lock."""

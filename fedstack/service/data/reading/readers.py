@@ -16,20 +16,18 @@ from fedstack.computations.types.type_structure import exact_bytes, tensor_leave
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
-from fedstack.executors.worker.received import receive
+from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, LeafThreads, sized
+from fedstack.executors.worker.receiving import receive
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.reading.budget import AHEAD, SECONDS_TOGETHER, SENT_BYTES, Ahead, Blocks
 from fedstack.service.data.reading.dataset_scope import reading
-from fedstack.service.host.local_servers import connect, is_local
+from fedstack.service.host.listening import connect, is_local
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.wire.addresses import parse_target
-from fedstack.transport.wire.parcels import Incoming
-from fedstack.transport.wire.wholes import WHOLE_BYTES
+from fedstack.transport.wire.parcels import WHOLE_BYTES, Incoming
 
 # What is read without a connection comes in lots. A lot ends after so many blocks, about SENT_BYTES, or some time.
 _MOST_AT_ONCE = 64

@@ -10,7 +10,7 @@ from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
 from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, Commit, DataWorkerAddress
-from fedstack.transport.grpc.file_watch import Renewed
+from fedstack.transport.grpc.credential_files import Renewed
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import start_apart
 

@@ -14,11 +14,10 @@ from fedstack.computations.types.bounded_cache import BoundedCache
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Type
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.off_loop import read_message
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, read_message
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.factories import local_executor_factory
-from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.receiving import receive
 from fedstack.executors.worker.work import Work
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
@@ -31,15 +30,15 @@ from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import CachedDataset, DefinitionCache
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.host.fair_shares import FairShares
+from fedstack.service.host.call_table import FairShares
 from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
-from fedstack.service.host.local_servers import is_local
+from fedstack.service.host.listening import is_local
+from fedstack.transport.grpc.credential_files import Renewed
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
-from fedstack.transport.peers.loop_calls import outcome_of
+from fedstack.transport.peers.io_loop import result_of
 from fedstack.transport.peers.methods import (
     Answers,
     DownloadMethod,
@@ -173,7 +172,7 @@ class DataWorkerService(Service):
         with self._open(received.message, opening.result()) as stream:
             is_last = False
             while not is_last:
-                coming = Work(outcome_of(stream.take()))
+                coming = Work(result_of(stream.take()))
                 async for beat in coming.beats(self._no_clients, self._rules.heartbeat_seconds):
                     yield beat
                 sent = coming.result()

@@ -13,12 +13,12 @@ from fedstack.service.data.worker.data_worker_service import DataWorkerService
 from fedstack.service.host.config import HostConfig, tokens_in
 from fedstack.service.host.host import Host
 from fedstack.service.host.limits import DataWorkerLimits, ServerLimits, ServiceLimits
-from fedstack.service.host.local_servers import GRPC, connect
+from fedstack.service.host.listening import GRPC, connect
 from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_client_credentials
-from fedstack.transport.grpc.targets import address_of
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import address_of
 
 _EVERYWHERE = ("0.0.0.0", "::")
 

@@ -1,4 +1,4 @@
-"""Creates and computes values in the executor of a session, by their payloads where the executor is one of ours."""
+"""Creates and computes values in the executor of a session; by their payloads if the executor is one of ours."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.payload_sizes import is_quick
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.leaves.work_scope import change_scope, current_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import (
     ConcreteComputation,
@@ -28,19 +28,19 @@ from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrins
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
-from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
-from fedstack.executors.concurrency.sync_driver import run_at_once
+from fedstack.executors.concurrency.coroutines import run_at_once
+from fedstack.executors.concurrency.leaf_threads import off_loop
+from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.service.host.limits import ServiceLimits, check_sizes
 
 _T = TypeVar("_T")
-# So many tensors, or members of a struct, are checked on the loop.
+# The most tensors, or members of a struct, that are checked on the loop.
 _FEW_MEMBERS = 1000
 
 
 async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
-    """Creates a value of a payload that fits its type.
+    """Creates a value from a payload that fits its type.
 
     Raises:
       CardinalityError: If it has values for another number of clients than the executor has.
@@ -71,7 +71,7 @@ async def _called(executor: Executor, function: ExecutorValue, argument: Executo
 
 
 async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> ExecutorValue:
-    """Puts the members of structs into the order of a type: by name where both have all the same names.
+    """Reorders the members of structs as in a type: by name if both have the same names.
 
     Where the value has no names, or the type has none, they stay in their order: plain peers leave names out. What has
     other names than the type is left as it is, for the caller to refuse.
@@ -95,13 +95,14 @@ async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> Exe
 async def create_struct(
     executor: Executor, members: Sequence[tuple[str, ExecutorValue]], limits: ServiceLimits
 ) -> ExecutorValue:
-    """Packs values into a struct; an empty name is none.
+    """Packs values into a struct; an empty name means none.
 
     Raises:
       ResourceLimitError: If it has too many tensors, or structs inside of each other.
       InvalidValueError: If a name comes twice, or is one that the language keeps for itself.
     """
-    # Each struct may have the one before it twice: counted when it is made, before anything walks over it.
+    # Each struct may contain the one before it twice: its size is checked when it is made, before anything walks over
+    # it.
     types = [value.type_signature for _, value in members]
     check_sizes(limits, sum(map(count_leaves, types)), 1 + max(map(struct_depth, types), default=0))
     try:
@@ -129,7 +130,7 @@ async def written(executor: object, payload: object, type_spec: Type, write: Cal
     if is_quick(payload, type_spec):
         return write(payload, type_spec)
     if isinstance(executor, VerbExecutor) and contains_sequence(type_spec):
-        # Streams run code of users: where that runs.
+        # Streams run user code on its own threads.
         return await executor.finish(lambda: write(payload, type_spec), type_spec)
     return await off_loop(lambda: write(payload, type_spec))
 
@@ -140,10 +141,10 @@ async def answered(
     payload: object,
     write: Callable[[object, Type], _T],
 ) -> _T:
-    """Runs a whole computation in an executor, of ours or of another origin, and returns what is written of its result.
+    """Runs a whole computation in an executor of any origin, and writes its result.
 
     Args:
-      executor: The executor. Errors tell its stack.
+      executor: The executor. Errors name its stack.
       computation: The computation.
       payload: The payload of its argument, if it takes one.
       write: See `written`.
@@ -164,12 +165,12 @@ async def answered(
 
 
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
-    """Returns the payload and the type of a value for which nothing has to run; `None` for any other."""
+    """Returns payload and type of a value that is known without running anything; `None` for any other."""
     return (value.payload, value.type_signature) if isinstance(value, KnownValue) else None
 
 
 def phases_in(executor: Executor) -> PhaseRunner:
-    """Returns what runs client phases in a stack.
+    """Returns the runner of client phases of a stack.
 
     Raises:
       UnsupportedIntrinsicError: If nothing does.
@@ -190,15 +191,15 @@ class SharedComputation:
 
     Args:
       value: The value.
-      grace_seconds: For how long it goes on when nobody waits.
-      progress: What counts the work for it; by default its own counts.
+      grace_seconds: How long it continues when no call waits for it.
+      progress: Counts its work; by default counts of its own.
 
     Attributes:
-      progress: Knows what runs for it.
+      progress: Counts its work.
     """
 
     def __init__(self, value: ExecutorValue, grace_seconds: float, progress: ProgressCounts | None = None) -> None:
-        self.progress = progress or ToldCounts()
+        self.progress = progress or ObservedCounts()
         self._task = contextvars.copy_context().run(self._begin, value)
         self._task.add_done_callback(consume_exception)
         self._grace = grace_seconds
@@ -208,7 +209,7 @@ class SharedComputation:
 
     def _begin(self, value: ExecutorValue) -> "asyncio.Future[object]":
         if current_scope().progress is not self.progress:
-            set_scope(current_scope().replace(progress=self.progress))
+            change_scope(progress=self.progress)
         return asyncio.ensure_future(pull(value))
 
     @property

@@ -1,9 +1,11 @@
-"""What the two halves of the executor service share: sessions, leases, limits, and what computations may bring."""
+"""Defines the state that both halves of the executor service share: sessions, limits, scopes and running work."""
 
 import asyncio
 import contextlib
+import heapq
 import time
-from collections.abc import Coroutine
+import weakref
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
@@ -13,24 +15,123 @@ from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
     ExecutorFactory,
+    Type,
+    computation_pb2,
     get_context_stack,
 )
-from fedstack.computations.types.type_memory import let_go_of_types
+from fedstack.computations.types.name_sizes import count_name_bytes
+from fedstack.computations.types.type_memory import let_go_of_types, recent_types
+from fedstack.computations.types.type_sizes import count_leaves, least_leaves, struct_depth
+from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
-from fedstack.executors.concurrency.abandoned_work import AbandonedWork
+from fedstack.executors.concurrency.jobs import AbandonedWork
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.worker.receiving import Admission
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
-from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
-from fedstack.service.executor.sessions.running_work import RunningWork
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
-from fedstack.service.host.limits import ServiceLimits, exceeded
+from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.wire.frames import Work
+
+_MOST_WORK = 20
+
+
+class RunningWork:
+    """What runs, by sessions; also what goes on although its session has ended."""
+
+    def __init__(self) -> None:
+        # The work keeps its counts alive; when they are freed, there is nothing to report.
+        self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
+
+    def watch(self, progress: ProgressCounts, session_id: str) -> None:
+        """Takes note of what counts the work of a call."""
+        self._sessions[progress] = session_id
+
+    def longest(self) -> list[tuple[Work, str]]:
+        """Returns what has run longest, each with the id of its session; not all of it if there is much."""
+        found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
+        return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)
+
+    def __repr__(self) -> str:
+        return f"<RunningWork of {len(self._sessions)} calls>"
+
+
+class LimitedAdmission(Admission):
+    """Rejects data beyond the limits.
+
+    Args:
+      policy: The leaves that clients may bring.
+      limits: The limits for clients.
+    """
+
+    def __init__(self, policy: CarrierPolicy, limits: ServiceLimits) -> None:
+        super().__init__(policy)
+        self.scope = self.scope.replace(max_steps=limits.max_steps)
+        self._limits = limits
+
+    def check(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
+        self._check_names(computation)
+        self.read_type(computation.type)
+        return super().check(computation)
+
+    def check_clients(self, clients: int) -> None:
+        """Checks the number of clients of a session or phase.
+
+        Raises:
+          ResourceLimitError: If it is larger than a client may ask for.
+        """
+        if clients > self._limits.max_clients:
+            raise exceeded(self._limits, "max_clients", clients, "use more workers")
+
+    def check_size(self, size: int, spare: int = 0) -> None:
+        """Checks the size of a value or phase.
+
+        Raises:
+          ResourceLimitError: If it is larger than a client may send.
+        """
+        if size - spare > self._limits.max_value_bytes:
+            raise exceeded(self._limits, "max_value_bytes", f"about {size}", "send less at once")
+
+    def check_type(self, type_spec: Type) -> None:
+        """Checks the type of a client's value.
+
+        Raises:
+          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+        """
+        check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
+        self._check_names(type_spec.to_proto())
+
+    def read_type(self, proto: computation_pb2.Type) -> Type:
+        """Reads the type of a client's value.
+
+        Raises:
+          InvalidComputationError: If the proto describes no type.
+          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+        """
+        self._check_names(proto)
+        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # making a large type takes long
+        type_spec = type_from_proto(proto)
+        check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
+        return type_spec
+
+    def _check_names(self, message: computation_pb2.Type | computation_pb2.Computation) -> None:
+        size = message.ByteSize()
+        recent_types.received(size)
+        if size > self._limits.max_name_bytes:  # a smaller message cannot have more
+            found = count_name_bytes(message, self._limits.max_name_bytes)
+            if found > self._limits.max_name_bytes:
+                raise exceeded(self._limits, "max_name_bytes", found, "give shorter names")
+
+    @property
+    def max_bytes(self) -> int:
+        return self._limits.max_value_bytes
+
 
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0
@@ -41,14 +142,14 @@ class ServiceCore:
 
     Args:
       factory: Makes executors.
-      limits: How much clients may have.
-      policy: Which leaf computations they may bring.
-      clock: Tells the time in seconds.
-      client_credentials: What functions dial other servers with.
+      limits: The limits for clients.
+      policy: The leaf computations that clients may bring.
+      clock: Returns the time in seconds.
+      client_credentials: The credentials with which functions dial other servers.
       reads: Reads sequences that come as references.
 
     Attributes:
-      scope: The rules under which work for clients is done.
+      scope: The scope of work for clients.
     """
 
     def __init__(
@@ -103,8 +204,8 @@ class ServiceCore:
         """
         if self._draining:
             raise WorkerUnavailableError(
-                "Expected a server that takes new sessions, found one that is stopping and lets only those that it has "
-                "come to their end; dial another one, or this one later"
+                "Expected a server that takes new sessions, found one that is stopping and only finishes its existing "
+                "ones; dial another server, or this one later"
             )
 
     def open(self, cardinalities: CardinalitiesType, lease_seconds: float | None) -> Session:
@@ -112,7 +213,7 @@ class ServiceCore:
 
         Args:
           cardinalities: The numbers of participants.
-          lease_seconds: How long it may be silent; `None` for a client that renews nothing.
+          lease_seconds: How long it may be silent; `None` for a client that renews no lease.
 
         Raises:
           WorkerUnavailableError: If this server is about to stop.
@@ -140,14 +241,14 @@ class ServiceCore:
         return session
 
     def work_for(self, origin: str, kind: WorkKind, *systems: SystemScope) -> None:
-        """Makes what the current task does, and what it starts, work for others under the rules of this service.
+        """Makes the current task, and all that it starts, work for a client under the rules of this service.
 
         Each call is a task of its own.
 
         Args:
-          origin: For whom: a session, or a connection.
-          kind: What kind of call it is.
-          *systems: What systems add to its scope.
+          origin: The session or connection of the client.
+          kind: The kind of call.
+          *systems: The scopes of systems to add.
         """
         call = current_scope()
         scope = self.scope.replace(caller=call.caller, origin=origin, kind=kind, progress=call.progress, span=call.span)
@@ -162,7 +263,7 @@ class ServiceCore:
         self.sessions.end(executor.id, "its client has ended it")
 
     def pull(self, session: Session, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
-        """Starts to compute a value, counted by `progress` if that is given, or joins in; in what `run` runs.
+        """Starts to compute a value, or joins a running computation; `progress` counts it, and `run` runs it.
 
         Raises:
           StatusError: If there is none of that id.
@@ -172,7 +273,7 @@ class ServiceCore:
         return pull
 
     def packer(self) -> Packer:
-        """Returns what packs one message for a client."""
+        """Returns a packer for a message to a client."""
         return Packer(self.limits.chunking.large_bytes)
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:

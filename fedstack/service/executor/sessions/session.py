@@ -37,13 +37,13 @@ def check_new_id(value_id: str) -> None:
 
 @attrs.define
 class Started:
-    """What one client has started, and how it ended.
+    """The values that one client has started, and how they ended.
 
     Attributes:
-      running: The ids of values that run, each with the time of the loop at which it was started.
-      ended: How many have run.
+      running: The ids of running values, each with its start by the time of the loop.
+      ended: How many have ended.
       failed: How many of these failed.
-      waiting: How many more wait at the client, as it last said.
+      waiting: How many more wait at the client, by its last report.
     """
 
     running: dict[str, float] = attrs.field(factory=dict[str, float])
@@ -53,7 +53,7 @@ class Started:
 
 
 class _Kept(dict[str, Any]):
-    """What functions keep between calls. It counts as values of the session.
+    """The values that functions keep between calls. They count as values of the session.
 
     Args:
       check_room: Raises if there is no room for one more.
@@ -70,11 +70,11 @@ class _Kept(dict[str, Any]):
 
 @attrs.frozen(eq=False)
 class ClosureScope(SystemScope):
-    """What functions that a client schedules find at the worker that runs them.
+    """The scope of functions that a client schedules, at the worker that runs them.
 
     Attributes:
-      worker_index: Which of the client's workers this is; `None` where these have no numbers.
-      kept: What functions keep for later calls of the same client.
+      worker_index: The index of this worker among those of the client; `None` without indices.
+      kept: The values that functions keep for later calls of the same client.
     """
 
     worker_index: int | None
@@ -82,18 +82,18 @@ class ClosureScope(SystemScope):
 
 
 class Session:
-    """What one client has.
+    """The state of one client.
 
     Attributes:
-      id: Names the session; random, so that it cannot be guessed and never comes back.
+      id: The name of the session; random, so that it cannot be guessed and never repeats.
       executor: Runs its computations.
-      clients: Its number of clients; of one that takes phases of any number, that of the last phase.
-      takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
-      bytes: How much its client has put into it.
-      closures: What functions of its client find here.
-      started: What its client has started.
-      updating: Is held where one value is put in place of another.
-      caller: Who has opened it, where that can be told.
+      clients: The number of clients; that of the last phase if phases may have any number.
+      takes_any_number: Whether phases may have any number of clients, because the session was opened without one.
+      bytes: The bytes of values that the client has sent.
+      closures: The scope of the client's functions.
+      started: The values that the client has started.
+      updating: The lock for replacing a value by another.
+      caller: The client that opened it, if that is known.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Session:
         self._limits = limits
         self._close = close
         self._values: dict[str, tuple[ExecutorValue, int]] = {}
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, unlike a set
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set
         self._pulls: dict[str, SharedComputation] = {}
 
     def __len__(self) -> int:
@@ -173,12 +173,12 @@ class Session:
           ResourceLimitError: If there is not.
         """
         if len(self._values) + len(self.closures.kept) >= self._limits.max_values:
-            raise exceeded(self._limits, "max_values", advice="let go of some")
+            raise exceeded(self._limits, "max_values", advice="dispose of some")
         if self.bytes + size > self._limits.max_session_bytes:
-            raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "let go of some")
+            raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "dispose of some")
 
     def remove(self, value_id: str) -> bool:
-        """Lets go of a value; tells whether there was one."""
+        """Drops a value; returns whether there was one."""
         found = self._values.pop(value_id, None)
         if found is None:
             return False
@@ -195,7 +195,7 @@ class Session:
             pull.cancel()
 
     def pull(self, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
-        """Starts to compute a value, counted by `progress` if that is given, or joins in.
+        """Starts to compute a value, or joins a running computation; `progress` counts it if given.
 
         Raises:
           StatusError: If there is none of that id.
@@ -211,7 +211,7 @@ class Session:
         self._pulls.pop(value_id, None)
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs work of the session, which the end of the session cancels.
+        """Runs work that the end of the session cancels.
 
         Raises:
           StaleSessionError: If the session ended.

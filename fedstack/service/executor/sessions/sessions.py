@@ -20,13 +20,13 @@ from fedstack.foundations.error_text import counted
 from fedstack.observe.events import SessionOpened
 from fedstack.observe.observers import observers
 from fedstack.service.executor.sessions.session import Session, stale_session
-from fedstack.service.host.fair_shares import FairShares
+from fedstack.service.host.call_table import FairShares
 from fedstack.service.host.limits import ServiceLimits, exceeded
 from fedstack.transport.peers.leases import Leases
 
 _logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
-# How often to look whether a client has fetched what it started, and how long one may be silent meanwhile.
+# How often to check whether a client has fetched its started values, and how long it may be silent meanwhile.
 _LOOK_SECONDS = 0.02
 _SILENT_SECONDS = 5.0
 
@@ -36,8 +36,8 @@ class SessionTable:
 
     Args:
       factory: Makes executors.
-      limits: How much clients may have.
-      clock: Tells the time in seconds.
+      limits: The limits for clients.
+      clock: Returns the time in seconds.
     """
 
     def __init__(self, factory: ExecutorFactory, limits: ServiceLimits, clock: Clock = time.monotonic) -> None:
@@ -55,14 +55,14 @@ class SessionTable:
         return len(self._sessions)
 
     def open(self, cardinalities: CardinalitiesType, clients: int, lease_seconds: float) -> Session:
-        """Opens a session, for whoever's call runs.
+        """Opens a session for the caller of the current call.
 
         Raises:
           ResourceLimitError: If there are too many, or its client has its share of them.
         """
         caller = current_scope().caller
         if not self._shares.take(caller) and not (self._make_room(caller) and self._shares.take(caller)):
-            raise exceeded(self._limits, "max_sessions", self._shares.refused, "end others, let them run out")
+            raise exceeded(self._limits, "max_sessions", self._shares.refused, "end others, or let them expire")
         try:
             executor, close = self.lend(cardinalities)
         except BaseException:
@@ -128,11 +128,11 @@ class SessionTable:
         """
         found = self._sessions.get(session_id)
         if found is None or not self._leases.renew(session_id):
-            raise stale_session(session_id, "it has ended, or this server was started anew")
+            raise stale_session(session_id, "it has ended, or this server was restarted")
         return found
 
     def find_if_there(self, session_id: str) -> Session | None:
-        """Returns a session, if there is one of that id, and renews its lease."""
+        """Returns the session with an id, if there is one, and renews its lease."""
         return self._sessions.get(session_id) if self.renew(session_id) else None
 
     def renew(self, session_id: str) -> bool:

@@ -31,7 +31,7 @@ from fedstack.executors import (
     ReferenceResolvingExecutor,
     SequenceExecutor,
 )
-from fedstack.executors.base.fold_arguments import FoldArgument, partial_states
+from fedstack.executors.base.aggregations import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.remote.phases.phase_messages import check_first_client, computations_of, read_phase, write_phase
 from fedstack.executors.remote.phases.phase_results import read_result, write_result

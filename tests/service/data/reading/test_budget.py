@@ -9,7 +9,7 @@ import pytest
 from fedstack.errors import ClosedError, InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.service.data.reading.budget import AHEAD, Ahead, Budget, MadeAhead
-from fedstack.transport.peers.loop_calls import outcome_of
+from fedstack.transport.peers.io_loop import result_of
 
 WALL = 20.0
 
@@ -55,7 +55,7 @@ def ahead_of(items: Iterator[int], threads: LeafThreads, budget: Budget | None =
 
 
 async def taken(ahead: MadeAhead[int]) -> int | None:
-    return await asyncio.wait_for(outcome_of(ahead.take()), WALL)
+    return await asyncio.wait_for(result_of(ahead.take()), WALL)
 
 
 def test_items_come_in_order_and_what_makes_them_is_closed(threads: LeafThreads) -> None:

@@ -8,7 +8,7 @@ from catalogue import Catalogue, StartWorker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
 from fedstack.service.host.host import GrpcServer
-from fedstack.service.host.local_servers import GRPC
+from fedstack.service.host.listening import GRPC
 from fedstack.service.host.server_thread import ServerThread
 
 

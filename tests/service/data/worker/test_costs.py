@@ -22,7 +22,7 @@ from fedstack.service.data.datasets.definitions import definition_of, read_defin
 from fedstack.service.data.datasets.pipeline import MOST_STEPS
 from fedstack.service.data.reading import blocks, budget
 from fedstack.service.data.reading.readers import Reader, reader_at
-from fedstack.service.host.local_servers import GRPC, LOCAL
+from fedstack.service.host.listening import GRPC, LOCAL
 from fedstack.transport.peers.io_loop import io_loop
 
 MANY = 2**62

@@ -23,9 +23,8 @@ from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import header_frame
-from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.parcels import Parcel, write_whole
 from fedstack.transport.wire.status import Code, code_of
-from fedstack.transport.wire.wholes import write_whole
 
 WALL = 20.0
 AT_ONCE = 8

@@ -15,12 +15,12 @@ import fedstack
 from fedstack.computations.codec import unpacking
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
+from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.reading import readers
 from fedstack.service.data.reading.budget import AHEAD, SENT_BYTES
 from fedstack.service.data.reading.readers import reader_at
-from fedstack.service.host.local_servers import GRPC, LOCAL
+from fedstack.service.host.listening import GRPC, LOCAL
 from fedstack.transport.peers.io_loop import io_loop
 
 PROTOCOLS = pytest.mark.parametrize("protocol", [GRPC, LOCAL])

@@ -10,11 +10,11 @@ from catalogue import Catalogue, StartWorker
 from data_reading import read, whole
 
 from fedstack.errors import FedstackError, InvalidValueError, ProtocolVersionError, ResourceLimitError
-from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.receiving import receive
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest, ReadResponse, SplitRange
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.reading.readers import RemoteReader, reader_at
-from fedstack.service.host.local_servers import connect
+from fedstack.service.host.listening import connect
 from fedstack.transport.peers import data_worker_stub
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, DataWorkerStub
 from fedstack.transport.peers.executor_stub import PROTOCOL

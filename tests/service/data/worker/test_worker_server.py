@@ -21,7 +21,7 @@ from fedstack.service import ServerCredentials
 from fedstack.service.data import Dataset, WorkerConfig, WorkerServer
 from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
 from fedstack.service.host.host import GrpcServer
-from fedstack.service.host.local_servers import GRPC, LOCAL
+from fedstack.service.host.listening import GRPC, LOCAL
 from fedstack.service.host.server_thread import ServerThread
 
 WALL = 20.0

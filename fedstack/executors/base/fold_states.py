@@ -1,8 +1,8 @@
-"""Turns what clients yield into the result of an aggregation: sums, means, extremes, secure sums.
+"""Turns the results of clients into the result of an aggregation: sums, means and extremes.
 
 A state takes blocks of clients in any order and from several threads, and folds along the fixed tree of `tree_fold`.
-Large results go in one by one, each while it is in the cache (`stream`). The aggregation that does not follow the tree,
-the general one, is in `aggregate_state.py`.
+Large results go in one by one, each while it is in the cache (`stream`). Secure sums, and the general aggregation,
+which does not follow the tree, are in `aggregations.py`.
 """
 
 import abc
@@ -19,8 +19,7 @@ from fedstack.computations.types.type_structure import flattener, full_array, te
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn
 from fedstack.computations.values.quiet import quiet_context, quietly
 from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
-from fedstack.executors.folds.leaf_fold import LeafFold, LeafStream, leaf_columns
-from fedstack.executors.folds.tree_fold import Partial
+from fedstack.executors.base.tree_fold import LeafFold, LeafStream, Partial, leaf_columns
 
 
 class FoldState(abc.ABC):
@@ -28,32 +27,32 @@ class FoldState(abc.ABC):
 
     @property
     def merges_in_any_order(self) -> bool:
-        """Whether `merge` may take ranges in any order, and not only in that of their clients."""
+        """Whether `merge` may take ranges in any order, and not only in the order of their clients."""
         return False
 
     @abc.abstractmethod
     def feed(self, start: int, columns: Sequence[Column]) -> None:
-        """Takes in what the clients from `start` on yielded: one column per operand of the aggregation."""
+        """Adds the results of the clients from `start` on: one column per operand of the aggregation."""
 
     @abc.abstractmethod
     def partials(self) -> object:
-        """Returns what another state of the same aggregation can take in with `merge`."""
+        """Returns the partial results, which another state of the same aggregation can `merge`."""
 
     @abc.abstractmethod
     def merge(self, partials: object) -> None:
-        """Takes in the partials of another range of clients; ranges are merged in client order if that matters."""
+        """Adds the partial results of another range of clients; in client order unless `merges_in_any_order`."""
 
     @abc.abstractmethod
     def result(self) -> object:
         """Returns the payload of the result over all clients."""
 
     def stream(self, start: int) -> "FoldStream":
-        """Returns what leads the clients from `start` on into this state one by one."""
+        """Returns a stream that adds the clients from `start` on one by one."""
         return FoldStream(self, start)
 
 
 class FoldStream:
-    """Leads what clients yield into a fold one by one, in their order; what is not closed may get lost.
+    """Adds the results of clients to a fold one by one, in their order; without `close`, some may be lost.
 
     Args:
       state: The state of the fold.
@@ -66,16 +65,16 @@ class FoldStream:
         self._next: int = start
 
     def add(self, results: list[object]) -> None:
-        """Takes in what the next client yielded: a payload per operand, in a list that is the stream's own."""
+        """Adds the results of the next client: a payload per operand, in a list of the stream's own."""
         self._state.feed(self._next, [ListColumn([operand]) for operand in results])
         self._next += 1
 
     def close(self) -> None:
-        """Hands on what is still here."""
+        """Adds the results that are still in the stream."""
 
 
 def as_payload(array: np.ndarray) -> object:
-    """Returns the payload of an array that we made: a scalar or a read-only view of it."""
+    """Returns the payload of an array of ours: a scalar or a read-only view."""
     return array[()] if array.ndim == 0 else read_only(array)
 
 
@@ -98,7 +97,7 @@ class TreeState(FoldState):
 
     @property
     def merges_in_any_order(self) -> bool:
-        # Else the first client with another shape than those before is blamed.
+        # With an open shape, the error names the first client whose shape differs from those before.
         return not any(leaf.open_shape for leaf in self.leaves)
 
     def _dtype(self, tensor: TensorType) -> np.dtype:
@@ -115,20 +114,20 @@ class TreeState(FoldState):
             leaf.feed(start, column, weights, self.fold.reads_alone)
 
     def add_weights(self, start: int, weights: Sequence[object]) -> np.ndarray:
-        """Takes in the weights of the clients from `start` on, and returns them."""
+        """Adds the weights of the clients from `start` on, and returns them."""
         fold = cast(LeafFold, self.weights)
         column = ScalarColumn(np.array(weights, fold.tensor.dtype))
         fold.feed(start, column)
         return column.values
 
     def add_clients(self, clients: int) -> None:
-        """Counts clients whose tensors have been taken in, if the result depends on their number."""
+        """Counts clients whose tensors were added, if the result depends on their number."""
 
     def stream(self, start: int) -> FoldStream:
         return TreeStream(self, start)
 
     def partials(self) -> object:
-        return [leaf.tree.partials() for leaf in self.leaves]
+        return [leaf.partials() for leaf in self.leaves]
 
     def merge(self, partials: object) -> None:
         with np.errstate(all="ignore"):
@@ -139,19 +138,19 @@ class TreeState(FoldState):
         return quietly(self._total)
 
     def _total(self) -> object:
-        totals = self._finish([leaf.total() for leaf in self.leaves])
+        totals = self._finish([leaf.result() for leaf in self.leaves])
         empty_or_total = [
             self._empty(leaf.tensor) if total is None else as_payload(total) for leaf, total in zip(self.leaves, totals)
         ]
         return unflatten(iter(empty_or_total), self.fold.member)
 
     def _finish(self, totals: list[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Returns the results of the tensors, out of arrays that are ours; `None` without clients."""
+        """Returns the results of the tensors, from arrays of ours; `None` without clients."""
         return totals
 
 
 class TreeStream(FoldStream):
-    """Folds large tensors along the tree while they are in the cache, and small ones as a column in the end."""
+    """Folds large tensors along the tree while they are in the cache, and small ones as a column at the end."""
 
     def __init__(self, state: TreeState, start: int) -> None:
         super().__init__(state, start)
@@ -207,7 +206,7 @@ class MeanState(TreeState):
             self.count += clients
 
     def partials(self) -> object:
-        weights = self.weights.tree.partials() if self.weights is not None else None
+        weights = self.weights.partials() if self.weights is not None else None
         return self.count, weights, super().partials()
 
     def merge(self, partials: object) -> None:
@@ -215,11 +214,11 @@ class MeanState(TreeState):
         self.count += count
         if self.weights is not None:
             with np.errstate(all="ignore"):
-                self.weights.tree.add(weights)
+                self.weights.add(weights)
         super().merge(leaves)
 
     def _finish(self, totals: list[np.ndarray | None]) -> list[np.ndarray | None]:
-        weight = self.count if self.weights is None else self.weights.total()
+        weight = self.count if self.weights is None else self.weights.result()
         return [
             None if total is None or weight is None else divide_total(total, weight, leaf.tensor.dtype)
             for leaf, total in zip(self.leaves, totals)
@@ -276,7 +275,7 @@ def lowest_of(tensor: TensorType) -> object:
 
 
 def extreme_of(tensor: TensorType, value: Callable[[np.iinfo | np.finfo], object]) -> object:
-    """Returns a tensor full of one value; unknown dimensions are empty, since nobody has said their size."""
+    """Returns a tensor full of one value; unknown dimensions have size 0."""
     info = np.iinfo(tensor.dtype) if kind_of_dtype(tensor.dtype) == "i" else float_limits(tensor.dtype)
     shape = tuple(size or 0 for size in tensor.shape or ())
     return as_payload(full_array(tensor, shape, value(info)))

@@ -12,8 +12,7 @@ import fedstack
 from fedstack.computations.plan.program import Join, Pick, Program, Slot, Step
 from fedstack.computations.plan.sole_readers import read_by_one
 from fedstack.computations.values.ownership import take_buffer
-from fedstack.executors.base import client_blocks
-from fedstack.executors.folds import leaf_fold
+from fedstack.executors.base import client_blocks, tree_fold
 
 SIZE = 20_000  # 80 kB: large enough to be taken over, and to go into folds client by client
 CLIENTS = 13
@@ -49,7 +48,7 @@ def taken(monkeypatch):
         counts["left" if buffer is None else "taken"] += 1
         return buffer
 
-    monkeypatch.setattr(leaf_fold, "take_buffer", counting)
+    monkeypatch.setattr(tree_fold, "take_buffer", counting)
     return counts
 
 

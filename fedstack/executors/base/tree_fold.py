@@ -1,0 +1,398 @@
+"""Folds arrays along one fixed tree, in whatever order they come and on any number of threads.
+
+The tree is a binary counter over client indices. A node (level, position) stands for the clients from
+position·2^level up to, not including, (position+1)·2^level. Two siblings are combined as soon as both are known, always
+the left one with the right one; the rest is combined at the end, from the smallest block up. So a float sum has the
+same bits for every way of cutting the clients into slices, and its error grows with log n instead of n.
+
+Three walks: `fold_rows` goes level by level over stacked values, `BlockFold` client by client with a partial result
+per level, and `TreeFold` combines their results. A `LeafFold` chooses the walk for one tensor of the clients' results.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.columns import (
+    Column,
+    ConstantColumn,
+    ListColumn,
+    ScalarColumn,
+    column_from_payloads,
+)
+from fedstack.computations.values.ownership import take_buffer
+from fedstack.errors import TypeMismatchError
+
+_MAX_SPARE = 8
+
+
+class Partial(NamedTuple):
+    """The fold of an aligned block of clients.
+
+    Attributes:
+      level: The block has 2^level clients.
+      position: Its number among the blocks of that size.
+      value: The fold, a NumPy scalar or array.
+      owned: Whether the array is ours to write into.
+    """
+
+    level: int
+    position: int
+    value: np.ndarray
+    owned: bool
+
+
+class SpareBuffers:
+    """Free buffers of one shape and dtype, for several threads.
+
+    Reusing a buffer costs less than fresh pages. None is kept before the first request: where leaf functions bring
+    buffers of their own, used ones go back to the allocator that leaf functions get theirs from.
+
+    Args:
+      free: The first buffers, in a list that is used from its end. All of them come back to it.
+    """
+
+    def __init__(self, free: list[np.ndarray] | None = None) -> None:
+        self._free = [] if free is None else free
+        self._wanted = bool(free)
+        self._most = max(_MAX_SPARE, len(self._free))
+
+    def take(self, like: np.ndarray) -> np.ndarray:
+        """Returns a buffer for the result of an operation on an array like `like`."""
+        self._wanted = True
+        try:
+            return self._free.pop()
+        except IndexError:  # no check first: another thread may be quicker
+            return np.empty(like.shape, like.dtype)
+
+    def put(self, buffer: np.ndarray) -> None:
+        """Adds a buffer without readers: another thread may write into it at once."""
+        if self._wanted and len(self._free) < self._most:
+            self._free.append(buffer)
+
+
+class TreeFold:
+    """The fold of one tensor over clients. `add` may be called from several threads."""
+
+    def __init__(self, operation: np.ufunc) -> None:
+        self.operation = operation
+        self.spare = SpareBuffers()
+        self._partials: dict[tuple[int, int], Partial] = {}
+        self._lock = threading.Lock()
+
+    def add(self, partials: Sequence[Partial]) -> None:
+        """Adds the folds of some blocks."""
+        for partial in partials:
+            while (other := self._take_sibling(partial)) is not None:
+                partial = self._combine(other, partial) if partial.position & 1 else self._combine(partial, other)
+
+    def _take_sibling(self, partial: Partial) -> Partial | None:
+        """Takes out the sibling of a partial; if there is none, puts the partial in."""
+        with self._lock:
+            other = self._partials.pop((partial.level, partial.position ^ 1), None)
+            if other is None:
+                self._partials[partial.level, partial.position] = partial
+        return other
+
+    def partials(self) -> list[Partial]:
+        """Returns the partial folds, from the first client to the last."""
+        with self._lock:
+            return sorted(self._partials.values(), key=lambda p: p.position << p.level)
+
+    def result(self) -> np.ndarray | None:
+        """Combines the partial folds, from the smallest block up; `None` without clients.
+
+        The result is an array of its own. This uses the partial folds up: call it once.
+        """
+        remaining = self.partials()
+        if not remaining:
+            return None
+        total = remaining.pop()
+        while remaining:
+            total = self._combine(remaining.pop(), total)
+        return np.asarray(total.value) if total.owned else np.array(total.value)
+
+    def _combine(self, left: Partial, right: Partial) -> Partial:
+        value = combine(self.operation, left.value, left.owned, right.value, right.owned, self.spare)
+        return Partial(left.level + 1, left.position >> 1, value, True)
+
+
+def combine(
+    operation: np.ufunc, left: np.ndarray, left_owned: bool, right: np.ndarray, right_owned: bool, spare: SpareBuffers
+) -> np.ndarray:
+    """Combines the folds of two neighbouring blocks, in place where one of them is ours.
+
+    If both are ours, the right one takes the result: it is usually newer and still in the cache, and the freed memory
+    has an older neighbour above it, so that the allocator does not return it to the system at once.
+    """
+    if not left.ndim:
+        return operation(left, right)
+    if not right_owned:
+        return operation(left, right, out=left if left_owned else spare.take(left))
+    operation(left, right, out=right)
+    if left_owned:
+        spare.put(left)
+    return right
+
+
+def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: bool = False) -> list[Partial]:
+    """Folds scalars, or small arrays that are stacked, level by level.
+
+    Args:
+      operation: The associative operation.
+      values: The values of consecutive clients, shape [clients, ...].
+      start: The index of the first client.
+      in_place: Whether to write into `values`, which then holds arrays; the folds do not refer to it.
+
+    Returns:
+      The folds of the aligned blocks that make up the clients; at most two per level.
+    """
+    partials: list[Partial] = []
+    level = 0
+    while size := len(values):
+        if start & 1:
+            partials.append(Partial(level, start, values[0], False))
+            values = values[1:]
+            start, size = start + 1, size - 1
+        if size & 1:
+            partials.append(Partial(level, start + size - 1, values[-1], False))
+            values = values[:-1]
+        if size > 1:
+            left = values[0::2]
+            values = operation(left, values[1::2], out=left if in_place else None)
+        start >>= 1
+        level += 1
+    if in_place:
+        return [Partial(one.level, one.position, one.value.copy(), True) for one in partials]
+    return partials
+
+
+def aligned_blocks(clients: range) -> Iterator[tuple[int, int]]:
+    """Yields level and position of the fewest blocks of the tree that make up consecutive clients, in order."""
+    start = clients.start
+    while start < clients.stop:
+        level = (clients.stop - start).bit_length() - 1  # the largest block that fits
+        if start:
+            level = min(level, (start & -start).bit_length() - 1)  # and starts here
+        yield level, start >> level
+        start += 1 << level
+
+
+class BlockFold:
+    """Folds the arrays of consecutive clients as they come, with at most one partial result per level.
+
+    `add` runs once per client, when the client's own work has filled the cache instead of this code, so it is short.
+
+    Args:
+      operation: The associative operation.
+      start: The index of the first client.
+      spare: Buffers of the arrays' shape; buffers that become free go back there.
+    """
+
+    __slots__ = ("_next", "_operation", "_spare", "_start", "_waiting")
+
+    def __init__(self, operation: np.ufunc, start: int, spare: SpareBuffers) -> None:
+        self._operation = operation
+        self._start = self._next = start
+        self._spare = spare
+        # The folds of `aligned_blocks` so far, in their order, each with whether it is ours to write into.
+        self._waiting: list[tuple[np.ndarray, bool]] = []
+
+    def add(self, array: np.ndarray, owned: bool) -> None:
+        """Adds the array of the next client, in the shape of the others; `owned` says whether we may write into it."""
+        # A binary counter: the trailing ones of the client's index are the blocks that it completes.
+        position, first = self._next, self._start
+        self._next = position + 1
+        waiting = self._waiting
+        while position & 1 and position > first:
+            left, left_owned = waiting.pop()
+            if owned and left_owned:  # as in `combine`, without the call
+                self._operation(left, array, out=array)
+                self._spare.put(left)
+            else:
+                array = combine(self._operation, left, left_owned, array, owned, self._spare)
+                owned = True
+            position >>= 1
+            first = (first + 1) >> 1
+        waiting.append((array, owned))
+
+    def partials(self) -> list[Partial]:
+        """Returns the folds of the aligned blocks that make up the clients so far."""
+        blocks = aligned_blocks(range(self._start, self._next))
+        return [Partial(*block, *folded) for block, folded in zip(blocks, self._waiting, strict=True)]
+
+    def total(self) -> np.ndarray:
+        """Combines the folds of all clients so far, at least one, from the smallest block up, and uses them up.
+
+        The result is in the buffer of the largest block, if that is ours.
+        """
+        total, owned = self._waiting.pop()
+        while self._waiting:
+            left, left_owned = self._waiting.pop()
+            if left_owned:
+                total = self._operation(left, total, out=left)
+            else:
+                total = combine(self._operation, left, left_owned, total, owned, self._spare)
+            owned = True
+        return total
+
+
+# Arrays up to this size are folded many at a time: a call per array costs more than a copy.
+_STACKED_BYTES = 4096
+# They are stacked in a buffer of at most this size: fresh memory for each level costs more than the additions.
+_STACK_BYTES = 256 * 1024
+_MOST_ROWS = 4096
+# Smaller tensors wait for the end of a stream: the code that folds them would come from memory each time.
+_STREAMED_BYTES = 16 * 1024
+
+
+def leaf_columns(column: Column, member: Type) -> list[Column]:
+    """Lists the columns of the tensors in a column of nested structs."""
+    if isinstance(member, TensorType):
+        return [column]
+    fields = fields_of(cast(StructType, member))
+    return [leaf for i, (_, t) in enumerate(fields) for leaf in leaf_columns(column.field(i), t)]
+
+
+class LeafFold(TreeFold):
+    """The tree fold of one tensor of an aggregation.
+
+    Attributes:
+      tensor: The type of the clients' values.
+      path: The path of the tensor in the member type of the aggregation.
+      dtype: The dtype of the computation.
+      partial_type: The type of partial folds.
+      open_shape: Whether the type leaves the shape open.
+    """
+
+    def __init__(self, operation: np.ufunc, tensor: TensorType, path: str, dtype: np.dtype | None = None) -> None:
+        super().__init__(operation)
+        self.tensor = tensor
+        self.path = path
+        self.dtype = tensor.dtype if dtype is None else dtype
+        self.partial_type = tensor if self.dtype == tensor.dtype else TensorType(self.dtype, tensor.shape)
+        self.open_shape = tensor.shape is None or None in tensor.shape
+        self._shape: tuple[int, ...] | None = None
+
+    def feed(self, start: int, column: Column, weights: np.ndarray | None = None, alone: bool = False) -> None:
+        """Adds one tensor per client, each times its weight if there are weights.
+
+        If the fold is the column's only reader (`alone`), arrays without other references become buffers of the fold.
+        """
+        if isinstance(column, ConstantColumn) and np.ndim(cast(np.ndarray, column.value)) == 0:
+            column = ScalarColumn(np.full(len(column), column.value, self.tensor.dtype))
+        factors = None if weights is None else weights.astype(self.dtype)
+        if isinstance(column, ScalarColumn):
+            values = column.values.astype(self.dtype, copy=False)
+            self.add(fold_rows(self.operation, values if factors is None else values * factors, start))
+            return
+        arrays = cast("Sequence[np.ndarray]", column.items())
+        if len(arrays) and arrays[0].ndim > 0 and arrays[0].nbytes <= _STACKED_BYTES:
+            self._feed_stacked(start, arrays, factors)
+            return
+        stream = LeafStream(self, start, alone and isinstance(column, ListColumn) and column.list_is_own, waits=False)
+        for index in range(len(arrays)):
+            stream.add(arrays, index, None if factors is None else factors[index])
+        stream.close()
+
+    def _feed_stacked(self, start: int, arrays: Sequence[np.ndarray], factors: np.ndarray | None) -> None:
+        if self.open_shape:
+            for client, array in enumerate(arrays, start):
+                self.check_shape(array.shape, client)
+        first, done = arrays[0], 0
+        at_once = min(_MOST_ROWS, 1 << (_STACK_BYTES // max(first.size * self.dtype.itemsize, 1)).bit_length() - 1)
+        stack = np.empty((min(at_once, len(arrays)), *first.shape), self.dtype)
+        while done < len(arrays):
+            stop = min(((start + done) // at_once + 1) * at_once - start, len(arrays))
+            rows = stack[: stop - done]
+            np.concatenate(arrays[done:stop], out=rows.reshape(len(rows) * len(first), *first.shape[1:]))
+            if factors is not None:
+                np.multiply(rows, factors[done:stop].reshape(-1, *[1] * first.ndim), out=rows)
+            self.add(fold_rows(self.operation, rows, start + done, in_place=True))
+            done = stop
+
+    def merge(self, partials: Sequence[Partial]) -> None:
+        """Adds the folds of blocks of clients."""
+        if self.open_shape:
+            for partial in partials:
+                self.check_shape(np.shape(partial.value), partial.position << partial.level)
+        self.add(partials)
+
+    def check_shape(self, shape: tuple[int, ...], client: int) -> None:
+        """Checks that a client's tensor has the shape of the others.
+
+        Raises:
+          TypeMismatchError: If it does not.
+        """
+        self._shape = shape if self._shape is None else self._shape
+        if shape != self._shape:
+            where = f"; at client {client}{', value' + self.path if self.path else ''}"
+            raise TypeMismatchError(
+                f"Expected the same shape from every client, found {list(shape)} and {list(self._shape)}"
+                f"{where}; an aggregation cannot combine tensors of different shapes"
+            )
+
+
+class LeafStream:
+    """Adds one tensor of consecutive clients to its fold, client by client, while it is in the cache.
+
+    Args:
+      leaf: The fold.
+      start: The index of the first client.
+      alone: Whether this is the tensors' only reader; then those without other references become buffers of the fold.
+      waits: Whether tensors wait for the end; by default small ones do.
+    """
+
+    def __init__(self, leaf: LeafFold, start: int, alone: bool, waits: bool | None = None) -> None:
+        self._leaf = leaf
+        self._start = self._next = start
+        self._alone = alone
+        self._waits = waits
+        self._waiting: list[object] = []
+        self._fold = BlockFold(leaf.operation, start, leaf.spare)
+        self._add = self._fold.add
+        self._checks_shape = leaf.open_shape
+        self._widens = leaf.dtype != leaf.tensor.dtype
+
+    def add(self, tensors: Sequence[object], index: int, weight: object) -> None:
+        """Adds one of `tensors`, times its weight if there is one.
+
+        Args:
+          tensors: A list, of the stream's own if it may take buffers out of it.
+          index: The position of the next client's tensor.
+          weight: The client's weight, a NumPy scalar; `None` without weights.
+        """
+        if self._waits is None:
+            self._waits = cast(np.ndarray, tensors[index]).nbytes < _STREAMED_BYTES
+        if self._waits:
+            self._waiting.append(tensors[index])
+            return
+        if self._checks_shape:
+            self._leaf.check_shape(cast(np.ndarray, tensors[index]).shape, self._next)
+            self._next += 1
+        value = take_buffer(cast("list[object]", tensors), index) if self._alone else None
+        owned = value is not None
+        if value is None:
+            value = cast(np.ndarray, tensors[index])
+        if self._widens:
+            value, owned = value.astype(self._leaf.dtype), True
+        if weight is not None:
+            value, owned = self._weighted(value, owned, cast(np.generic, weight)), True
+        self._add(value, owned)
+
+    def _weighted(self, value: np.ndarray, owned: bool, weight: np.generic) -> np.ndarray:
+        """Returns the product in a buffer that the fold has just freed: it is still in the cache."""
+        leaf = self._leaf
+        if weight.dtype is not leaf.dtype:
+            weight = weight.astype(leaf.dtype)
+        return np.multiply(value, weight, value if owned else leaf.spare.take(value))
+
+    def close(self, weights: np.ndarray | None = None) -> None:
+        """Passes everything on to the fold; `weights` are those of the clients that have waited."""
+        self._leaf.add(self._fold.partials())
+        if self._waiting:
+            self._leaf.feed(self._start, column_from_payloads(self._waiting, self._leaf.tensor), weights)

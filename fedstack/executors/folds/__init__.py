@@ -1,1 +1,0 @@
-"""Aggregations along the fixed tree."""

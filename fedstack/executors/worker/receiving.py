@@ -1,0 +1,150 @@
+"""Receives the messages and arrays of other processes, checks their functions and loads these before use."""
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+import attrs
+from google.protobuf.message import Message
+
+from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
+from fedstack.computations.leaves.portability import check_received, leaves_to_load, needs_runtime_import
+from fedstack.computations.leaves.version_skew import differing_modules
+from fedstack.computations.leaves.work_scope import WorkScope
+from fedstack.computations.types.language import computation_pb2
+from fedstack.executors.concurrency.leaf_threads import (
+    LOOP_BYTES,
+    LOOP_COPY_BYTES,
+    LeafThreads,
+    off_loop,
+    read_message,
+    sized,
+)
+from fedstack.foundations.number_checks import MOST_BYTES
+from fedstack.transport.wire.parcels import Incoming
+
+_M = TypeVar("_M", bound=Message)
+
+
+@attrs.frozen
+class Received(Generic[_M]):
+    """A received message, before the bytes of the arrays that belong to it.
+
+    Attributes:
+      message: The message.
+      size: The bytes of the message.
+      rest: The source of the arrays' bytes.
+    """
+
+    message: _M
+    size: int
+    rest: Incoming
+
+    async def fill(self, unpacker: Unpacker) -> None:
+        """Reads the bytes of the arrays into the buffers of an unpacker.
+
+        Raises:
+          InvalidValueError: If there are more or fewer bytes than the message announced.
+        """
+        await self.fill_next(unpacker)
+        await self.end()
+
+    async def fill_next(self, unpacker: Unpacker) -> None:
+        """Reads the bytes for one of several unpackers; call `end` after the last."""
+        if not unpacker.buffers:
+            unpacker.finish()
+            return
+        size = sum(map(len, unpacker.buffers))
+        await self.rest.read_next(unpacker.buffers)
+        await sized(size, unpacker.finish, LOOP_COPY_BYTES)
+
+    async def end(self) -> None:
+        """Checks that there are no more bytes.
+
+        Raises:
+          InvalidValueError: If there are.
+        """
+        await self.rest.read_into(())
+
+
+async def receive(incoming: Incoming, message: type[_M]) -> Received[_M]:
+    """Reads the message of a parcel.
+
+    Raises:
+      InvalidValueError: If the header is not such a message.
+    """
+    header = await incoming.header()
+    return Received(await read_message(message, header), len(header), incoming)
+
+
+_LOADING_THREADS = 4
+
+
+class Admission:
+    """Admits the leaves that a policy allows. It has no limits on sizes; a service adds its own.
+
+    Args:
+      policy: The leaves that senders may bring.
+
+    Attributes:
+      leaves: The loaded leaves.
+      scope: The scope of the senders' work.
+    """
+
+    def __init__(self, policy: CarrierPolicy) -> None:
+        self.policy = policy
+        self.leaves = LoadedLeaves(policy)
+        self.scope = WorkScope(policy=policy, leaves=self.leaves)
+        self._loading = LeafThreads(_LOADING_THREADS)
+
+    async def admit(self, computation: computation_pb2.Computation, size: int) -> None:
+        """Checks a computation and loads its functions; one that cannot be loaded fails when it is used.
+
+        Args:
+          computation: The computation.
+          size: The bytes of the computation, or of its message.
+        """
+        if size <= LOOP_BYTES and needs_runtime_import(computation):
+            leaves = await off_loop(lambda: self.check(computation))
+        else:
+            leaves = await sized(size, lambda: self.check(computation))
+        await self.load(leaves)
+
+    def check(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
+        """Checks the leaves of a computation, and returns those that have to be loaded.
+
+        Raises:
+          CarrierError: If the policy does not allow a leaf.
+        """
+        check_received(computation, self.policy)
+        return leaves_to_load(computation, self.leaves)
+
+    async def load(self, leaves: Sequence[computation_pb2.Computation]) -> None:
+        """Loads leaves on a thread, in the scope of the current work: they may import anything, which takes time."""
+        if leaves:
+            await self._loading.run(lambda: [self.leaves.prepare(leaf) for leaf in leaves])
+
+    def differing_modules(self, computations: Iterable[computation_pb2.Computation]) -> Sequence[str]:
+        """Lists the modules of functions that the sender has another version of."""
+        return differing_modules(computations, self.leaves)
+
+    def check_clients(self, clients: int) -> None:
+        """Checks the number of clients of a session or phase."""
+
+    def check_size(self, size: int, spare: int = 0) -> None:
+        """Checks the size of a value or phase.
+
+        Args:
+          size: The bytes of its values as they were sent.
+          spare: How many of these may be dtypes, shapes and the like.
+        """
+
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes of arrays that may come with one message."""
+        return MOST_BYTES
+
+    def close(self) -> None:
+        """Ends the threads. Idempotent."""
+        self._loading.close()
