@@ -9,16 +9,16 @@ PACKAGE = Path(__file__).resolve().parents[2] / "fedstack"
 ROOMS = ("foundations/", "membership/", "testing/")
 
 SLEEPS = {
-    "executors/concurrency/sync_driver.py": "the pauses of a RetryPolicy, where a debugging context allows no loop",
+    "executors/concurrency/coroutines.py": "the pauses of a RetryPolicy, where a debugging context allows no loop",
 }
 MOMENTS = {
     "service/data/consumer/data_workers.py": "how old a list is, and how long a worker is avoided",
     "service/data/consumer/pass_driver.py": "when the next sign of life is due; the pass waits for its event meanwhile",
     "service/data/dispatcher/dispatch_service.py": "how late the loop was after a pause",
-    "service/host/stall_meter.py": "how late the loop was after a timer",
-    "transport/grpc/file_watch.py": "how seldom a file is looked at; nothing waits for it",
+    "service/host/status.py": "how late the loop was after a timer",
+    "transport/grpc/credential_files.py": "how seldom a file is looked at; nothing waits for it",
     "transport/peers/leases.py": "leases of a server end while nothing waits for them",
-    "transport/peers/loop_calls.py": "a timer of the loop, which is given the time when it is due",
+    "transport/peers/io_loop.py": "a timer of the loop, which is given the time when it is due",
     "transport/peers/retry.py": "the policy itself",
     "transport/wire/heartbeat.py": "the limit moves with each sign of life",
 }

@@ -14,6 +14,25 @@ ANY_PORT = "%port%"
 _MAX_NAME_BYTES = 1000
 
 
+@attrs.frozen(kw_only=True)
+class Times:
+    """How long a dispatcher waits for what, in seconds.
+
+    Attributes:
+      worker: The silence after which a worker is lost.
+      consumer: The silence after which a consumer is lost.
+      check: The time between two looks for passes that nobody wants any more.
+      idle: For how long a pass without consumers is kept.
+      resume: For how long one is kept whose consumers may resume.
+    """
+
+    worker: float = 5.0
+    consumer: float = 10.0
+    check: float = 60.0
+    idle: float = 300.0
+    resume: float = 24 * 3600.0
+
+
 class Attendance:
     """The workers of a dispatcher.
 

@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
-import attrs
-
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, MembershipError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop, read_message
 from fedstack.executors.worker.receiving import receive
@@ -19,7 +17,7 @@ from fedstack.foundations.error_text import name_text
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.dispatcher import datasets, passes
-from fedstack.service.data.dispatcher.attendance import Attendance, addresses_of
+from fedstack.service.data.dispatcher.attendance import Attendance, Times, addresses_of
 from fedstack.service.data.dispatcher.heard_commits import HeardCommits
 from fedstack.service.data.dispatcher.journal import Journal, Tables
 from fedstack.service.executor.requests import control
@@ -40,25 +38,6 @@ _SIGNS_IN_A_LEASE = 4
 # Of one that stood still for so long nobody was heard: whose lease ended meanwhile need not have been silent.
 _LATE_SECONDS = 1.0
 _STOPPING = "The dispatcher is stopping; wait until it has been started again"
-
-
-@attrs.frozen(kw_only=True)
-class Times:
-    """How long a dispatcher waits for what, in seconds.
-
-    Attributes:
-      worker: The silence after which a worker is lost.
-      consumer: The silence after which a consumer is lost.
-      check: The time between two looks for passes that nobody wants any more.
-      idle: For how long a pass without consumers is kept.
-      resume: For how long one is kept whose consumers may resume.
-    """
-
-    worker: float = 5.0
-    consumer: float = 10.0
-    check: float = 60.0
-    idle: float = 300.0
-    resume: float = 24 * 3600.0
 
 
 class DispatchService(Service):
