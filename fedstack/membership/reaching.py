@@ -27,7 +27,7 @@ _PAUSE_SECONDS = 0.05
 _ASK_SECONDS = 1.0
 
 
-def say_waiting(what: str, seconds: float | None, causes: object) -> None:
+def say_waiting(what: str, seconds: float | None, causes: Mapping[str, str] | Exception | str) -> None:
     """Writes the one line about callers that wait.
 
     Args:
@@ -55,7 +55,7 @@ class WaitNotice:
         self._quiet = Deadline(QUIET_SECONDS, clock)
         self._has_said = False
 
-    def waits(self, cause: object) -> None:
+    def waits(self, cause: Exception | str) -> None:
         """The caller still waits, for this reason."""
         if self._quiet.is_over and not self._has_said:
             self._has_said = True
@@ -83,7 +83,7 @@ async def reach(stub: ServiceStub, seconds: float | None = None) -> None:
     connection = stub.connection
     while True:
         is_lost = stub.is_reached is False and connection.can_look and not await connection.look(_LOOK_SECONDS)
-        if not is_lost or deadline.is_over or next_question.is_over:
+        if not is_lost or stub.is_gone or deadline.is_over or next_question.is_over:
             try:
                 await connection.wait_ready(min(_READY_SECONDS, deadline.left or _READY_SECONDS))
                 stub.is_reached = True

@@ -133,7 +133,9 @@ class MethodCalls:
         return Deadline(seconds or None, self.io.time)
 
     async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, deadline: Deadline) -> _T:
-        """Awaits work until a time, `seconds` after it was asked for."""
+        """Awaits work until a time, `seconds` after it was asked for; 0 for any time."""
+        if not seconds:
+            return await work
         try:
             return await deadline.wait(work, lambda: self._late(what, seconds))
         except DeadlineExceededError:  # the server may have been the first to say so

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import attrs
+
 from fedstack.errors import InvalidValueError, MembershipError
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import DataWorkerAddress

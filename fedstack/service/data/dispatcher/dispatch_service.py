@@ -178,8 +178,7 @@ class DispatchService(Service):
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
         """Notes what a consumer has read, and gives it more; waits for some if it is told to."""
         consumer = request.pass_id, request.consumer
-        loop = asyncio.get_running_loop()
-        deadline = Deadline(max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS)), loop.time)
+        deadline = Deadline(max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS)), self._clock)
         is_first = True
         with self._held(consumer):
             while True:
@@ -187,7 +186,7 @@ class DispatchService(Service):
                 workers, version = there.workers, there.version
                 may_wait = not deadline.is_over and request.workers_version == version and not self._draining
                 # Before it is looked: what happens meanwhile is not missed.
-                news = self._news.setdefault(request.pass_id, loop.create_future())
+                news = self._news.setdefault(request.pass_id, asyncio.get_running_loop().create_future())
                 ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
                 taken = await self._run(functools.partial(ask, assigned=there.assigned))
                 if taken.wakes and is_first:  # what it says is no news the next time
@@ -307,31 +306,25 @@ class DispatchService(Service):
             self._consumers.open(consumer, self._times.consumer)
 
     async def _look_after(self) -> None:
-        collected = due = self._clock()
-        times = self._times
-
-        def pause() -> float:
-            nonlocal due
-            expiries = self._attendance.next_expiry(), self._consumers.next_expiry(), times.check
-            seconds = min(times.worker, times.consumer, *(t for t in expiries if t is not None))
-            due = self._clock() + seconds
-            return seconds
-
-        async for _ in Deadline().attempts(iter(pause, None)):
+        times, collected, due = self._times, self._clock(), self._clock()
+        pauses = iter(lambda: max(0.0, due - self._clock()), None)
+        async for _ in Deadline().attempts(pauses):
             late = self._clock() - due
             if late > max(_LATE_SECONDS, min(times.worker, times.consumer) / 2):
                 _logger.warning("The dispatcher stood still for %.1f s", late)
                 self._attendance.excuse()
                 for consumer in self._consumers.expired():
                     self._shows_life(consumer)
-                continue
-            try:
-                await self._expire()
-                if self._clock() >= collected + times.check:
-                    collected = self._clock()
-                    await self._collect()
-            except FedstackError as error:  # of the disk: it may be better next time
-                _logger.error("Looking after passes failed: %s", error)
+            else:
+                try:
+                    await self._expire()
+                    if self._clock() >= collected + times.check:
+                        collected = self._clock()
+                        await self._collect()
+                except FedstackError as error:  # of the disk: it may be better next time
+                    _logger.error("Looking after passes failed: %s", error)
+            expiries = self._attendance.next_expiry(), self._consumers.next_expiry(), times.check
+            due = self._clock() + min(times.worker, times.consumer, *(t for t in expiries if t is not None))
 
     async def _expire(self) -> None:
         for address in self._attendance.expire():

@@ -3,6 +3,7 @@
 import abc
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -18,7 +19,6 @@ from fedstack.computations.values.columns import Column
 from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, LeafThreads, sized
 from fedstack.executors.worker.receiving import receive
-from fedstack.foundations.deadline import Deadline
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.reading.budget import AHEAD, SECONDS_TOGETHER, SENT_BYTES, Ahead, Blocks
 from fedstack.service.data.reading.dataset_scope import reading
@@ -353,10 +353,10 @@ class _LocalReading(Reading):
 
     def _made(self, blocks: Blocks) -> Sequence[Column]:
         made: list[Column] = []
-        size, deadline = 0, Deadline(SECONDS_TOGETHER)
+        size, end = 0, time.perf_counter() + SECONDS_TOGETHER
         try:
             # One at least, however late it is: none says that there are no more.
-            while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and not deadline.is_over):
+            while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end):
                 block = next(blocks, None)
                 if block is None:
                     break
