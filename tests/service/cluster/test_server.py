@@ -328,7 +328,7 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
         ServerConfig(server_only, services=[ExecutorService(fedstack.local_executor_factory(), policy=runs_code)]),
     ):
         with pytest.raises(
-            InvalidValueError, match="Expected certificates of all who may run any code, found that worke"
+            InvalidValueError, match="Expected certificates of all clients that may run any code, found that worke"
         ):
             Server(named, config=config)
     served, _ = mtls(files)
