@@ -210,7 +210,7 @@ def test_a_server_that_nothing_refers_to_frees_its_port(caplog):
     from fedstack.transport.peers.io_loop import io_loop
 
     io_loop.run_sync(grpc_server.wait(), WALL)
-    assert "stops, as nothing refers to it any more; keep it in a variable" in caplog.text
+    assert "stops because nothing refers to it any more; keep it in a variable" in caplog.text
     with Server({"worker": [f"localhost:{port}"]}) as again:
         assert port_of(again) == port
 
