@@ -32,7 +32,7 @@ def run(context: click.Context, **_: Any) -> int:
         if not faulthandler.is_enabled():
             faulthandler.enable()  # a crash in a client's function prints its traceback before the process ends
     if options.log_level == "debug":
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says nothing: it is in no format, and we say it too
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's own lines have another format, and repeat our errors
     # The output of functions is not for the reader of that line.
     waiting = sys.stdout
     # Before anything that a client sends is loaded.

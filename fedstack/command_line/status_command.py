@@ -222,7 +222,7 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
         f"memory {memory}"
     )
     if status.stalls:
-        yield f"stood still {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most"
+        yield f"blocked {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most"
     yield from _data_lines(status)
     if status.session:
         yield from _table(

@@ -83,7 +83,7 @@ class LeafEngine(ProgramEngine):
         if isinstance(operation, DataSource):
             content = operation.computation.data.content.type_url or operation.computation.data.uri
             if not content:
-                raise InvalidComputationError("Expected a data block with content, found an empty one")
+                raise InvalidComputationError("Expected a data block with its content, found one without any")
             raise CarrierError(
                 f"Expected leaf computations in {self!r}, found a data block with {content}; put a DataExecutor with a "
                 "backend for it into the stack"

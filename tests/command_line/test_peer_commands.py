@@ -629,7 +629,7 @@ def test_status_says_how_often_and_how_long_a_server_stood_still() -> None:
 
     found = on_loop(make)
     assert (found.stalls, found.longest_stall_seconds) == (3, 0.72)
-    assert "stood still 3 times, for 0.72 s at most" in list(status_command.status_lines("worker", found))
+    assert "blocked 3 times, for 0.72 s at most" in list(status_command.status_lines("worker", found))
 
 
 def test_status_shows_threads_and_limits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -226,7 +226,7 @@ def test_code_from_other_machines_needs_their_certificates(files: CertificateFil
         [*pythons, "--insecure"],
         ["--allow-runtime", "tensorflow", "--host", "0.0.0.0", "--port", 0, "--insecure"],
     ):
-        with pytest.raises(click.UsageError, match="Expected certificates of all who may run any code"):
+        with pytest.raises(click.UsageError, match="Expected certificates of all clients that may run any code"):
             serve_command.make_server(options_of(*arguments))
     serve_command.make_server(options_of(*code, *tls_options(files), "--tls-client-ca", files.ca))
     serve_command.make_server(options_of("--allow-python-code"))

@@ -35,7 +35,7 @@ async def test_a_worker_without_room_for_threads_is_unavailable_until_there_is_r
         await cancel(stuck)
         for _ in range(4):
             refused = await called(executor, allow, np.int32(0), np.int32)
-            with pytest.raises(WorkerUnavailableError, match="start another thread.*try again, or at another worker"):
+            with pytest.raises(WorkerUnavailableError, match="start another thread.*try again, or use another worker"):
                 await asyncio.wait_for(refused.compute(), WALL)
         await until(lambda: status_of(worker.target).running == 0)
         # It comes back, and does what is still to be done, although it is the only one.

@@ -170,4 +170,4 @@ def whole_table() -> Iterator[str]:
     yield "| --- | --- |"
     whole = write_whole(Parcel(header.SerializeToString(), [data]))
     yield _row("a header of 6 bytes, and the float32 numbers 1.5 and 2.5", f"`{whole.hex(' ')}`")
-    yield _row("the call goes on as `c1`", f"`{write_goes_on('c1').hex(' ')}`")
+    yield _row("the call continues as `c1`", f"`{write_goes_on('c1').hex(' ')}`")

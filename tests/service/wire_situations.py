@@ -210,7 +210,7 @@ SELECTION = extensions_pb2.Creation.Selection(index=5)
 
 # What a client does, in words and in calls. The last call of each is the one that counts.
 SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
-    ("any", "the session is not there: it has ended, its lease ran out, or the server was started anew",
+    ("any", "the session is not there: it has ended, its lease ran out, or the server was restarted",
      lambda peer: peer.call("Compute", executor={"id": "gone"}, value_ref=unknown_value())),
     ("any", "a value is not there: it was never created in this session, or has been disposed of",
      lambda peer: peer.call("Compute", executor=peer.executor, value_ref=unknown_value())),

@@ -223,7 +223,7 @@ class Starts:
                 session.started.running.setdefault(value_id, now)
         slow = {value_id for value_id, began in session.started.running.items() if now - began > _QUICK_SECONDS}
         for value_id in await _ended(pulls, slow, at_once=bool(outcomes)):
-            outcomes.append(_told(session, value_id, pulls[value_id]))
+            outcomes.append(_outcome_of(session, value_id, pulls[value_id]))
         return outcomes
 
 
@@ -239,7 +239,7 @@ async def _ended(pulls: Mapping[str, SharedComputation], slow: Collection[str], 
         return [value_id for (value_id, _), task in zip(pulls.items(), waiting) if task.done()]
 
 
-def _told(session: Session, value_id: str, pull: SharedComputation) -> StartResponse.Outcome:
+def _outcome_of(session: Session, value_id: str, pull: SharedComputation) -> StartResponse.Outcome:
     if session.started.running.pop(value_id, None) is not None:
         session.started.ended += 1
     try:
@@ -257,6 +257,6 @@ def _told(session: Session, value_id: str, pull: SharedComputation) -> StartResp
 
 
 def _outcome(value_id: str, error: Exception) -> StartResponse.Outcome:
-    told = StartResponse.Outcome(id=value_id, error=Status.FromString(details_of(error)))
+    outcome = StartResponse.Outcome(id=value_id, error=Status.FromString(details_of(error)))
     without_frames(error)
-    return told
+    return outcome

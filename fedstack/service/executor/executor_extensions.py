@@ -67,7 +67,7 @@ class ExecutorExtensions:
           ProtocolVersionError: If the client speaks another version of the protocol.
         """
         check_protocol(request.protocol, request.version, "the client")
-        self._core.check_takes_clients()  # who is told so here does not count on this server
+        self._core.check_takes_clients()  # a client that is refused here does not count on this server
         policy, limits = self._core.policy, self._core.limits
         return messages.HandshakeResponse(
             protocol=PROTOCOL,

@@ -123,7 +123,7 @@ class ExecutorGroup:
         return content
 
     async def dispose(self, request: messages.DisposeRequest) -> messages.DisposeResponse:
-        """Lets go of values."""
+        """Disposes of values."""
         session = self._core.find_if_there(request.executor)
         unknown = ""
         async for ref in in_turns(request.value_ref if session is not None else ()):

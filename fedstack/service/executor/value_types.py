@@ -36,7 +36,7 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     """Returns the type of a value: the declared type, or where it has none, that of the content.
 
     Raises:
-      InvalidValueError: If it neither says nor shows a type, or shows one that the language does not have.
+      InvalidValueError: If its type is missing, or does not exist in the language.
       TypeMismatchError: If the elements of a sequence have no type in common.
     """
     kind = value.WhichOneof("kind")
@@ -61,7 +61,7 @@ def type_of_value(value: Value, path: str = "value") -> Type:
 
 
 def _allowed(make: Callable[[], Type], path: str) -> Type:
-    """Makes a type; the language refuses some, such as placed ones inside of placed ones."""
+    """Makes a type; the language rejects some, such as nested placements."""
     try:
         return make()
     except ValueError as error:

@@ -93,7 +93,7 @@ class CallLog:
         """Logs a call that was refused.
 
         Args:
-          peer: Who called, as gRPC says it: `ipv4:10.0.0.1:50000`.
+          peer: The caller, in gRPC's form: `ipv4:10.0.0.1:50000`.
           had_token: Whether it brought any token. The token itself is not logged: it may be nearly right.
         """
         host = host_of(peer)
@@ -111,7 +111,7 @@ class CallLog:
         """Logs a call that failed.
 
         Args:
-          peer: Who called, as gRPC says it: `ipv4:10.0.0.1:50000`.
+          peer: The caller, in gRPC's form: `ipv4:10.0.0.1:50000`.
           method: The full name of the method.
           error: What the caller gets.
         """

@@ -135,7 +135,7 @@ class CallStream:
             raise too_slow(seconds, which) from None
 
     async def send(self, messages: AsyncIterator[bytes]) -> None:
-        """Writes messages, each when it is there."""
+        """Writes messages as they come."""
         try:
             async for message in messages:
                 await self._write(message)

@@ -78,7 +78,7 @@ class FairShares:
 
     @property
     def refused(self) -> str:
-        """What to say of the one that was refused just now."""
+        """Describes the request that was refused last."""
         full = self._taken >= self.most
         return "one more" if full else "one more for a client that has half of them while others are there"
 

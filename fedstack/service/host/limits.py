@@ -1,4 +1,4 @@
-"""Says how much a service and its server let clients have: a table of limits.
+"""Defines the limits of servers and services for their clients, as tables.
 
 A limit is a field. Its metadata say what is counted and by which option of `fedstack serve` it is set; `exceeded` words
 the error from them, `serve_options.py` makes the options of them, and `docs/wire.md` shows them.

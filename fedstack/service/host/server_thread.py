@@ -156,5 +156,5 @@ def _let_go(server: Host) -> None:
 async def _stop_forgotten(server: Host) -> None:
     if server.has_started:
         target = server.target
-        _logger.warning("The server at %s stops, as nothing refers to it any more; keep it in a variable", target)
+        _logger.warning("The server at %s stops because nothing refers to it any more; keep it in a variable", target)
     await server.stop(0)

@@ -139,7 +139,7 @@ class PoolProcess:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Lets go of the pipes in a forked child, which may outlive the owner: the worker waits for all who hold them.
+        """Drops the pipes in a forked child, which may outlive the owner: the worker waits until all holders drop them.
 
         The files stay open, over nothing: to close them takes locks that threads of the parent may have held.
         """

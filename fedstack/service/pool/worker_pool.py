@@ -87,7 +87,7 @@ class WorkerPool(ClosesOnExit):
     def loss_of(self, target: str) -> FedstackError | None:
         """Returns the error to raise for an ended worker, and `None` for a running one.
 
-        If the worker is being started anew, the error says that it `comes_back`.
+        If the worker is being restarted, the error says that it `comes_back`.
 
         Args:
           target: Its address.
@@ -119,9 +119,9 @@ def local_worker_pool(
 ) -> WorkerPool:
     """Starts worker processes and returns when all of them can be dialled.
 
-    They import what this process can import, and run its functions by value too. Nobody else can use them: they listen
-    at sockets in a folder of this user's, or on the loopback device where there are no such sockets, and want a token
-    that only they and the pool know.
+    They import what this process can import, and run its functions by value, too. Only the pool can use them: they
+    listen at sockets in a folder of this user, or on the loopback device on systems without such sockets, and require a
+    token that only they and the pool know.
 
     Args:
       n: The number of workers: at most 64, or eight per core if that is more.

@@ -1,1 +1,1 @@
-"""gRPC: channels, credentials, targets, and what is wrong when nobody answers."""
+"""gRPC: channels, credentials, connections, and the diagnosis of unreachable servers."""

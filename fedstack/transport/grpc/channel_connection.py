@@ -159,7 +159,7 @@ class ChannelConnection(Connection):
                 raise error from error.__cause__  # with the peer's traceback instead of ours
             finally:
                 del error
-        except ValueError as failure:  # how a channel says that its owner has closed it
+        except ValueError as failure:  # raised by a channel that its owner has closed
             raise WorkerUnavailableError(f"The channel to {self._address} is not usable: {failure}") from failure
 
     async def close(self) -> None:

@@ -159,7 +159,7 @@ def _checked_index(index: object) -> int | None:
 
 @attrs.frozen
 class ServerDef:
-    """A task and the cluster that it is in, as data. Whether the task is there, a `Server` of it finds out.
+    """A task and its cluster, as data. Only a `Server` of the task checks whether it exists.
 
     Attributes:
       cluster: The cluster; it is made of whatever a `ClusterSpec` is made of.

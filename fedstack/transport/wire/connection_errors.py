@@ -1,4 +1,4 @@
-"""The causes for which a peer cannot be reached or used: one table, for what gRPC says and for what probing finds."""
+"""Lists the reasons why a peer cannot be reached or used, for errors of gRPC and for faults that probing finds."""
 
 import re
 from collections.abc import Mapping
@@ -167,7 +167,7 @@ def reason_of(message: str) -> Reason | None:
 
 
 def never_arrived(error: FedstackError) -> bool:
-    """Returns whether an error of a call says that there was no connection, so that nothing of it has arrived."""
+    """Returns whether an error of a call means that there was no connection, so that nothing has arrived."""
     return bool(error.causes) and all(cause in _NO_CONNECTION for cause in error.causes.values())
 
 

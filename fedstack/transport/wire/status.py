@@ -48,7 +48,7 @@ _MAX_PIECE_BYTES = 2048
 _MAX_LINE_BYTES = 300
 # gRPC's text for a missed deadline; peers have other texts for deadlines of their own.
 _GRPCS_DEADLINE = "Deadline Exceeded"
-# How gRPC says that a message is larger than the server takes, or this process.
+# gRPC's texts for a message that is larger than the server or this process accepts.
 _GRPCS_SIZE = "essage larger than max"
 _LARGER_MESSAGES = "let it take larger messages (`fedstack serve --max-message-bytes`)"
 _DETAIL_TYPE = "type.googleapis.com/fedstack.v1.ErrorDetail"

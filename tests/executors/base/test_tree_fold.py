@@ -111,7 +111,7 @@ def test_small_arrays_fold_many_at_a_time_along_the_same_tree(count, shape, oper
         fold.feed(start, ListColumn(arrays[start:stop]), given_factors)
         rows = ((array, False) for array in products[start:stop])
         expected.add(fold_arrays(operation, rows, start, SpareBuffers()))
-    result = fold.total()
+    result = fold.result()
     assert result is not None
     assert result.shape == shape
     assert np.array_equal(result, expected.result())

@@ -174,7 +174,7 @@ def test_work_of_another_process_for_which_no_thread_can_be_started_may_be_tried
     threads = LeafThreads(2)
     with WorkScope(policy=CarrierPolicy()).entered():
         future = threads.submit(lambda: "done")
-    with pytest.raises(WorkerUnavailableError, match="start another thread.*try again, or at another worker"):
+    with pytest.raises(WorkerUnavailableError, match="start another thread.*try again, or use another worker"):
         future.result(LIMIT)
     threads.close()
 

@@ -210,7 +210,7 @@ def test_a_server_that_nothing_refers_to_frees_its_port(caplog):
     from fedstack.transport.peers.io_loop import io_loop
 
     io_loop.run_sync(grpc_server.wait(), WALL)
-    assert "stops, as nothing refers to it any more; keep it in a variable" in caplog.text
+    assert "stops because nothing refers to it any more; keep it in a variable" in caplog.text
     with Server({"worker": [f"localhost:{port}"]}) as again:
         assert port_of(again) == port
 
@@ -328,7 +328,7 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
         ServerConfig(server_only, services=[ExecutorService(fedstack.local_executor_factory(), policy=runs_code)]),
     ):
         with pytest.raises(
-            InvalidValueError, match="Expected certificates of all who may run any code, found that worke"
+            InvalidValueError, match="Expected certificates of all clients that may run any code, found that worke"
         ):
             Server(named, config=config)
     served, _ = mtls(files)

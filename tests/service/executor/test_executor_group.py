@@ -331,7 +331,7 @@ async def test_a_short_last_batch_is_an_element_like_the_others(peer):
 async def test_an_empty_sequence_is_one_if_it_tells_its_type(peer):
     value = await peer.value(fb.sequence(element_type=PAIR_TYPE))
     assert await peer.compute(await peer.called(await peer.function(of_elements), value)) == scalar(0)
-    assert await status_of(peer.value(fb.sequence())) == (Code.INVALID_ARGUMENT, "send the type along")
+    assert await status_of(peer.value(fb.sequence())) == (Code.INVALID_ARGUMENT, "send the type with it")
 
 
 # With which status what is refused.

@@ -133,7 +133,7 @@ def test_a_check_that_says_nothing_gives_way_to_one_that_does() -> None:
                 (first, *_), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 code, words = first.result()
                 assert code == "DEADLINE_EXCEEDED"
-                assert words.startswith("The first message of a call that watches had not come when another")
+                assert words.startswith("The first message of a watching call had not arrived when another")
                 assert await connection.unary(CHECK, b"", WALL)
 
     with serving(EchoService(), max_watches=1) as server:

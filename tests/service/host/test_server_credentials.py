@@ -277,7 +277,7 @@ def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path, caplog: p
         time.sleep(1.1)
         assert [lets_in("new"), lets_in("old")] == [True, False]
     assert [record.getMessage() for record in caplog.records if "Going on with" in record.getMessage()] == [
-        f"Going on with what was in {path} before: Expected a token on a line of {path}, found none"
+        f"Keeping the previous content of {path}: Expected a token on a line of {path}, found none"
     ]
 
 

@@ -52,7 +52,7 @@ def test_what_is_no_good_changes_nothing_and_is_told_once(source: Source, caplog
     replace(source.path, "nonsense")
     assert [source.later(), source.later(), source.later()] == [1, 1, 1]
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert line == f"Going on with what was in {source.path} before: Expected a number, found none"
+    assert line == f"Keeping the previous content of {source.path}: Expected a number, found none"
     replace(source.path, "34")
     assert source.later() == 34
 

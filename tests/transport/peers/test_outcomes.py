@@ -57,7 +57,7 @@ def test_callbacks_are_called_once_each_whenever_they_come():
     for _ in range(200):
         outcome, called = Outcome[int](), list[int]()
         outcome.add_done_callback(lambda _: called.append(0))  # noqa: B023
-        teller = threading.Thread(target=outcome.tell, args=(1, None))
+        teller = threading.Thread(target=outcome.set, args=(1, None))
         teller.start()
         for number in range(1, 4):
             outcome.add_done_callback(lambda _, number=number: called.append(number))  # noqa: B023

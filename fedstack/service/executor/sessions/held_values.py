@@ -57,7 +57,7 @@ async def create_computation(executor: Executor, computation: computation_pb2.Co
 
 
 async def create_call(executor: Executor, function: ExecutorValue, argument: ExecutorValue | None) -> ExecutorValue:
-    """Calls a function; members of the argument are matched as `matched` says."""
+    """Calls a function; `matched` reorders the members of the argument."""
     leaves = count_leaves(function.type_signature) + (0 if argument is None else count_leaves(argument.type_signature))
     is_traced = not isinstance(function, FunctionValue) or plans.knows(function.computation)
     return await _create(executor, lambda: _called(executor, function, argument), is_traced and leaves <= _FEW_MEMBERS)
@@ -98,7 +98,7 @@ async def create_struct(
     """Packs values into a struct; an empty name means none.
 
     Raises:
-      ResourceLimitError: If it has too many tensors, or structs inside of each other.
+      ResourceLimitError: If it has too many tensors or nested structs.
       InvalidValueError: If a name comes twice, or is one that the language keeps for itself.
     """
     # Each struct may contain the one before it twice: its size is checked when it is made, before anything walks over
@@ -218,7 +218,7 @@ class SharedComputation:
         return self._was_cancelled or self._task.cancelled()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the end, at most so many seconds; tells whether it has come."""
+        """Waits for the end, at most so many seconds; returns whether it has ended."""
         with self.awaited() as task:
             await asyncio.wait([task], timeout=seconds)
             return task.done()

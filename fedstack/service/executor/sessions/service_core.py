@@ -43,14 +43,14 @@ _MOST_WORK = 20
 
 
 class RunningWork:
-    """What runs, by sessions; also what goes on although its session has ended."""
+    """The running work by sessions, including work that outlives its session."""
 
     def __init__(self) -> None:
         # The work keeps its counts alive; when they are freed, there is nothing to report.
         self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
 
     def watch(self, progress: ProgressCounts, session_id: str) -> None:
-        """Takes note of what counts the work of a call."""
+        """Adds the counts of a call's work."""
         self._sessions[progress] = session_id
 
     def longest(self) -> list[tuple[Work, str]]:
@@ -102,7 +102,7 @@ class LimitedAdmission(Admission):
         """Checks the type of a client's value.
 
         Raises:
-          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+          ResourceLimitError: If it has too many tensors, nested structs, or bytes of names.
         """
         check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
         self._check_names(type_spec.to_proto())
@@ -112,7 +112,7 @@ class LimitedAdmission(Admission):
 
         Raises:
           InvalidComputationError: If the proto describes no type.
-          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+          ResourceLimitError: If it has too many tensors, nested structs, or bytes of names.
         """
         self._check_names(proto)
         check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # making a large type takes long

@@ -145,7 +145,7 @@ class Session:
         return None if found is None else found[0]
 
     def has(self, value_id: str) -> bool:
-        """Tells whether there is a value of that id."""
+        """Returns whether a value with the id exists."""
         return value_id in self._values
 
     def add(self, value: ExecutorValue, size: int = 0, value_id: str = "") -> str:
@@ -187,7 +187,7 @@ class Session:
         return True
 
     def cancel(self, value_id: str) -> None:
-        """Stops to compute a value, whoever waits for it, and lets go of it."""
+        """Stops computing a value, even if calls wait for it, and drops it."""
         pull = self._pulls.get(value_id)
         self.remove(value_id)
         self.started.running.pop(value_id, None)

@@ -1,7 +1,7 @@
 """Keeps the sessions of an executor service, one for each client.
 
-A session ends when its client disposes of it or is silent for longer than its lease; work that runs for it is cancelled
-then, and its values are freed.
+A session ends when its client disposes of it or is silent for longer than its lease; its work is then cancelled, and
+its values are freed.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class SessionTable:
         return session
 
     def _make_room(self, caller: str) -> bool:
-        """Ends a session that does nothing, of a client that has more than its share; tells whether there is one."""
+        """Ends an idle session of a client that has more than its share; returns whether there was one."""
         debtor = self._shares.debtor(caller)
         idle = [session for session in self if debtor is not None and session.caller == debtor and not session.running]
         if not idle:
@@ -136,7 +136,7 @@ class SessionTable:
         return self._sessions.get(session_id) if self.renew(session_id) else None
 
     def renew(self, session_id: str) -> bool:
-        """Renews a lease; tells whether the session is there."""
+        """Renews a lease; returns whether the session exists."""
         return session_id in self._sessions and self._leases.renew(session_id)
 
     @contextlib.contextmanager
