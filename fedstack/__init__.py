@@ -18,7 +18,7 @@ from fedstack.backends.ray_cluster.ray_contexts import (
 )
 from fedstack.backends.ray_cluster.ray_factory import ray_executor_factory
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.contexts.explain import explain
 from fedstack.contexts.in_force import use_context
 from fedstack.contexts.local_contexts import (

@@ -11,8 +11,7 @@ from fedstack.backends import guest
 from fedstack.backends.backend import Backend, Task
 from fedstack.backends.task_packer import SharedValues, TaskPacker
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.portability import portable
-from fedstack.computations.leaves.version_skew import warn_of_differing
+from fedstack.computations.leaves.portability import portable, warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import computation_pb2

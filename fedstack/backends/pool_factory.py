@@ -4,8 +4,8 @@ from concurrent.futures import Executor
 
 from fedstack.backends.backend_factory import BackendExecutorFactory
 from fedstack.backends.pool_backend import MakesExecutor, PoolBackend
-from fedstack.computations.types.options import takes_options
 from fedstack.executors.data_executor import DataBackend
+from fedstack.foundations.public_names import takes_options
 
 
 @takes_options()

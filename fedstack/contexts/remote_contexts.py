@@ -2,24 +2,24 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
-from fedstack.computations.types.options import defaults_of, takes_options
+from fedstack.computations.types.language_mistakes import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.stacks.remote_factory import RemoteExecutorFactory, WorkerTargets, remote_executor_factory
+from fedstack.foundations.public_names import defaults_of, takes_options
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from typing import Unpack  # for type checkers only: Python 3.10 has none
+    from typing import Unpack  # for type checkers only: Python 3.10 does not have it
 
     from fedstack.transport.grpc.credentials import ClientCredentials
 
 
 class RemoteOptions(TypedDict, total=False):
-    """What the functions take that make remote contexts, such as `create_sync_remote_execution_context`.
+    """The options of the functions that make remote contexts, such as `create_sync_remote_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      default_num_clients: The number of clients of computations whose arguments have none.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
       stream_structs: Whether structs go to peers without extensions leaf by leaf.
@@ -27,7 +27,7 @@ class RemoteOptions(TypedDict, total=False):
       connect_seconds: How long to wait for the first worker.
       data_backend: Resolves `data` blocks at the server that are not functions.
       retry_policy: What to do about retryable errors, a dead worker's among them; five attempts by default.
-      progress: True to show how many clients are done, or what shows it.
+      progress: True to show how many clients are done, or a function that shows it.
     """
 
     default_num_clients: int

@@ -7,10 +7,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
-from fedstack.data.argument_checks import checked_flag, checked_positive, checked_seed
-from fedstack.data.arrow_arrays import columns_of_arrow
-from fedstack.data.client_columns import check_named_once, full_column
+from fedstack.data.client_columns import check_named_once, columns_of_arrow, full_column
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.number_checks import checked_flag, checked_positive, checked_seed
 from fedstack.foundations.value_text import is_data_frame, is_lazy, speaks_arrow
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.data.arrow_arrays import columns_of_arrow
 from fedstack.data.client_columns import (
     check_named_once,
     check_unmasked,
     column_array,
+    columns_of_arrow,
     full_column,
     is_missing,
     unusable_ids,

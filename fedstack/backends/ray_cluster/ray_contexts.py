@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fedstack.backends.ray_cluster.ray_factory import ray_executor_factory
-from fedstack.computations.types.options import defaults_of, takes_options
+from fedstack.computations.types.language_mistakes import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
+from fedstack.foundations.public_names import defaults_of, takes_options
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedstack.backends.backend_factory import BackendExecutorFactory
-from fedstack.computations.types.options import takes_options
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.foundations.number_checks import check_number, check_whole_number
+from fedstack.foundations.public_names import takes_options
 from fedstack.foundations.value_text import describe
 
 

@@ -25,10 +25,10 @@ from google.protobuf.message import DecodeError
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy, Rules
 from fedstack.computations.leaves.work_scope import current_policy, current_scope
-from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import computation_pb2
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text, text_of
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.foundations.value_text import describe

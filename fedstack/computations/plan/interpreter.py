@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
 from fedstack.computations.values.columns import Column, ConstantColumn, Payload, zip_columns
 from fedstack.errors import UnsupportedIntrinsicError
+from fedstack.foundations.caches import made_once
 
 
 def run_once(program: Program, inputs: Sequence[Payload]) -> tuple[Payload, ...]:

@@ -19,11 +19,6 @@ from fedstack.computations.plan.graph import (
     Pack,
     Selection,
     Symbol,
-    nodes_of,
-    type_of,
-)
-from fedstack.computations.plan.made_once import made_once
-from fedstack.computations.plan.node_places import (
     is_aggregation,
     is_barrier,
     is_client_work,
@@ -31,21 +26,23 @@ from fedstack.computations.plan.node_places import (
     is_transparent,
     is_zip_or_broadcast,
     made_anew,
+    nodes_of,
+    type_of,
 )
-from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
-from fedstack.computations.plan.sole_readers import read_by_one
+from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program, read_by_one
 from fedstack.computations.plan.tasks import (
     Fold,
     Phase,
     PhaseTask,
+    ProgramTypes,
     Schedule,
     SelectTask,
     ServerTask,
-    Signature,
     Task,
 )
 from fedstack.computations.types.language import FederatedType, StructType, Type
-from fedstack.computations.types.type_structure import contains_federated, fields_of, is_placed_at_clients
+from fedstack.computations.types.type_structure import contains_federated, fields_of, is_placed_at_clients, struct_of
+from fedstack.foundations.caches import made_once
 
 
 def schedule(function: Function, *, fuse: bool = True) -> Schedule:
@@ -342,18 +339,17 @@ def _member(type_spec: Type) -> Type:
     return type_spec.member if isinstance(type_spec, FederatedType) else type_spec
 
 
-def _signature(function: Function) -> Signature:
+def _signature(function: Function) -> ProgramTypes:
     """Returns the types of a function's closed program: its parameter, if any, and then what it captures."""
     parameter = () if function.parameter is None else (function.parameter.type,)
     captures = [_at_one_client(capture.type) for capture in function.captures]
-    return Signature((*parameter, *captures), type_of(function.result))
+    return ProgramTypes((*parameter, *captures), type_of(function.result))
 
 
 def _at_one_client(type_spec: Type) -> Type:
     """Returns the type of what one client sees of a value, also of a struct of federated values."""
     if isinstance(type_spec, StructType):
-        members = [(name, _at_one_client(member)) for name, member in fields_of(type_spec)]
-        return StructType([(name, member) if name is not None else member for name, member in members])
+        return struct_of([(name, _at_one_client(member)) for name, member in fields_of(type_spec)])
     return _member(type_spec)
 
 

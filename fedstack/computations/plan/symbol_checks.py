@@ -2,7 +2,7 @@
 
 from fedstack.computations.plan.graph import Callee, Node, Pack, Symbol, type_of
 from fedstack.computations.types.language import FunctionType, StructType, Type
-from fedstack.computations.types.type_checks import check_assignable, matched_members
+from fedstack.computations.types.type_sizes import check_assignable, matched_members
 from fedstack.computations.types.type_structure import contains_function, fields_of
 from fedstack.errors import InvalidComputationError, TypeMismatchError
 

@@ -8,10 +8,10 @@ from typing import TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.plan.made_once import Made
 from fedstack.computations.plan.program import Expression, Program
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Payload
+from fedstack.foundations.caches import Made
 
 
 @attrs.frozen(eq=False)
@@ -25,7 +25,7 @@ class ServerTask:
 
 
 @attrs.frozen
-class Signature:
+class ProgramTypes:
     """The types of a program: of its inputs, and of its only result."""
 
     inputs: tuple[Type, ...]
@@ -56,7 +56,7 @@ class Fold:
     server_inputs: tuple[Expression, ...]
     server_types: tuple[Type, ...]
     functions: tuple[Program, ...]
-    signatures: tuple[Signature, ...]
+    signatures: tuple[ProgramTypes, ...]
     captures: tuple[tuple[Expression, ...], ...]
     type: Type
     reads_alone: bool = False

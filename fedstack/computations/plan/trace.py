@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.codec.arrays import array_from_proto
-from fedstack.computations.leaves.python.used_locals import used_locals
+from fedstack.computations.leaves.portability import used_locals
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import (
     Callee,

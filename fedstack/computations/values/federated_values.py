@@ -37,9 +37,8 @@ from fedstack.computations.values.columns import (
     column_from_payloads,
 )
 from fedstack.computations.values.deferred_column import Where, deferred, refusal
-from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.records import Record, split_struct
-from fedstack.computations.values.tensor_values import all_read_only, kind_of_dtype, mismatch, normalize_tensor
+from fedstack.computations.values.tensor_values import all_read_only, kind_of_dtype, mismatch, normalize_tensor, quietly
 from fedstack.computations.values.values import normalize, normalize_sequence
 from fedstack.errors import CardinalityError, InvalidValueError
 from fedstack.foundations.error_text import counted

@@ -31,9 +31,9 @@ from fedstack.computations.values.column_sequence import (
     column_of,
 )
 from fedstack.computations.values.columns import Column, Payload, RowsColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.ownership import snapshot_of
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator, HasPasses, in_pass, reshuffles
-from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import ReadTensor, mismatch, normalize_tensor, read_only
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import text_of

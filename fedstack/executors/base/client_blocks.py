@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from fedstack.computations.leaves.column_calls import ThreadPlace
+from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
@@ -21,7 +21,7 @@ from fedstack.executors.concurrency.measurements import measurements_of, preempt
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.executors.folds.sinks import Sink
-from fedstack.transport.wire.frames import Work
+from fedstack.transport.wire.frames import RunningClients
 
 _BLOCK_SECONDS = 0.004
 # Results from this size on go into the folds client by client: they leave the cache before a block is done.
@@ -62,15 +62,15 @@ class _Block:
     is_counted: bool
     done: int = 0
 
-    def work(self, function: str, now: float) -> Work:
+    def work(self, function: str, now: float) -> RunningClients:
         """Returns what runs, and at which client if that is known."""
         if self.is_counted:
             first = min(self.start + self.done, self.stop - 1)
-            return Work(first, 1, function, now - self.begin)
+            return RunningClients(first, 1, function, now - self.begin)
         client = self.place.client()
         if client == self.stop:
             client = None  # all have returned
-        return Work(self.start, self.stop - self.start, function, now - self.begin, client)
+        return RunningClients(self.start, self.stop - self.start, function, now - self.begin, client)
 
 
 class ClientBlocks:
@@ -247,7 +247,7 @@ class ClientBlocks:
             with one_blas_thread():
                 self._work(is_judged=not waits)
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[RunningClients]:
         """Returns what runs, by blocks; by clients where one after the other is counted."""
         now, name = time.perf_counter(), name_of(self.program)
         return [block.work(name, now) for block in list(self._working.values())]

@@ -19,7 +19,6 @@ from fedstack.computations.plan.program import (
     Operation,
     Program,
 )
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Executor, FunctionType, RetryableError, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
@@ -34,6 +33,7 @@ from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.folds.sinks import Sink
+from fedstack.foundations.error_text import with_place
 
 _T = TypeVar("_T")
 

@@ -5,7 +5,7 @@ values of the target below (`ForwardingRecorder`); ids in a session (`RemoteExec
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.types.language import (
@@ -21,8 +21,7 @@ from fedstack.computations.types.language import (
     struct_elements,
     to_type,
 )
-from fedstack.computations.types.type_checks import check_assignable
-from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_sizes import check_assignable, type_text
 from fedstack.computations.types.type_structure import contains_sequence, fields_of, join_path, type_from_proto
 from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import check_clients, normalize_argument
@@ -37,14 +36,6 @@ _T = TypeVar("_T")
 FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
 
 
-class Closable(Protocol):
-    """What an executor closes."""
-
-    def close(self) -> None:
-        """Closes it. Idempotent; never raises."""
-        ...
-
-
 class VerbExecutor(ClosesOnExit, Executor):
     """The verbs of an executor.
 
@@ -53,7 +44,7 @@ class VerbExecutor(ClosesOnExit, Executor):
       owned: What is closed with it.
     """
 
-    def __init__(self, recorder: Recorder[Any], *owned: Closable) -> None:
+    def __init__(self, recorder: Recorder[Any], *owned: Any) -> None:
         self._recorder = recorder
         self._owned = owned
 

@@ -7,7 +7,7 @@ structs: a verb each. Functions that an intrinsic takes are sent as computations
 from collections.abc import Sequence
 from typing import cast
 
-from fedstack.computations.leaves.python.used_locals import free_references
+from fedstack.computations.leaves.portability import free_references
 from fedstack.computations.plan.graph import Function
 from fedstack.computations.plan.render import function_of, reference, render, selection
 from fedstack.computations.types.language import Executor, ExecutorValue, Struct, StructType, Type, computation_pb2

@@ -7,7 +7,7 @@ import attrs
 
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.errors import FedstackError
-from fedstack.transport.wire.frames import Heartbeat, Work
+from fedstack.transport.wire.frames import Heartbeat, RunningClients
 
 # Of a heartbeat as many clients are remembered.
 _MOST_RUNNING = 1000
@@ -30,7 +30,7 @@ class PhaseReport:
         self._progress = progress
         self._clients = clients
         self._begun = self._done = self._failed = 0
-        self._work: tuple[Work, ...] = ()
+        self._work: tuple[RunningClients, ...] = ()
         self._heard = 0.0
         self.running: list[int] = []
 
@@ -62,7 +62,7 @@ class PhaseReport:
         done = min(max(self._done, beat.done), begun - self._failed)
         self._reach(begun, done, min(max(self._failed, beat.failed), begun - done))
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[RunningClients]:
         """Returns what ran when the worker last told; it has told soon if that changed."""
         since = time.monotonic() - self._heard
         return [attrs.evolve(work, seconds=work.seconds + since) for work in self._work]

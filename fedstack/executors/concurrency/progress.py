@@ -6,13 +6,12 @@ import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Program
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.observe.events import ClientsChanged
+from fedstack.foundations.caches import made_once
+from fedstack.observe.events import NO_SPAN, ClientsChanged, Span
 from fedstack.observe.observers import observers
-from fedstack.observe.spans import NO_SPAN, Span
-from fedstack.transport.wire.frames import Work
+from fedstack.transport.wire.frames import RunningClients
 
 _MOST_WORK = 8
 _MOST_NAMES = 4
@@ -22,7 +21,7 @@ _MAX_NAME = 100
 class ReportsWork(Protocol):
     """Does work of an invocation, and can tell what it is at."""
 
-    def work(self) -> Iterable[Work]:
+    def work(self) -> Iterable[RunningClients]:
         """Returns what runs now; called from any thread."""
         ...
 
@@ -84,7 +83,7 @@ class ProgressCounts:
         with self._lock:
             self._workers.add(worker)
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[RunningClients]:
         """Returns what runs, the longest first; not all of it if there is much."""
         with self._lock:
             workers = list(self._workers)

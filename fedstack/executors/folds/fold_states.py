@@ -17,8 +17,7 @@ from fedstack.computations.plan.tasks import Fold
 from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_structure import flattener, full_array, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn
-from fedstack.computations.values.quiet import quiet_context, quietly
-from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
+from fedstack.computations.values.tensor_values import kind_of_dtype, quiet_context, quietly, read_only
 from fedstack.executors.folds.leaf_fold import LeafFold, LeafStream, leaf_columns
 from fedstack.executors.folds.tree_fold import Partial
 

@@ -1,7 +1,6 @@
 """Makes the stacks that run client work on workers in other processes."""
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
-from fedstack.computations.types.options import takes_options
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -17,6 +16,7 @@ from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorF
 from fedstack.executors.stacks.worker_sessions import WorkerSessions
 from fedstack.executors.stacks.workers_executor import WorkersExecutor
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
+from fedstack.foundations.public_names import takes_options
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 

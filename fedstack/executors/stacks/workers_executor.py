@@ -7,7 +7,6 @@ import attrs
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import CLIENTS, Executor
 from fedstack.errors import DeadlineExceededError, LeafError, WorkerUnavailableError
 from fedstack.executors.base.engines import ProgramEngine
@@ -24,7 +23,7 @@ from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.plain_phases import PlainPhases
 from fedstack.executors.stacks.worker_sessions import WorkerSessions
-from fedstack.foundations.error_text import counted
+from fedstack.foundations.error_text import counted, with_place
 from fedstack.transport.wire.status import RemoteTraceback
 
 _logger = logging.getLogger(__name__)

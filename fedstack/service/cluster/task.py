@@ -14,7 +14,7 @@ PROTOCOL = "grpc"
 
 
 @attrs.frozen
-class Task:
+class ClusterTask:
     """A task as its server sees it.
 
     Attributes:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from fedstack.computations.codec.typed_values import read_typed
+from fedstack.computations.codec.unpacking import read_typed
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_function

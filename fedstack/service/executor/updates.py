@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedstack.computations.types.language import Type
-from fedstack.computations.types.type_checks import check_assignable
-from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_sizes import check_assignable, type_text
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import InvalidValueError, TypeMismatchError

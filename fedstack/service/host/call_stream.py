@@ -181,7 +181,7 @@ def too_slow(seconds: float, which: str = "first") -> DeadlineExceededError:
 
 
 @attrs.frozen(eq=False)
-class _Kept:
+class _KeptCall:
     """A call that goes on: what it has said first, and what it says after that."""
 
     method: str | None
@@ -200,7 +200,7 @@ class WholeCalls:
 
     def __init__(self, hand_over: Callable[[Task, Task], None]) -> None:
         self._hand_over = hand_over
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptCall] = {}
 
     async def answer(self, method: ExchangeMethod, request: bytes, call: CallStream) -> bytes:
         """Runs a method, and returns its answer, or that it goes on."""
@@ -220,14 +220,14 @@ class WholeCalls:
         except BaseException:
             await end_answers(answers)
             raise
-        kept = _Kept(call.method, call.begun, first, answers, asyncio.get_running_loop().create_future())
+        kept = _KeptCall(call.method, call.begun, first, answers, asyncio.get_running_loop().create_future())
         name = uuid.uuid4().hex
         self._kept[name] = kept
         self._hand_over(call.task, asyncio.ensure_future(self._keep(name, kept)))
         call.method = None
         return write_goes_on(name)
 
-    async def _keep(self, name: str, kept: _Kept) -> None:
+    async def _keep(self, name: str, kept: _KeptCall) -> None:
         """Returns when a call that goes on has ended, and ends one that is not joined."""
         try:
             await asyncio.wait([kept.ended], timeout=_JOIN_SECONDS)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from fedstack.foundations.loop_timers import timers_on
+from fedstack.foundations.deadline import timers_on
 
 _T = TypeVar("_T", covariant=True)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedstack.computations.values.quiet import quiet_context, quietly
+from fedstack.computations.values.tensor_values import quiet_context, quietly
 
 LARGE = np.array([1e300])
 

@@ -1,6 +1,6 @@
 """Makes one array of bytes of what a Python function returns: the value with the type that it turns out to have.
 
-A box is a typed value as one message (`typed_values.py`, `wholes.py`). After the bytes that belong to the value come
+A box is a typed value as one message (`write_typed`, `wholes.py`). After the bytes that belong to the value come
 the indices of those of its tensors that are Python's own numbers. The box of `None`, which has no type, is empty.
 """
 
@@ -11,9 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.typed_values import read_typed, write_typed
-from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.codec.packing import Packer, write_typed
+from fedstack.computations.codec.unpacking import Unpacker, read_typed
 from fedstack.computations.types.language import TensorType, Type, infer_type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
 from fedstack.computations.values.containers import to_result

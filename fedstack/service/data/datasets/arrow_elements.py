@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, shape_fits, tensor_leaves
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
-from fedstack.computations.values.quiet import quietly
-from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
-from fedstack.data.arrow_arrays import (
+from fedstack.computations.values.tensor_values import kind_of_dtype, quietly, read_only
+from fedstack.data.client_columns import (
     check_nothing_null,
     dense,
     imported_pyarrow,

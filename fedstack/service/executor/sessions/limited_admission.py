@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import Type, computation_pb2
-from fedstack.computations.types.name_sizes import count_name_bytes
-from fedstack.computations.types.type_memory import recent_types
-from fedstack.computations.types.type_sizes import count_leaves, least_leaves, struct_depth
-from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.types.type_sizes import count_leaves, count_name_bytes, least_leaves, struct_depth
+from fedstack.computations.types.type_structure import recent_types, type_from_proto
 from fedstack.executors.worker.admission import Admission
 from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 

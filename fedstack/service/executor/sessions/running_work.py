@@ -4,7 +4,7 @@ import heapq
 import weakref
 
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.transport.wire.frames import Work
+from fedstack.transport.wire.frames import RunningClients
 
 _MOST_WORK = 20
 
@@ -20,7 +20,7 @@ class RunningWork:
         """Takes note of what counts the work of a call."""
         self._sessions[progress] = session_id
 
-    def longest(self) -> list[tuple[Work, str]]:
+    def longest(self) -> list[tuple[RunningClients, str]]:
         """Returns what has run longest, each with the id of its session; not all of it if there is much."""
         found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
         return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)

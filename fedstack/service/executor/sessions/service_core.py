@@ -7,15 +7,16 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.references import ReadBlocks
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import ReadsReferences, SystemScope, WorkKind, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import SystemScope, WorkKind, current_scope, set_scope
 from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
     ExecutorFactory,
     get_context_stack,
 )
-from fedstack.computations.types.type_memory import let_go_of_types
+from fedstack.computations.types.type_structure import release_unused_types
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
@@ -57,9 +58,9 @@ class ServiceCore:
         policy: CarrierPolicy,
         clock: Clock = time.monotonic,
         client_credentials: ClientCredentials | None = None,
-        reads: ReadsReferences | None = None,
+        reads: ReadBlocks | None = None,
     ) -> None:
-        let_go_of_types()
+        release_unused_types()
         self.factory = factory
         self.limits = limits
         self.policy = policy

@@ -19,10 +19,10 @@ from google.protobuf import any_pb2
 import fedstack
 from fedstack.computations.leaves import carrier_policy, leaf_runtimes
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.carriers import portable_carrier
+from fedstack.computations.leaves.function_pickles import dumps, loads
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
-from fedstack.computations.leaves.python.carriers import portable_carrier
-from fedstack.computations.leaves.python.function_pickles import dumps, loads
-from fedstack.computations.leaves.python.named_functions import resolve_reference
+from fedstack.computations.leaves.named_functions import resolve_reference
 from fedstack.errors import CarrierError
 from fedstack.leaves import Destination, Leaf, LeafRuntime
 from fedstack.proto import carriers_pb2

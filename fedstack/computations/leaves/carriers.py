@@ -18,19 +18,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
-from fedstack.computations.leaves.leaf import Leaf
-from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
-from fedstack.computations.leaves.python.captures import unwritable_variable, warn_if_large
-from fedstack.computations.leaves.python.function_pickles import dumps, loads
-from fedstack.computations.leaves.python.handles import find_function, handle_of, known_function
-from fedstack.computations.leaves.python.named_functions import (
-    LOADING_ERRORS,
-    describe_error,
-    resolve_reference,
-    resolves_to_itself,
-    script_of,
-)
-from fedstack.computations.leaves.python.python_containers import (
+from fedstack.computations.leaves.computation_pickles import (
     Containers,
     containers_of,
     from_message,
@@ -38,8 +26,20 @@ from fedstack.computations.leaves.python.python_containers import (
     to_message,
     with_containers,
 )
-from fedstack.computations.leaves.python.python_functions import PythonLeaf
-from fedstack.computations.leaves.python.source_digests import check_unchanged, function_digest, module_digest
+from fedstack.computations.leaves.function_pickles import dumps, loads, unwritable_variable, warn_if_large
+from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.named_functions import (
+    LOADING_ERRORS,
+    check_unchanged,
+    describe_error,
+    function_digest,
+    module_digest,
+    resolve_reference,
+    resolves_to_itself,
+    script_of,
+)
+from fedstack.computations.leaves.python_functions import PythonLeaf, find_function, handle_of, known_function
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.language import FunctionType, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
