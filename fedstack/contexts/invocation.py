@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
-from fedstack.computations.leaves.work_scope import Environment, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import Environment, begin_invocation, current_scope, set_scope
 from fedstack.computations.plan.symbol_checks import check_takes_values
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -139,9 +139,8 @@ class Invoker:
 
     async def _invoke(self, comp: ConcreteComputation, arg: object, call: ObservedCall | None) -> object:
         signature = comp.type_signature
-        outer, losses = current_scope(), LostRanges()
-        span = outer.span if call is None else call.span
-        set_scope(outer.of_invocation(self._environment, losses, span))
+        losses = LostRanges()
+        outer = begin_invocation(self._environment, losses, None if call is None else call.span)
         try:
             payload: object = None
             cardinalities: Cardinalities = {}
@@ -154,9 +153,9 @@ class Invoker:
                     if call is not None:
                         call.clients = clients
             if self._observer is None:
-                progress = None if call is None else GuardedProgress(span)
+                progress = None if call is None else GuardedProgress(call.span)
                 return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
-            with self._observer.shown(comp, span) as progress:
+            with self._observer.shown(comp, current_scope().span) as progress:
                 return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
         finally:
             set_scope(outer)

@@ -77,7 +77,7 @@ class Metrics(Observer):
         self._sessions = meter.create_up_down_counter("fedstack.sessions.open", "{session}", "Sessions that are open.")
         self._sessions_closed = meter.create_counter("fedstack.sessions.closed", "{session}", "Sessions that ended.")
         self._load_seconds = self._seconds("fedstack.function.load.duration", "How long loading functions took.")
-        self._abandoned = meter.create_counter("fedstack.work.abandoned", "{call}", "Work that goes on for nobody.")
+        self._abandoned = meter.create_counter("fedstack.work.abandoned", "{call}", "Cancelled work that continues.")
         self._stall_seconds = self._seconds("fedstack.loop.stall.duration", "How long the event loop stood still.")
         self._rpcs = meter.create_counter("fedstack.rpcs", "{call}", "Calls of clients that were answered.")
         self._rpc_seconds = self._seconds("fedstack.rpc.duration", "How long calls of clients took.")

@@ -173,7 +173,7 @@ def test_passes_change_nothing_where_rows_are_not_shuffled():
         (np.float32(1), {}, TypeMismatchError, "found the scalar `float32`; at arrays; repeat it"),
         (iter([1]), {}, TypeMismatchError, "found the one-shot iterator `list_iterator`; at arrays; give a list"),
         ((np.zeros(1), None), {}, TypeMismatchError, r"found the scalar `NoneType`; at arrays\[1\]"),
-        ([[1], [1, 2]], {}, InvalidValueError, "found what is none: .*; at arrays; pad its rows"),
+        ([[1], [1, 2]], {}, InvalidValueError, "found ragged rows: .*; at arrays; pad them"),
         (np.zeros(3), {"batch_size": 0}, InvalidValueError, "batch_size to be one or more, found 0"),
         (np.zeros(3), {"batch_size": 1.5}, TypeMismatchError, "batch_size to be an integer, found `float`"),
         (np.zeros(3), {"batch_size": True}, TypeMismatchError, "found `bool`"),

@@ -1,8 +1,9 @@
-"""Writes computations that functions by value refer to: a leaf of a script may call another computation of the script.
+"""Pickles computations and the Python containers of types, for functions by value that refer to them.
 
-A computation is written as its message, with the functions of the leaves in it, and with the Python containers of its
-types, which messages do not have. All goes through one pickler, so that a function may refer to a computation that
-refers to the function.
+A leaf of a script may call another computation of the script. A computation is written as its message, with the
+functions of its leaves, and with the Python containers of its types: a type as a message has only names, but a function
+that iterates over a dict must see the same container in another process. All of it is written by one pickler, so that a
+function may refer to a computation that refers to the function.
 """
 
 from collections import OrderedDict
@@ -44,9 +45,9 @@ class Containers(NamedTuple):
     """The containers of the structs in a type.
 
     Attributes:
-      container: That of the type itself; `None` for what is no struct, or a struct without one of its own.
-      members: Those of a struct's members, a sequence's elements or a federated value's members; `None` where there are
-        none. A struct of which no member has one may leave all out.
+      container: The container of the type itself; `None` if it is not a struct, or a struct without a container.
+      members: The containers of a struct's members, a sequence's elements or a federated value's members; `None` for
+        one without any. A struct may omit all of them if none has any.
     """
 
     container: type | None
@@ -54,7 +55,7 @@ class Containers(NamedTuple):
 
 
 def containers_of(type_spec: Type | None) -> Containers | None:
-    """Returns the containers of a type; `None` if there are none in it."""
+    """Returns the containers of a type; `None` if it has none."""
     if isinstance(type_spec, (SequenceType, FederatedType)):
         inner = containers_of(type_spec.element if isinstance(type_spec, SequenceType) else type_spec.member)
         return None if inner is None else Containers(None, (inner,))
@@ -66,7 +67,7 @@ def containers_of(type_spec: Type | None) -> Containers | None:
 
 
 def with_containers(type_spec: Type | None, containers: Containers | None) -> Type | None:
-    """Returns a type that has the containers.
+    """Returns a type with the containers.
 
     Raises:
       CarrierError: If they do not fit it.
@@ -94,7 +95,7 @@ def _dressed(type_spec: Type, containers: Containers | None) -> Type:
 
 
 def have_names(containers: Containers | None) -> bool:
-    """Tells whether all containers are built in, or classes that can be imported by name."""
+    """Returns whether all containers are built in, or classes that can be imported by name."""
     return all(container in _NAMES or resolves_to_itself(container) for container in _all_of(containers))
 
 
@@ -126,7 +127,7 @@ def from_message(message: PythonContainer, check_module: Callable[[str, str], No
       check_module: Raises an error unless the module, the first argument, may be imported for the second.
 
     Raises:
-      CarrierError: If a class is not there, or is none that is built from its fields.
+      CarrierError: If a class does not exist, or is not built from its fields.
     """
     members = tuple(from_message(member, check_module) for member in message.member)
     if not message.type:
@@ -145,7 +146,7 @@ def from_message(message: PythonContainer, check_module: Callable[[str, str], No
 
 
 class WrittenType(NamedTuple):
-    """What stands for a type."""
+    """A type as it is written."""
 
     content: bytes
     containers: Containers | None
@@ -157,7 +158,7 @@ class WrittenType(NamedTuple):
 
 
 class WrittenFunction(NamedTuple):
-    """What stands for a decorated function: itself, or its module and name where these lead to it."""
+    """A decorated function as it is written: itself, or its module and name if it can be imported."""
 
     function: Callable[..., object] | None
     reference: tuple[str, str] | None
@@ -169,7 +170,7 @@ class WrittenFunction(NamedTuple):
         """Returns the function.
 
         Raises:
-          CarrierError: If it is not where it is said to be.
+          CarrierError: If it cannot be imported.
         """
         function = self.function
         if self.reference is not None:
@@ -179,7 +180,7 @@ class WrittenFunction(NamedTuple):
 
 
 def write_function(found: PythonFunction) -> WrittenFunction:
-    """Returns what stands for a decorated function."""
+    """Returns a decorated function as it is written."""
     function = found.function
     types = _write_type(found.parameter), _write_known_type(found.result)
     if resolves_to_itself(function):
@@ -196,7 +197,7 @@ def _write_known_type(type_spec: Type) -> WrittenType:
 
 
 class CarriedComputation(ConcreteComputation):
-    """A computation that came in with a function, and keeps the functions of the leaves in it alive."""
+    """A computation that was received with a function, and keeps the functions of its leaves alive."""
 
     def __init__(
         self, message: computation_pb2.Computation, signature: FunctionType, functions: Mapping[int, PythonFunction]
@@ -204,7 +205,7 @@ class CarriedComputation(ConcreteComputation):
         super().__init__(computation_proto=message, context_stack=get_context_stack(), annotated_type=signature)
         self._functions = functions
 
-    # The language calls these when it builds this computation into another one, which then holds copies of the handles.
+    # The language calls these when it builds this computation into another one, which then has copies of the handles.
 
     def to_building_block(self) -> object:
         self._keep()

@@ -1,4 +1,7 @@
-"""Writes functions by value, with cloudpickle, and reads them back. Reading executes what was written."""
+"""Pickles functions by value, with cloudpickle, and names variables that are large or cannot be pickled.
+
+Unpickling executes the code that was written.
+"""
 
 import dis
 import functools
@@ -20,16 +23,16 @@ _reducers: dict[type, Callable[[Any], Reduced]] = {}
 
 
 def register_reducer(kind: type, reduce: Callable[[Any], Reduced]) -> None:
-    """Makes `reduce` say how to write instances of a class, as `__reduce__` does where a class is one's own."""
+    """Registers how instances of a class are written, as `__reduce__` does for classes of one's own."""
     _reducers[kind] = reduce
 
 
 def dumps(value: object, refer: Callable[[object], object] = lambda part: None) -> bytes:
-    """Returns a value as bytes; functions of scripts and notebooks go by value, those of modules by name.
+    """Returns a value as bytes; functions of scripts and notebooks are written by value, those of modules by name.
 
     Args:
       value: The value.
-      refer: Returns what is written in place of a part, for `find` of `loads`; `None` to write the part itself.
+      refer: Returns what is written instead of a part, for `find` of `loads`; `None` to write the part itself.
 
     Raises:
       Exception: Whatever a part of the value raises that cannot be written.
@@ -42,17 +45,17 @@ def dumps(value: object, refer: Callable[[object], object] = lambda part: None) 
 
 
 def loads(content: bytes, find: Callable[[Any], object] | None = None) -> Any:
-    """Returns the value. This executes code that is in the content.
+    """Returns the value. This executes code in the content.
 
     Args:
-      content: What `dumps` has returned.
-      find: Returns the part for which there is something else in it.
+      content: The result of `dumps`.
+      find: Returns the part for what `refer` has returned.
     """
     return pickle.loads(content) if find is None else _Unpickler(content, find).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds parts. As of Python 3.13 an attribute of the instance is no `persistent_load`."""
+    """An unpickler that finds parts. From Python 3.13 on `persistent_load` must be a method, not an attribute."""
 
     def __init__(self, content: bytes, find: Callable[[Any], object]) -> None:
         super().__init__(io.BytesIO(content))
@@ -64,7 +67,7 @@ class _Unpickler(pickle.Unpickler):
 
 @functools.cache
 def _pickler() -> Any:
-    """Returns the class of picklers: made only when something is written, for cloudpickle is slow to import."""
+    """Returns the class of picklers. It is made on first use, because cloudpickle is slow to import."""
     import cloudpickle
 
     base = cast("Any", cloudpickle).CloudPickler
@@ -74,12 +77,12 @@ def _pickler() -> Any:
             return self.refer(obj)
 
         def reducer_override(self, obj: Any) -> Any:
-            # cloudpickle would refer to it by name, and in another process there is nothing of that name.
+            # cloudpickle would refer to it by a name that does not exist in another process.
             if type(obj) is _CACHED and obj.__module__ == "__main__":
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
             if type(obj) in _reducers:
                 return _reducers[type(obj)](obj)
-            # What has another name than `__main__` would be referred to by that.
+            # cloudpickle would refer to modules other than `__main__` by name.
             if isinstance(obj, (FunctionType, type)) and is_script(obj.__module__) and obj.__module__ in sys.modules:
                 cloudpickle.register_pickle_by_value(sys.modules[obj.__module__])
             return base.reducer_override(self, obj)
@@ -93,7 +96,7 @@ def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> obje
 
 
 _logger = logging.getLogger(__name__)
-# What a function brings is written with each call, and goes to each worker. Of a large whole, large parts are named.
+# A function is written with its captures for each call and worker. If it is large, its large captures are named.
 _LARGE_BYTES = 8 << 20
 _LARGE_PART_BYTES = 1 << 20
 _MOST_NAMES = 5
@@ -103,17 +106,17 @@ _warned_of: SharedCache[tuple[str, str], bool] = SharedCache(_MAX_WARNED_OF, _MA
 
 
 class Capture(NamedTuple):
-    """What a function refers to: by which name, and what it is."""
+    """A variable that a function refers to."""
 
     name: str
     value: object
 
 
 def variables_of(function: Callable[..., object]) -> Iterator[Capture]:
-    """Yields the variables that a function by value brings: its own, and those of functions that it brings.
+    """Yields the variables that are written with a function by value: its own, and those of functions among them.
 
-    These are its globals, those of the functions around it, and its defaults. Modules, and functions and classes of
-    modules, are left out: they go by name.
+    These are its globals, its closure and its defaults. Modules, and functions and classes of modules, are omitted,
+    since they are written by name.
     """
     waiting: list[object] = [function]
     seen = set[int]()
@@ -131,7 +134,7 @@ def variables_of(function: Callable[..., object]) -> Iterator[Capture]:
 
 
 def _function_in(value: object) -> object:
-    """Returns the function in a computation, in what has a cache, or in a method; other values as they are."""
+    """Returns the function in a computation, a cached function or a method; other values as they are."""
     if isinstance(value, MethodType):
         return value.__func__
     return value if isinstance(value, FunctionType) else inspect.getattr_static(value, "__wrapped__", value)
@@ -142,7 +145,7 @@ def _references_of(function: FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # nothing has been assigned to it
+        except ValueError:  # it has not been assigned
             continue
     for name in dict.fromkeys(_names_in(code)):
         if name in function.__globals__:
@@ -162,12 +165,12 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def warn_if_large(function: Callable[..., object], name: str, size: int) -> None:
-    """Warns of a function that brings much with it, once, and names the variables.
+    """Logs a warning for a function with large captures, once, and names them.
 
     Args:
       function: The function.
-      name: What messages call it.
-      size: How many bytes it is as it goes.
+      name: Its name in messages.
+      size: Its size in bytes when it is written.
     """
     key = str(getattr(function, "__module__", "")), name
     if size < _LARGE_BYTES or _warned_of.get(key):
@@ -187,12 +190,12 @@ def warn_if_large(function: Callable[..., object], name: str, size: int) -> None
 def _size_of(value: object) -> int:
     try:
         return len(dumps(value))
-    except Exception:  # it was written as part of the function; alone it may refuse
+    except Exception:  # it was written as part of the function, but alone it may fail
         return 0
 
 
 def unwritable_variable(function: Callable[..., object]) -> str:
-    """Returns the name of a variable that keeps a function from going by value; nothing if none does so alone."""
+    """Returns the name of a variable that cannot be written by value; empty if each can be written alone."""
     for name, value in variables_of(function):
         try:
             dumps(value)

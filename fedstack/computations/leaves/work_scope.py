@@ -154,7 +154,7 @@ class WorkScope:
         """Returns the addition of a system; `None` if there is none."""
         return cast("_E | None", self.systems.get(system))
 
-    def of_invocation(self, environment: Environment, losses: Any, span: Span) -> "WorkScope":
+    def of_invocation(self, environment: Environment, losses: Any, span: Span | None) -> "WorkScope":
         """Returns the scope of an invocation within this one, which counts its own clients only."""
         systems = self.systems
         if systems:
@@ -165,7 +165,7 @@ class WorkScope:
             environment=environment,
             progress=None,
             losses=losses,
-            span=span,
+            span=self.span if span is None else span,
             systems=systems,
         )
 
@@ -197,6 +197,19 @@ def current_scope() -> WorkScope:
 def set_scope(scope: WorkScope) -> None:
     """Makes `scope` the current one for the rest of a task, and for tasks and threads that it starts."""
     _scope.set(scope)
+
+
+def begin_invocation(environment: Environment, losses: Any, span: Span | None) -> WorkScope:
+    """Enters the scope of an invocation, and returns the outer one, which `set_scope` restores at its end.
+
+    Args:
+      environment: See `WorkScope`.
+      losses: See `WorkScope`.
+      span: The span of the call; `None` for that of the outer scope.
+    """
+    outer = _scope.get()
+    _scope.set(outer.of_invocation(environment, losses, span))
+    return outer
 
 
 def current_policy() -> CarrierPolicy:

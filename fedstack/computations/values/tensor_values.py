@@ -9,7 +9,7 @@ import contextvars
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from fedstack.computations.types.type_structure import is_scalar, is_string, sha
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe, shorten
 
-_T = TypeVar("_T")
 # Converts a value to the payload of a tensor type: `normalize_tensor`, or another rule.
 ReadTensor = Callable[[object, TensorType, str], object]
 
@@ -188,7 +187,7 @@ def _cast_python(array: np.ndarray, leaves: Sequence[object], tensor: TensorType
             worst = min(integers) if min(integers) < info.min else max(integers)
             mismatch(f"{tensor}, from {info.min} to {info.max}", f"int {shorten(worst)}", path)
         return array.astype(dtype)
-    result = quietly(array.astype, dtype)
+    result = quiet_context().run(array.astype, dtype)
     if kind_of_dtype(dtype) in "fc" and not np.array_equal(
         np.isfinite(result.astype(np.complex128)), np.isfinite(array)
     ):
@@ -337,11 +336,7 @@ def check_nothing_missing(value: Any, path: str) -> None:
 def quiet_context() -> contextvars.Context:
     """Returns a context in which NumPy does not warn of overflows and the like: payloads follow IEEE 754.
 
-    No other context variable is set in it, so code of users must not run there.
+    Its `run` takes a quarter of the time of `np.errstate`. No other context variable is set in it, so code of users
+    must not run there.
     """
     return _IGNORING.copy()
-
-
-def quietly(function: Callable[..., _T], *args: object) -> _T:
-    """Calls a function in a `quiet_context`, in a quarter of the time that `np.errstate` takes."""
-    return _IGNORING.copy().run(function, *args)
