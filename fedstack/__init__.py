@@ -26,7 +26,7 @@ from fedstack.backends.remote_contexts import (
     set_sync_remote_execution_context,
 )
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.contexts.explain import explain
 from fedstack.contexts.in_force import use_context
 from fedstack.contexts.local_contexts import (

@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import IntrinsicSource
 from fedstack.computations.plan.program_ir import program_to_ir
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
 from fedstack.computations.plan.tasks import Phase
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import CLIENTS, FederatedType, StructType, computation_pb2
-from fedstack.computations.values.columns import Column
-from fedstack.computations.values.shared_column import unshared
+from fedstack.computations.values.columns import Column, unshared
 from fedstack.errors import CarrierError
 from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
@@ -22,6 +19,8 @@ from fedstack.executors.concurrency.progress import PhaseReport, observed_phase
 from fedstack.executors.federating_executor import LocalPhases
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.sequence_executor import SequenceEngine
+from fedstack.foundations.caches import made_once
+from fedstack.foundations.error_text import with_place
 from fedstack.transport.wire.frames import Heartbeat
 
 

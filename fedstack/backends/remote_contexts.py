@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from fedstack.backends.backend_executor import BackendExecutorFactory
 from fedstack.backends.workers_backend import WorkersBackend
-from fedstack.computations.types.options import defaults_of, takes_options
+from fedstack.computations.types.language_mistakes import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
+from fedstack.foundations.public_names import defaults_of, takes_options
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.retry import RetryPolicy
 

@@ -16,8 +16,7 @@ import attrs
 from fedstack.backends import worker_side
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.portability import portable
-from fedstack.computations.leaves.version_skew import warn_of_differing
+from fedstack.computations.leaves.portability import portable, warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Type, computation_pb2

@@ -17,7 +17,6 @@ from fedstack.backends.plain_phases import PlainPhases
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.errors import DeadlineExceededError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.base.aggregations import FoldArguments
@@ -30,7 +29,7 @@ from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
-from fedstack.foundations.error_text import counted
+from fedstack.foundations.error_text import counted, with_place
 from fedstack.membership.ledger import Suspects
 from fedstack.membership.member import MemberState
 from fedstack.membership.membership_observer import MembershipObserver

@@ -14,8 +14,8 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Pa
     begin = time.perf_counter()
     # Imported here because they are slow to import and need an extra.
     from fedstack.demo.picture import draw_curve
-    from fedstack.demo.report import print_table, write_csv
-    from fedstack.demo.training import counted, describe_clients, load_example, run_rounds
+    from fedstack.demo.training import describe_clients, load_example, print_table, run_rounds, write_csv
+    from fedstack.foundations.error_text import counted
 
     example = load_example()
     try:

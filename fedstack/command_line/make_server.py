@@ -21,7 +21,7 @@ from fedstack.transport.wire.addresses import Target
 
 if TYPE_CHECKING:
     from fedstack.service.cluster.server import ServerConfig
-    from fedstack.service.cluster.task import Task
+    from fedstack.service.cluster.task import ClusterTask
     from fedstack.service.host.host import Host
     from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
     from fedstack.transport.peers.methods import Service
@@ -36,7 +36,7 @@ _ONLY_BESIDE = {
 }
 
 
-def task_in(options: SimpleNamespace) -> "Task | None":
+def task_in(options: SimpleNamespace) -> "ClusterTask | None":
     """Returns the task that the options name, if they name a cluster.
 
     Raises:
@@ -49,7 +49,7 @@ def task_in(options: SimpleNamespace) -> "Task | None":
             raise click.UsageError(f"Expected {missing} beside {' and '.join(alone)}, found none; give {missing} too")
     if options.cluster is None:
         return None
-    from fedstack.service.cluster.task import Task, task_of
+    from fedstack.service.cluster.task import ClusterTask, task_of
     from fedstack.transport.wire.cluster_spec import ClusterSpec
 
     try:
@@ -58,12 +58,12 @@ def task_in(options: SimpleNamespace) -> "Task | None":
         raise click.BadParameter(str(error), param_hint=repr(options.given["cluster"])) from error
     try:
         host = options.host if "host" in options.given else ""
-        return Task(task_of(cluster, options.job, options.task), bool(options.tls_cert), host)
+        return ClusterTask(task_of(cluster, options.job, options.task), bool(options.tls_cert), host)
     except InvalidValueError as error:
         raise click.UsageError(str(error).replace("job_name", "--job").replace("task_index", "--task")) from error
 
 
-def listens_at(options: SimpleNamespace, task: "Task | None" = None) -> Target:
+def listens_at(options: SimpleNamespace, task: "ClusterTask | None" = None) -> Target:
     """Returns the address of the server: that of its task, the socket, or host and port."""
     if task is not None:
         return task.listens
@@ -75,7 +75,7 @@ def dialled_address(target: str, listens: Target) -> str:
     return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}" if listens.is_everywhere else target
 
 
-def ready_line(target: str, options: SimpleNamespace, task: "Task | None" = None) -> str:
+def ready_line(target: str, options: SimpleNamespace, task: "ClusterTask | None" = None) -> str:
     """Returns the line that announces the server: its address, who may dial it, and what it runs for them."""
     listens = listens_at(options, task)
     traits = {
@@ -101,7 +101,7 @@ def ready_line(target: str, options: SimpleNamespace, task: "Task | None" = None
     return f"fedstack {__version__} serving on {target} ({', '.join(who)}); {'; '.join(what)}"
 
 
-def make_server(options: SimpleNamespace, task: "Task | None" = None) -> "Host":
+def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> "Host":
     """Returns the server that the options ask for, not started yet.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Defines the execution contexts: what the language calls when somebody calls a computation.
+"""Defines the execution contexts, which the language invokes when a computation is called.
 
-They are subclasses of the language's `SyncContext` and `AsyncContext`, not of its execution contexts, which close a
-shared executor under concurrent callers and retry without bound. One context serves any number of threads.
+They derive from the language's `SyncContext` and `AsyncContext`, not from its execution contexts, which close a shared
+executor under concurrent callers and retry without limit. One context serves any number of threads.
 """
 
 import asyncio
@@ -20,8 +20,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.contexts.in_force import InForceInBlocks
 from fedstack.contexts.invocation import Invoker
-from fedstack.contexts.progress_display import show_progress
-from fedstack.contexts.progress_guard import Progress
+from fedstack.contexts.progress_display import Progress, show_progress
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.coroutines import SyncDriver
 from fedstack.foundations.number_checks import check_bool
@@ -34,19 +33,19 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
     """Runs a computation when it is called, and returns its result.
 
     It works in a plain script, under a running event loop (a notebook) and from several threads at once. Leaf work runs
-    on the caller's thread as far as one thread serves.
+    on the caller's thread as far as one thread suffices.
 
     Args:
       factory: Makes the executors.
       retry_policy: What to do about retryable errors; five attempts by default.
-      progress: True to show how many clients are done, or what shows it.
+      progress: True to show how many clients are done, or a function that shows it.
       debug: Whether to keep everything on the caller's thread, so that a debugger can step into leaf functions.
 
     Raises:
       InvalidValueError: If an argument is of the wrong kind.
 
-    In a `with` or `async with` block the context is in force in the block's thread. Blocks may be inside each other and
-    in several threads; the end of the last one closes it. `use_context` puts it in force without closing it.
+    In a `with` or `async with` block the context is in force in the block's thread. Blocks may be nested and in several
+    threads; the end of the last one closes the context. `use_context` puts it in force without closing it.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
     def close(self) -> None:
         """Closes the executors and ends the context's threads. Idempotent.
 
-        It does not wait: calls that are running come to their end, and what they use is closed then.
+        It does not wait: running calls complete, and their executors are closed then.
         """
         self._closed = True
         self._invoker.close()
@@ -105,12 +104,12 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
 class AsyncExecutionContext(InForceInBlocks, AsyncContext):
     """Runs a computation when the coroutine that its call returns is awaited. Invocations overlap.
 
-    A computation that is called inside a leaf function returns its result there, as in a sync context.
+    Within a leaf function, the call of a computation returns its result, as in a sync context.
 
     Args:
       factory: Makes the executors.
       retry_policy: What to do about retryable errors; five attempts by default.
-      progress: True to show how many clients are done, or what shows it.
+      progress: True to show how many clients are done, or a function that shows it.
 
     As a context manager it does what a `SyncExecutionContext` does.
     """
@@ -148,7 +147,7 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
     def close(self) -> None:
         """Closes the executors. Idempotent.
 
-        It does not wait: calls that are running come to their end, and what they use is closed then.
+        It does not wait: running calls complete, and their executors are closed then.
         """
         self._closed = True
         self._inside_leaves.close()
@@ -159,21 +158,21 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
 
 
 def _for_the_caller(error: FedstackError, debug: bool) -> FedstackError:
-    """Returns an error without frames of ours.
+    """Returns an error without this package's frames.
 
-    It is no part of `invoke`, whose frame would have the cause, and the cause's frames lead back to that frame.
+    It is a function because the frame of `invoke` would reference the cause, whose frames lead back to that frame.
     """
     cause = without_own_frames(error).__cause__
-    # A debugger that looks at the error then is where the function raised.
+    # With these a debugger opens where the user's function raised.
     return error.with_traceback(cause.__traceback__ if debug and cause is not None else None)
 
 
 def _checked_factory(factory: object) -> ExecutorFactory:
-    # Factories of another origin may only look like the language's.
+    # Another package's factory may have the methods without deriving from the language's class.
     if not callable(getattr(factory, "create_executor", None)):
         advice = "give" if not inspect.isfunction(factory) else "call it:"
         raise InvalidValueError(
-            f"Expected a factory of executors, found {describe(factory)}; {advice} fedstack.local_executor_factory(), "
+            f"Expected an executor factory, found {describe(factory)}; {advice} fedstack.local_executor_factory(), "
             "for example"
         )
     return cast(ExecutorFactory, factory)
@@ -197,16 +196,16 @@ def _chosen_progress(progress: bool | Progress | None, debug: bool = False) -> P
         return None
     if not callable(cast(object, progress)):
         raise InvalidValueError(
-            "Expected progress to be True, False or a function of the computation that returns a context manager of "
-            f"what counts its clients, found {describe(progress)}"
+            "Expected progress to be True, False, or a function from a computation to a context manager of the counts "
+            f"of its clients, found {describe(progress)}"
         )
     return progress
 
 
 def _installing(context: SyncContext) -> Environment:
-    """Returns what makes `context` the one of leaf functions.
+    """Returns the function that puts `context` in force for leaf functions.
 
-    It does not keep it alive: event loops keep the variables of calls that have long ended, until their timers expire.
+    It references the context weakly: event loops keep the context variables of ended calls until their timers expire.
     """
     found = weakref.ref(context)
 

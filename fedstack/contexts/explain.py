@@ -1,7 +1,7 @@
-"""Defines `explain`: what a computation does, or what a context runs computations on, for people to read."""
+"""Defines `explain`: a readable description of what a computation does, or of the executors of a context."""
 
 import html
-from typing import Protocol, runtime_checkable
+from typing import cast
 
 from fedstack.computations.plan.explanation import Explanation, explain_function
 from fedstack.computations.plan.plan import plans
@@ -14,22 +14,12 @@ from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.value_text import describe
 
 
-@runtime_checkable
-class OverFactory(Protocol):
-    """A context that runs computations on executors of a factory."""
-
-    @property
-    def executor_factory(self) -> ExecutorFactory:
-        """The factory."""
-        ...
-
-
 class StackExplanation:
-    """The stack of executors that a context runs computations on; each line is over those below that are further in.
+    """The stack of executors that a context runs computations on. An executor is above those with deeper indentation.
 
     Attributes:
       title: The context.
-      lines: How deep each executor is, and what it is.
+      lines: The depth and the label of each executor.
     """
 
     def __init__(self, title: str, executor: Executor) -> None:
@@ -38,7 +28,7 @@ class StackExplanation:
         self._add(executor, 0)
 
     def _add(self, executor: Executor, depth: int) -> None:
-        if not isinstance(executor, VerbExecutor):  # of another origin: nothing more is known of it
+        if not isinstance(executor, VerbExecutor):  # one of another package, of which nothing more is known
             self.lines.append((depth, type(executor).__name__))
             return
         self.lines.append((depth, executor.label))
@@ -60,12 +50,12 @@ class StackExplanation:
 
 
 def explain(computation: object, num_clients: int | None = None) -> Explanation | StackExplanation:
-    """Explains what a computation does when it is called, without running it; or what a context runs it on.
+    """Explains what a computation does when it is called, without running it; or what a context runs computations on.
 
-    Of a computation it lists what runs at the server and what at the clients, in order: the functions, what each client
-    receives, what it contributes to which aggregation, and how many bytes these have. Over workers less may travel: a
-    worker receives once what all its clients receive, and answers with partial results. Print what it returns; a
-    notebook shows a table.
+    For a computation it lists what runs at the server and at the clients, in order: the functions, what each client
+    receives, what it contributes to which aggregation, and the sizes of these. With workers less data travels: a worker
+    receives only once what all its clients receive, and answers with partial results. Print the result; a notebook
+    shows a table.
 
     >>> import federated_language as fl
     >>> import numpy as np
@@ -81,24 +71,24 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
 
     Args:
       computation: A computation, or an execution context of fedstack.
-      num_clients: The number of clients that totals are for; by default there are no totals. Of a context, the number
+      num_clients: The number of clients that totals are for; by default there are no totals. For a context, the number
         that its stack is made for; by default its `default_num_clients`, or 1.
 
     Raises:
       InvalidValueError: If `num_clients` is not a number of clients.
-      InvalidComputationError: If it is no computation, or one that cannot run.
-      ClosedError: If it is a context that is closed.
+      InvalidComputationError: If `computation` is not a computation, or one that cannot run.
+      ClosedError: If it is a closed context.
     """
     if num_clients is not None:
         num_clients = check_whole_number("num_clients", num_clients, 0)
-    if isinstance(computation, OverFactory):
-        factory = computation.executor_factory
+    factory = cast("ExecutorFactory | None", getattr(computation, "executor_factory", None))
+    if factory is not None:
         if num_clients is None:
             known = factory.default_num_clients if isinstance(factory, ResourceManagingExecutorFactory) else 0
-            num_clients = max(1, known)  # without clients the stack is another one
+            num_clients = max(1, known)  # a stack without clients would differ
         try:
             executor = factory.create_executor({CLIENTS: num_clients})
-        except ClosedError:  # of the factory, which its user may not know of
+        except ClosedError:  # the factory's, of which the user may not know
             raise closed_error() from None
         return StackExplanation(type(computation).__name__, executor)
     if not isinstance(computation, ConcreteComputation):

@@ -1,7 +1,7 @@
 """Puts contexts in force for blocks: the language runs a computation in the newest context of the caller's thread.
 
-The language keeps a stack of contexts per thread and takes off the newest, whichever it is. So blocks of different
-contexts may end only from the newest to the oldest, and tasks of one event loop, which share a thread, need not do so.
+The language keeps a stack of contexts per thread, and always removes the newest. So blocks of different contexts must
+end in reverse order, which blocks in tasks of one event loop, and so of one thread, need not do.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ from typing import TypeVar, cast
 import attrs
 
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
-from fedstack.computations.types.language_mistakes import note_fix
-from fedstack.computations.types.missing_context import explain_missing_contexts
+from fedstack.computations.types.language_mistakes import explain_missing_contexts, note_fix
 from fedstack.contexts.invocation import closed_error
 from fedstack.errors import ClosedError, ContextError
 from fedstack.executors.concurrency.closing import ClosesOnExit
@@ -29,8 +28,8 @@ class _InForce:
 
     Attributes:
       context: The context.
-      installed: Takes it off the language's stack.
-      is_over: Whether the block has ended; then it is to be taken off as soon as it is the newest.
+      installed: Removes the context from the language's stack.
+      is_over: Whether the block has ended. The context is removed as soon as it is the newest.
     """
 
     context: SyncContext | AsyncContext
@@ -39,7 +38,7 @@ class _InForce:
 
 
 class _Thread(threading.local):
-    """The blocks of a thread, from the outermost in."""
+    """The blocks of a thread, the outermost first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,11 +59,11 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
 
     Args:
       context: The context.
-      error: What ended the block; it is more interesting than in which order blocks end.
-      is_entered: Whether a block has begun, in any thread, that has not ended.
+      error: The error that ended the block, which matters more than the order of blocks.
+      is_entered: Whether there is an open block in any thread.
 
     Raises:
-      ContextError: If a newer block of another context has not ended, the block has begun in another thread, or none
+      ContextError: If a newer block of another context has not ended, the block began in another thread, or none
         has begun.
     """
     if error is not None:
@@ -74,7 +73,7 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
     if block is not None:
         in_order = block is blocks[-1] and newest is context
         block.is_over = True
-        # What lies below a newer block stays until that has ended.
+        # A context below that of a newer block stays until that has ended.
         while blocks and blocks[-1].is_over and get_context_stack().current is blocks[-1].context:
             blocks.pop().installed.__exit__(None, None, None)
         if in_order:
@@ -96,7 +95,7 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
 
 
 class InForceInBlocks(ClosesOnExit):
-    """The base of our contexts: in a block the context is in force in the block's thread."""
+    """The base of fedstack's contexts: in a block the context is in force in the block's thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,12 +111,12 @@ class InForceInBlocks(ClosesOnExit):
         _leave(cast("SyncContext | AsyncContext", self), error, self.is_entered)
 
     def _was_last(self) -> bool:
-        # The end of a block that nobody has begun is a mistake; those who use the context go on with it.
+        # An end without a block is a mistake, and must not close the context for its other users.
         return self.is_entered and super()._was_last()
 
 
 class _UsedContext(contextlib.AbstractContextManager[_C], contextlib.ContextDecorator):
-    """Blocks in which a context is in force: one after the other, inside each other, in several threads."""
+    """Blocks in which a context is in force: one after the other, nested, in several threads."""
 
     def __init__(self, context: _C) -> None:
         self._context = context
@@ -138,11 +137,11 @@ class _UsedContext(contextlib.AbstractContextManager[_C], contextlib.ContextDeco
 
 
 def use_context(context: _C) -> _UsedContext[_C]:
-    """Makes `context` the one that computations are run in, for the block and in this thread. It stays open.
+    """Puts `context` in force for computations called in the block and this thread. The context stays open.
 
     The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
-    loop share a thread, so they should share a context. What it returns serves any number of blocks, and
-    as a decorator.
+    loop share a thread, so they should share a context. The result can be used for any number of blocks, and as a
+    decorator.
 
     >>> import fedstack
     >>> with fedstack.use_context(fedstack.create_sync_local_execution_context()):
@@ -152,7 +151,7 @@ def use_context(context: _C) -> _UsedContext[_C]:
       context: A context of fedstack's, or any other of the language's.
 
     Raises:
-      TypeError: If it is no context.
+      TypeError: If it is not a context.
       ContextError: If a newer block of another context has not ended at the end of this one.
     """
     if not isinstance(cast(object, context), (SyncContext, AsyncContext)):

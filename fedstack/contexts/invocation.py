@@ -1,11 +1,18 @@
-"""Runs one invocation of a computation: argument in, result out, on an executor that a factory lends."""
+"""Runs one invocation of a computation, from argument to result, on an executor that it leases from a factory."""
 
 import contextlib
 import logging
+import time
 from collections.abc import Generator, Mapping, Sequence
-from typing import cast
+from types import TracebackType
+from typing import Any, cast
 
-from fedstack.computations.leaves.work_scope import Environment, change_scope, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import (
+    Environment,
+    change_scope,
+    current_scope,
+    set_scope,
+)
 from fedstack.computations.plan.symbol_checks import check_takes_values
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -22,8 +29,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
-from fedstack.contexts.observed_call import ObservedCall
-from fedstack.contexts.progress_guard import GuardedProgress, Progress, ProgressObserver
+from fedstack.contexts.progress_display import GuardedProgress, Progress, ProgressObserver, name_of_computation
 from fedstack.errors import (
     ClosedError,
     FedstackError,
@@ -40,6 +46,7 @@ from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
 from fedstack.membership.ledger import LossLedger
+from fedstack.observe.events import CallEnded, CallRetried, CallStarted, Span
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import listed
@@ -50,13 +57,57 @@ _MANY_VALUES = 1000
 Cardinalities = dict[PlacementLiteral, int]
 
 
+class ObservedCall:
+    """Notifies observers of a call of a computation: when the block begins, and when it ends.
+
+    Args:
+      computation: The computation.
+      outer: The span in which it is called.
+
+    Attributes:
+      span: The span of the call.
+      clients: The number of clients, once it is known.
+    """
+
+    def __init__(self, computation: ConcreteComputation, outer: Span) -> None:
+        self.span = outer.new_call()
+        self.clients = 0
+        self._attempts = 0
+        self._name = name_of_computation(computation)
+        self._ids: dict[str, Any] = {"trace": self.span.trace, "call": self.span.call, "parent": outer.id}
+        self._begin = time.perf_counter()
+
+    def __enter__(self) -> "ObservedCall":
+        observers.tell(CallStarted(**self._ids, computation=self._name))
+        return self
+
+    def retried(self, pause: float, error: Exception) -> None:
+        """Notifies observers that an attempt has failed, and another one follows."""
+        self._attempts += 1
+        name = type(error).__name__
+        observers.tell(CallRetried(**self.span.ids, attempt=self._attempts, pause=pause, error=name))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        observers.tell(
+            CallEnded(
+                **self._ids,
+                computation=self._name,
+                clients=self.clients,
+                seconds=time.perf_counter() - self._begin,
+                error="" if kind is None else kind.__name__,
+            )
+        )
+
+
 class Invoker:
     """Invokes computations on the executors of a factory, any number of them at once.
 
     Args:
       factory: Makes the executors.
       retry_policy: What to do about retryable errors.
-      progress: Returns what shows the progress of an invocation, or `None`.
+      progress: Returns the context manager that shows the progress of an invocation; `None` to show none.
       environment: Entered around leaf work, see `WorkScope`.
     """
 
@@ -78,7 +129,7 @@ class Invoker:
         """Runs a computation and returns its result in the containers of its annotated type.
 
         Raises:
-          ClosedError: If this is closed.
+          ClosedError: If the invoker is closed.
           TypeMismatchError: If the argument does not fit.
           RetryLimitError: If every attempt failed with a retryable error.
           NoWorkersError: If the last of them found no worker at all.
@@ -108,15 +159,15 @@ class Invoker:
                     if call is not None:
                         call.clients = clients
             if self._observer is None:
-                progress = None if call is None else GuardedProgress(span)
+                progress = None if call is None else GuardedProgress(call.span)
                 return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
-            with self._observer.shown(comp, span) as progress:
+            with self._observer.shown(comp, current_scope().span) as progress:
                 return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
         finally:
             set_scope(outer)
 
     async def _normalized(self, arg: object, parameter: Type) -> object:
-        """Returns the payload of the argument; one with many values is checked on a thread, not on the event loop."""
+        """Returns the payload of the argument. One with many values is checked on a thread, not on the event loop."""
         if runs_inline() or not _has_many(arg):
             return normalize_argument(arg, parameter)
         return await self._threads.run(lambda: normalize_argument(arg, parameter))
@@ -133,7 +184,7 @@ class Invoker:
     ) -> object:
         pauses = self._retry_policy.pauses()
         causes: dict[str, str] = {}
-        said = ""
+        logged = ""
         while True:
             if progress is not None:
                 change_scope(progress=progress)
@@ -148,14 +199,14 @@ class Invoker:
                 if pause is None:
                     if isinstance(error, NoWorkersError):
                         error.args = (f"{error}{losses.told()}",)
-                        raise  # it says all there is to say
+                        raise  # its message is complete
                     raise self._given_up(error, causes, losses) from error
-                # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
+                # As text: a stored log record must not keep the frames of the error alive, and the values in them.
                 found = f"{type(error).__name__}: {error}"
                 _logger.warning(
-                    "Trying a computation again in %.2f s after %s", pause, "the same" if found == said else found
+                    "Trying a computation again in %.2f s after %s", pause, "the same" if found == logged else found
                 )
-                said = found
+                logged = found
                 if call is not None:
                     call.retried(pause, error)
                 without_frames(error)
@@ -182,7 +233,7 @@ class Invoker:
         return lost
 
     def close(self) -> None:
-        """Closes the factory, if it can be closed; a factory of ours lets invocations come to their end."""
+        """Closes the factory, if it can be closed; a factory of fedstack waits for running invocations."""
         self._closed = True
         self._threads.close()
         close = getattr(self.factory, "close", None)
@@ -191,9 +242,9 @@ class Invoker:
 
 
 class _LentExecutor:
-    """Lends an executor of a factory for a block, whose errors tell the executor's stack.
+    """Leases an executor from a factory for a block, and adds the executor's stack to the block's errors.
 
-    Context managers that are generators would take 1 µs of each call.
+    It is a class because `contextlib.contextmanager` would take 1 µs of each call.
     """
 
     __slots__ = ("_cardinalities", "_executor", "_factory")
@@ -219,17 +270,17 @@ class _LentExecutor:
         if isinstance(self._factory, ResourceManagingExecutorFactory):
             self._factory.release(self._executor, failed=error is not None)
         elif isinstance(error, Exception):
-            # A factory of another origin has no leases; this is what the language's own contexts do.
+            # Another factory has no leases; this is what the language's own contexts do.
             self._factory.clean_up_executor({**self._cardinalities})
 
 
 def closed_error() -> ClosedError:
-    """Returns the error for whoever uses a context after `close()`."""
+    """Returns the error for the use of a context after `close()`."""
     return ClosedError("This context is closed; make a new one")
 
 
 def _has_many(arg: object) -> bool:
-    """Tells whether checking an argument may take long enough to matter to an event loop."""
+    """Returns whether checking an argument may take long enough to matter to an event loop."""
     if isinstance(arg, (list, tuple)):
         members = cast("Sequence[object]", arg)
         return len(members) >= _MANY_VALUES or any(map(_has_many, members[:8]))
@@ -250,7 +301,7 @@ async def _run(executor: Executor, comp: ConcreteComputation, signature: Functio
 async def _run_foreign(
     executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object
 ) -> object:
-    """Drives an executor of another origin through the four verbs."""
+    """Drives an executor of another package through the four verbs."""
     await need_event_loop()
     argument: ExecutorValue | None = None
     if signature.parameter is not None:
@@ -262,7 +313,7 @@ async def _run_foreign(
 
 @contextlib.contextmanager
 def telling_path(executor: Executor) -> Generator[None, None, None]:
-    """Lets errors of what is run in an executor tell its stack, unless they know better: where a worker raised them."""
+    """Adds an executor's stack to errors of the block; see `tell_path`."""
     try:
         yield
     except FedstackError as error:
@@ -271,15 +322,12 @@ def telling_path(executor: Executor) -> Generator[None, None, None]:
 
 
 def tell_path(error: FedstackError, executor: Executor) -> None:
-    """Lets an error tell the stack in which it was raised, unless it knows better."""
-    error.executor_path = error.executor_path or executor_path(executor)
-
-
-def executor_path(executor: Executor) -> tuple[str, ...]:
-    """Lists the kinds of executors in a stack, from the outermost in, as far as they tell."""
+    """Adds the classes of an executor's stack to an error, outermost first, unless a worker has added its own."""
+    if error.executor_path:
+        return
     path: list[str] = []
     inner: object = executor
     while isinstance(inner, Executor):
         path.append(type(inner).__name__)
         inner = getattr(inner, "target", None) or getattr(inner, "server", None)
-    return tuple(path)
+    error.executor_path = tuple(path)

@@ -1,4 +1,4 @@
-"""Feeds the tracing of Federated Language: calls and phases become spans of its tracing providers."""
+"""Reports calls and phases to the tracing providers of Federated Language, as spans."""
 
 import contextlib
 from collections.abc import Generator
@@ -15,20 +15,20 @@ from fedstack.errors import FedstackError
 from fedstack.observe.events import CallEnded, CallStarted, Event, PhaseEnded, PhaseStarted
 from fedstack.observe.observers import Observer, Subscription, add_observer
 
-# A span of a provider that is open, and what it has yielded: the parent of others.
+# An open span of a provider, and the value it has yielded: the parent of inner spans.
 _Open: TypeAlias = tuple[Generator[object, TraceResult, None], object]
 
 
 def use_language_tracing() -> Subscription:
     """Makes calls and client phases spans of the tracing providers of Federated Language, from now on.
 
-    These are set with `federated_language.common_libs.tracing.set_tracing_providers`. A call is a span within the one
-    that is open where it is called, and phases are spans within it. `trace_opts` of a span has the ids `trace`, `span`
-    and `parent`, by which spans of clients and of workers join; at workers, call this too. Providers are called where
-    things happen, on any thread.
+    Providers are set with `federated_language.common_libs.tracing.set_tracing_providers`. A call is a span within the
+    one that is open where it is called, and phases are spans within it. `trace_opts` of a span has the ids `trace`,
+    `span` and `parent`, which join the spans of clients and of workers; at workers, call this function too. Providers
+    are called on the thread of each event.
 
     Returns:
-      What ends that, as a context manager or by its method `remove`.
+      A context manager that ends the tracing, as its method `remove` does.
     """
     return add_observer(LanguageTracing(), direct=True)
 
@@ -54,17 +54,17 @@ class LanguageTracing(Observer):
     def _begin(self, event: Event, span: str, scope: str, name: str, options: dict[str, object]) -> None:
         providers = tracing_providers()
         parents = [parent for _, parent in self._open.get(event.parent, [])] or current_tracing_yields()
-        if len(parents) != len(providers):  # they have been set anew meanwhile
+        if len(parents) != len(providers):  # the providers have been replaced meanwhile
             parents = [None] * len(providers)
-        told: dict[str, object] = {**options, "trace": event.trace, "span": span, "parent": event.parent}
+        options |= {"trace": event.trace, "span": span, "parent": event.parent}
         opened = self._open.setdefault(span, [])
         for provider, parent in zip(providers, parents):
-            generator = provider.span(scope, name, int(span, 16), parent, None, None, told)
+            generator = provider.span(scope, name, int(span, 16), parent, None, None, options)
             opened.append((generator, next(generator)))
 
     def _end(self, span: str, error: str) -> None:
         for generator, _ in reversed(self._open.pop(span, [])):
-            # Of an error events have the name only.
+            # Events have only the name of an error.
             result = TracedFunctionThrew(FedstackError, FedstackError(error), None) if error else TracedSpan()
             with contextlib.suppress(StopIteration):
                 generator.send(result)

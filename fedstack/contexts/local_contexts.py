@@ -2,23 +2,23 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
-from fedstack.computations.types.options import defaults_of, takes_options
+from fedstack.computations.types.language_mistakes import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.foundations.public_names import defaults_of, takes_options
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from typing import Unpack  # for type checkers only: Python 3.10 has none
+    from typing import Unpack  # for type checkers only: Python 3.10 does not have it
 
 
 class LocalOptions(TypedDict, total=False):
-    """What the functions take that make local contexts, such as `create_sync_local_execution_context`.
+    """The options of the functions that make local contexts, such as `create_sync_local_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      default_num_clients: The number of clients of computations whose arguments have none.
       max_fanout: The most children of a composing executor; without effect in a local stack.
       clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
       max_concurrent_clients: The most functions that run at the same time, at clients and at the server, in all calls
@@ -26,7 +26,7 @@ class LocalOptions(TypedDict, total=False):
         wait, or four per core if that is more.
       data_backend: Resolves `data` blocks that are not functions.
       retry_policy: What to do about retryable errors; five attempts by default.
-      progress: True to show how many clients are done, or what shows it.
+      progress: True to show how many clients are done, or a function that shows it.
       debug: True to keep leaf functions on the caller's thread, one after the other, for a debugger; sync only.
     """
 
@@ -61,8 +61,8 @@ def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> Sy
       **options: See `LocalOptions`.
 
     Raises:
-      InvalidValueError: If an option has a value that cannot be.
-      TypeError: If there is no such option.
+      InvalidValueError: If the value of an option is invalid.
+      TypeError: If an option does not exist.
     """
     return SyncExecutionContext(
         _factory(options),
@@ -80,8 +80,8 @@ def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> A
       **options: See `LocalOptions`.
 
     Raises:
-      InvalidValueError: If an option has a value that cannot be.
-      TypeError: If there is no such option.
+      InvalidValueError: If the value of an option is invalid.
+      TypeError: If an option does not exist.
     """
     if options.get("debug"):
         raise TypeError(

@@ -1,7 +1,10 @@
-"""Shows how far work is: a bar in a terminal where rich is installed, else a plain line every few seconds.
+"""Shows the progress of work: a bar in a terminal if rich is installed, else a plain line every few seconds.
 
-Whoever works only counts. A thread of its own looks at the counts now and then and draws, so that work neither waits
-for a terminal nor fails with one. Work that is soon done shows nothing.
+The work only counts. A thread of its own reads the counts now and then and draws, so that work neither waits for a
+terminal nor fails with one. Short work shows nothing.
+
+A user's progress function is kept apart from the work in the same way: if it raises, that is logged once, and it is
+not called any more.
 """
 
 import contextlib
@@ -11,32 +14,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO, cast
 
 import attrs
 
 from fedstack.computations.types.language import ConcreteComputation
-from fedstack.contexts.observed_call import name_of_computation
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts, ReportsWork
 from fedstack.foundations.error_text import printable
+from fedstack.observe.events import Span
+from fedstack.observe.observers import log_raised
 from fedstack.transport.peers.daemon_threads import start_daemon
-from fedstack.transport.wire.frames import Work
+from fedstack.transport.wire.frames import RunningClients
+
+Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
 
 _logger = logging.getLogger(__name__)
-# Who has worked for so long is named.
+# Clients that have run for this long are named.
 _LONG_SECONDS = 3.0
 
 
 @attrs.frozen
 class ProgressSnapshot:
-    """How far work is.
+    """The progress of work at one time.
 
     Attributes:
       done: How many units are done.
-      total: How many there are, as far as is known; 0 if nothing is.
-      note: What else there is to say, in a few words.
-      title: What is being done, if that is known only now.
+      total: How many units there are; 0 if that is not known.
+      note: Further remarks, in a few words.
+      title: The name of the work, if it is known only now.
     """
 
     done: int
@@ -46,22 +52,22 @@ class ProgressSnapshot:
 
 
 class Display(Protocol):
-    """Shows the snapshot of one piece of work, called from one thread.
+    """Shows snapshots of one piece of work, called from one thread.
 
     Attributes:
       seconds_before: How long work must last to be shown.
-      seconds_between: How often it is shown.
+      seconds_between: The interval between snapshots.
     """
 
     seconds_before: float
     seconds_between: float
 
     def show(self, snapshot: ProgressSnapshot) -> None:
-        """Shows where work stands now."""
+        """Shows the current snapshot."""
         ...
 
     def close(self, snapshot: ProgressSnapshot) -> None:
-        """Ends the display; where work stands at its end."""
+        """Ends the display with the last snapshot."""
         ...
 
 
@@ -88,12 +94,12 @@ class LineDisplay:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether one can draw on `stream`. The output of a notebook's cell is no terminal."""
+    """Returns whether a stream is a terminal that can be drawn on. The output of a notebook's cell is not."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class PlainText(contextlib.AbstractContextManager["PlainText"]):
-    """Prints a text again and again, one under the other."""
+    """Shows a text that changes, on standard output, within a block: prints each version below the last."""
 
     def show(self, text: str) -> None:
         """Shows a text in place of the last one."""
@@ -103,20 +109,8 @@ class PlainText(contextlib.AbstractContextManager["PlainText"]):
         pass
 
 
-class TextDisplay(Protocol):
-    """Shows a text that changes, on standard output, for the duration of a block."""
-
-    def __enter__(self) -> "TextDisplay": ...
-
-    def show(self, text: str) -> None:
-        """Shows a text in place of the last one."""
-        ...
-
-    def __exit__(self, *error: Any) -> None: ...
-
-
-def choose_text_display() -> TextDisplay:
-    """Returns what suits standard output."""
+def choose_text_display() -> PlainText:
+    """Returns the display of a changing text that suits standard output."""
     if is_terminal(sys.stdout):
         with contextlib.suppress(ImportError):
             from fedstack.contexts.rich_display import LiveText
@@ -126,7 +120,7 @@ def choose_text_display() -> TextDisplay:
 
 
 def choose_display(title: str, unit: str) -> Display:
-    """Returns what suits standard error."""
+    """Returns the progress display that suits standard error."""
     if is_terminal(sys.stderr):
         # rich is optional, and slow to import where nothing is drawn.
         with contextlib.suppress(ImportError):
@@ -143,12 +137,12 @@ def display(
     snapshot: Callable[[], ProgressSnapshot],
     choose: Callable[[str, str], Display] = choose_display,
 ) -> Generator[None]:
-    """Shows the snapshot of work while the block runs.
+    """Shows the progress of work while the block runs.
 
     Args:
-      title: What is being done.
+      title: The name of the work.
       unit: What `snapshot` counts, in the plural.
-      snapshot: Tells how far work is; called from another thread.
+      snapshot: Returns the progress; called from another thread.
       choose: Makes the display from title and unit.
     """
     ended = threading.Event()
@@ -172,7 +166,7 @@ def _watch(
     choose: Callable[[str, str], Display],
     ended: threading.Event,
 ) -> None:
-    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  # so it is under pythonw.exe
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  # under pythonw.exe
         return
     try:
         shown = choose(title, unit)
@@ -184,13 +178,13 @@ def _watch(
                 shown.show(snapshot())
         finally:
             shown.close(snapshot())
-    except Exception:  # a closed pipe, say: whoever works does not care
+    except Exception:  # a closed pipe, for example, which must not affect the work
         _logger.debug("Cannot show progress any more", exc_info=True)
 
 
 @contextlib.contextmanager
 def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]:
-    """Shows the clients of one invocation while the block runs, which is to count them."""
+    """Shows the clients of one invocation while the block runs. The block counts them in the yielded counts."""
     counts = ProgressCounts()
     name = name_of_computation(computation)
 
@@ -209,10 +203,121 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
         yield counts
 
 
-def _shown(work: Work) -> str:
-    """Says who works, and for how long: `client 7 for 8 s`."""
+def _shown(work: RunningClients) -> str:
+    """Says what runs, and for how long: `client 7 for 8 s`."""
     first, last = work.first_client, work.first_client + work.clients - 1
     if work.client is not None:
         first = last = work.client
     who = "the server" if not work.clients else f"client {first}" if first == last else f"clients {first} to {last}"
     return f"{who} for {work.seconds:.0f} s"
+
+
+class ProgressObserver:
+    """Shows the progress of a context's invocations, until the progress function or the counts it returns raise."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._is_detached = False
+
+    @contextlib.contextmanager
+    def shown(self, computation: ConcreteComputation, span: Span) -> Generator["GuardedProgress"]:
+        """Shows the progress of an invocation while the block runs.
+
+        An error of the block is always raised, even if the progress function's context manager suppresses it.
+
+        Yields:
+          The counts of the clients.
+        """
+        manager = contextlib.ExitStack()
+        found: list[ProgressCounts | None] = []
+        self.call(lambda: found.append(manager.enter_context(self._progress(computation))))
+        try:
+            yield GuardedProgress(span, found[0] if found else None, self.call)
+        except BaseException as error:
+            self._try(manager.__exit__, type(error), error, error.__traceback__)
+            raise
+        self._try(manager.close)
+
+    def call(self, report: Callable[[], object]) -> None:
+        """Calls a function of the progress, unless one has raised before."""
+        if not self._is_detached:
+            self._try(report)
+
+    def _try(self, report: Callable[..., object], *arguments: object) -> None:
+        try:
+            report(*arguments)
+        except Exception as error:
+            if not (self._is_detached or any(error is argument for argument in arguments)):
+                self._is_detached = True
+                shown = getattr(self._progress, "__qualname__", repr(self._progress))
+                log_raised(_logger, f"The progress function {shown!r}", error, "it is not called any more")
+
+
+class GuardedProgress(ObservedCounts):
+    """The counts of one attempt at an invocation, passed on to the counts that a progress function returned.
+
+    Counts of earlier attempts, whose work may continue for a while, are ignored.
+
+    Args:
+      span: The invocation.
+      shown: The counts of the progress function, if there is one.
+      call: Calls their methods.
+    """
+
+    def __init__(
+        self,
+        span: Span,
+        shown: ProgressCounts | None = None,
+        call: Callable[[Callable[[], object]], None] = lambda report: None,
+    ) -> None:
+        super().__init__(span)
+        self._shown = shown
+        self._call = call
+        self._is_over = False
+        self._knows_more = isinstance(cast(object, shown), ProgressCounts)  # others only count
+
+    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0, given_up: int = 0) -> None:
+        if self._is_over:
+            return
+        super()._change(total, done, running, failures, given_up)
+        if (shown := self._shown) is not None:
+            more = [given_up] if self._knows_more else []
+            self._call(lambda: _count(shown, total, done, running, failures, *more))
+
+    def watch(self, worker: ReportsWork) -> None:
+        if (shown := self._shown) is not None and self._knows_more and not self._is_over:
+            self._call(lambda: shown.watch(worker))
+
+    def next_attempt(self) -> "GuardedProgress":
+        """Returns the counts of the next attempt, which begin at zero."""
+        self._is_over = True
+        if self._shown is not None and self._knows_more:
+            self._call(self._shown.restart)
+        return GuardedProgress(self.span, self._shown, self._call)
+
+
+def _count(shown: ProgressCounts, total: int, done: int, running: int, failures: int, *given_up: int) -> None:
+    if total:
+        shown.expect(total)
+    if running > 0:
+        shown.started(running)
+    if done:
+        shown.finished(done)
+    if failures or any(given_up):
+        shown.failed(failures, *given_up)
+
+
+def name_of_computation(computation: ConcreteComputation) -> str:
+    """Returns the name of the function that a computation was made from; empty if it has none.
+
+    The language does not store the names of federated computations, but derives the names of their parameter and their
+    locals from it.
+    """
+    name = getattr(computation, "__name__", "")
+    if name:
+        return name
+    function = getattr(computation.to_proto(), "lambda")
+    if function.parameter_name:
+        return function.parameter_name.removesuffix("_arg")
+    local = function.result.block.local
+    return local[0].name.removeprefix("fc_").rpartition("_symbol_")[0] if local else ""

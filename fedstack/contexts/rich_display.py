@@ -1,4 +1,4 @@
-"""Draws bars and tables in a terminal. This is the one module that imports rich, which is optional."""
+"""Draws bars and tables in a terminal. Only this module imports rich, which is optional."""
 
 import sys
 import threading
@@ -13,12 +13,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from fedstack.contexts.progress_display import ProgressSnapshot
+from fedstack.contexts.progress_display import PlainText, ProgressSnapshot
 from fedstack.foundations.after_fork import renew_after_fork
 
 
 class _LiveBars:
-    """All bars of this process, in the one live display that a terminal can show; it is there while it has bars."""
+    """All bars of this process, in the single live display that a terminal can have; it exists while it has bars."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class _LiveBars:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Leaves the display to the parent: what a forked child prints goes past it, since it has locks of its own."""
+        """Leaves the display to the parent: output of a forked child bypasses it, since the display has locks."""
         self._lock = threading.Lock()
         if self._progress is not None:
             self._progress = None
@@ -47,7 +47,7 @@ class _LiveBars:
                     console=Console(stderr=True),
                     auto_refresh=False,
                     transient=True,
-                    # Redirected, what others print goes above the bars; into a file or a pipe it must go on as ever.
+                    # Redirected output is printed above the bars. Output to a file or a pipe must not be redirected.
                     redirect_stdout=sys.stdout.isatty(),
                 )
                 progress.start()
@@ -80,7 +80,7 @@ _bars = _LiveBars()
 
 
 class BarDisplay:
-    """A bar on standard error that goes away at the end."""
+    """A bar on standard error that disappears at the end."""
 
     seconds_before = 0.3
     seconds_between = 0.1
@@ -101,8 +101,8 @@ class BarDisplay:
             _bars.remove(self._bar)
 
 
-class LiveText:
-    """A text that changes in its place on standard output, and stays there at the end."""
+class LiveText(PlainText):
+    """A text that changes in place on standard output, and stays at the end."""
 
     def __init__(self) -> None:
         self._live = Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop")
@@ -112,7 +112,6 @@ class LiveText:
         return self
 
     def show(self, text: str) -> None:
-        """Shows a text in place of the last one."""
         self._live.update(Text(text), refresh=True)
 
     def __exit__(self, *error: object) -> None:

@@ -1,4 +1,4 @@
-"""Lays out the data of simulated clients: batches of arrays, sequences that a function makes, seeds."""
+"""Prepares the data of simulated clients: batches of arrays, sequences from a function, seeds."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,10 +7,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
-from fedstack.data.argument_checks import checked_flag, checked_positive, checked_seed
-from fedstack.data.arrow_arrays import columns_of_arrow
-from fedstack.data.client_columns import check_named_once, full_column
+from fedstack.data.client_columns import check_named_once, columns_of_arrow, full_column
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.number_checks import checked_flag, checked_positive, checked_seed
 from fedstack.foundations.value_text import is_data_frame, is_lazy, speaks_arrow
 
 T = TypeVar("T")
@@ -46,16 +45,16 @@ def batches(
 
     Args:
       arrays: An array, or dicts, tuples and namedtuples of them, nested at will. All have the same number of rows,
-        `dtype[rows, ...]`. What is not yet an array (a list, a column of a table) is made one, once. A data frame of
+        `dtype[rows, ...]`. Other values (a list, a column of a table) are converted to arrays once. A data frame of
         pandas or polars and an Arrow table count as the dict of their columns, each with a dtype of its own.
       batch_size: The number of rows of a batch.
-      shuffle_seed: If given, rows come in an order drawn from this seed, `round` and the number of the pass, a new one
-        each time that somebody iterates; a batch is then a copy of its rows. If left out, rows come in order and a
-        batch is a view. A function of a computation counts passes from 0 in each call, so that results stay
-        reproducible; outside of computations each `for` counts on.
+      shuffle_seed: If given, the order of the rows is drawn from this seed, `round` and the number of the pass, a new
+        one for each iteration; a batch is then a copy of its rows. If left out, rows come in order and a batch is a
+        view. A function of a computation counts passes from 0 in each call, so that results stay reproducible; outside
+        of computations each `for` increases the count.
       round: The round of training, so that each has orders of its own; 0 by default. With `shuffle_seed` only.
-      reshuffle: Whether each pass has a new order, as by default. Plain executor services, which get nothing but the
-        elements, need `False`. With `shuffle_seed` only.
+      reshuffle: Whether each pass has a new order, the default. Plain executor services, which get only the elements,
+        need `False`. With `shuffle_seed` only.
       drop_remainder: Whether a last batch of fewer rows is left out.
 
     Returns:
@@ -81,18 +80,18 @@ def batching_of(
     reshuffle: bool | None = None,
     drop_remainder: bool = False,
 ) -> Batching:
-    """Returns how rows make batches; the arguments are those of `batches`."""
+    """Returns how rows form batches; the arguments are those of `batches`."""
     size = checked_positive("batch_size", batch_size)
     orders = _orders(shuffle_seed, round, reshuffle)
     return Batching(size, checked_flag("drop_remainder", drop_remainder), *orders)
 
 
 def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:
-    """Returns the same containers with read-only arrays, and how many rows these have.
+    """Returns the same containers with read-only arrays, and the number of their rows.
 
     Args:
       arrays: See `batches`.
-      where: What they were given to, for messages.
+      where: The function that they were passed to, for messages.
 
     Raises:
       TypeMismatchError: If there is a scalar or a masked array among them.
@@ -111,7 +110,7 @@ def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:
 def client_seeds(seed: int, n: int) -> list[int]:
     """Returns a seed for each of `n` clients, independent of each other and reproducible.
 
-    The seed of client k depends on `seed` and k alone, so that more clients do not change those of the first ones.
+    The seed of client k depends only on `seed` and k, so that more clients do not change the seeds of the first ones.
     They are the first 64-bit words of NumPy's spawned `SeedSequence`s.
 
     Args:
@@ -130,7 +129,7 @@ def client_seeds(seed: int, n: int) -> list[int]:
 
 
 def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
-    """Returns the same containers with read-only views at the leaves, and notes each leaf's number of rows."""
+    """Returns the same containers with read-only views as leaves, and records each leaf's number of rows."""
     if isinstance(arrays, Mapping):
         items = [(key, _freeze(value, f"{path}[{key!r}]", lengths)) for key, value in cast("Any", arrays).items()]
         return OrderedDict(items) if isinstance(arrays, OrderedDict) else dict(items)

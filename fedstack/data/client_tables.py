@@ -1,4 +1,4 @@
-"""Splits a table whose rows are of many clients into one table per client."""
+"""Splits a table with the rows of many clients into one table per client."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.data.arrow_arrays import columns_of_arrow
 from fedstack.data.client_columns import (
     check_named_once,
     check_unmasked,
     column_array,
+    columns_of_arrow,
     full_column,
     is_missing,
     unusable_ids,
@@ -35,8 +35,8 @@ def by_client(
 ) -> Mapping[Any, object]:
     """Splits a table into one table per client.
 
-    Clients come in the order of their ids where these can be sorted, else (ids of several kinds) in the order of
-    their first rows. A client's rows keep their order.
+    Clients are in the order of their ids if these can be sorted, else (ids of several kinds) in the order of their
+    first rows. A client's rows keep their order.
 
     >>> {who: part["x"].tolist() for who, part in by_client({"who": ["b", "a", "b"], "x": [1, 2, 3]}, "who").items()}
     {'a': [2], 'b': [1, 3]}
@@ -45,15 +45,15 @@ def by_client(
       table: A mapping from names to columns, a data frame of pandas or polars, an Arrow table, or anything else with
         `__arrow_c_stream__`. Columns are `dtype[rows, ...]`; a nullable one has the dtype of its values, all of which
         must be there, and lists in Arrow's columns have one length. Or a `ray.data.Dataset`, which Ray sorts by client.
-      client_id: The name of the column that tells whose row it is.
+      client_id: The name of the column with the client of each row.
       columns: The names of the columns to keep, in this order; all but `client_id` if left out.
 
     Returns:
-      For each client id, as a Python value, the columns of its rows. The arrays are read-only. Of a dataset of Ray's
-      what stands for them, to be given to a computation; they stay in Ray's object store.
+      For each client id, as a Python value, the columns of its rows. The arrays are read-only. For a dataset of Ray,
+      stand-ins to be passed to a computation; the rows stay in Ray's object store.
 
     Raises:
-      TypeMismatchError: If the table is neither, or a column is a masked array.
+      TypeMismatchError: If the table is none of these, or a column is a masked array.
       InvalidValueError: If a column is missing, of another length or not the only one of its name, a row has no
         client id, or a column has no value in a row.
     """
@@ -62,12 +62,12 @@ def by_client(
             f"Expected the name of one column as client_id, found {describe(client_id)}; at by_client; make one "
             "column of them first"
         )
-    if is_lazy(table):  # which warns whoever looks at its columns
+    if is_lazy(table):  # reading its columns would warn
         raise TypeMismatchError(f"Expected a table, found `{type(table).__name__}`; at by_client; collect() it first")
     arrow = columns_of_arrow(table) if speaks_arrow(table) else None
     names, opened = (_column_names(table, client_id), cast(Any, table)) if arrow is None else arrow
     if isinstance(table, RayDataset) and not names:
-        return {}  # nothing is known of a dataset all rows of which were filtered out
+        return {}  # a dataset without rows does not know its columns
     kept = [name for name in names if name != client_id] if columns is None else list(columns)
     for name in (client_id, *kept):
         if name not in names:
@@ -113,9 +113,9 @@ def _column_names(table: object, client_id: str) -> list[str]:
 
 
 def _id_array(column: Any, path: str) -> NDArray[Any]:
-    """Returns the ids of a column; those of a list keep their own kinds and all their digits.
+    """Returns the ids of a column; those of a list keep their classes and all their digits.
 
-    NumPy would make 2^63 and 1 into floats, "1" and 1 into strings, and cut NULs off the ends of texts: different
+    NumPy would convert 2^63 and 1 to floats, "1" and 1 to strings, and cut NULs off the ends of texts: different
     clients would become one.
     """
     if not isinstance(column, (list, tuple)):
@@ -141,7 +141,7 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
       column: The name of their column, for messages.
 
     Raises:
-      InvalidValueError: If a row has no id, or one that cannot be the key of a dictionary.
+      InvalidValueError: If a row has no id, or one that is not hashable.
     """
     values = cast("list[Any]", ids.tolist())
     if ids.dtype.kind in "mM" and any(isinstance(value, int) for value in values):

@@ -1,4 +1,4 @@
-"""Reads arrays of NumPy from their files a block at a time: what is in a file is not what is in memory."""
+"""Reads arrays from NumPy's files a block at a time, since a file may be larger than the memory."""
 
 import io
 import math
@@ -14,9 +14,9 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class NpyFile:
-    """The array in a `.npy` file, for the block; rows are read when they are asked for.
+    """The array in a `.npy` file, open within a block; rows are read on demand.
 
-    A file that is mapped into memory ends the process that reads it when somebody makes the file shorter.
+    The file is not mapped into memory: that would end the process if the file is truncated.
 
     Args:
       path: The file.

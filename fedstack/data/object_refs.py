@@ -1,4 +1,4 @@
-"""Reads values that are in Ray's object store: a client's value may be a `ray.ObjectRef`."""
+"""Reads values from Ray's object store: a client's value may be a `ray.ObjectRef`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from fedstack.foundations.error_text import printable, text_of
 @stands_for("ray.ObjectRef")
 @attrs.frozen
 class RayObject(Elsewhere):
-    """Stands for what an `ObjectRef` refers to.
+    """Stands for the value of an `ObjectRef`.
 
     Attributes:
       ref: The `ray.ObjectRef`.
@@ -28,25 +28,25 @@ class RayObject(Elsewhere):
 
 
 def imported_ray() -> Any:
-    """Returns the package, which is imported where somebody has an object of it."""
+    """Returns Ray, which is imported only if there is an object of it."""
     import ray
 
     return ray
 
 
 def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
-    """Returns what is in the object store; arrays are read-only views of it.
+    """Returns values from the object store; arrays are read-only views of it.
 
     Args:
       refs: Objects of class `ray.ObjectRef`.
-      where: Gives the path of the value at an index, for messages.
+      where: Returns the path of the value at an index, for messages.
 
     Raises:
-      InvalidValueError: If a task has failed that should have made a value, or Ray has been shut down.
+      InvalidValueError: If the task that should make a value has failed, or Ray has been shut down.
       RemoteError: If Ray has lost a value and cannot make it again.
     """
     ray = imported_ray()
-    if not ray.is_initialized():  # to ask for anything would start another Ray
+    if not ray.is_initialized():  # ray.get would start another Ray
         raise InvalidValueError(
             f"Expected a value, found an ObjectRef of a Ray that has been shut down; at {where(0)}; call ray.init() "
             "and make the value anew"
@@ -54,7 +54,7 @@ def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
     try:
         return ray.get(list(refs))
     except Exception:
-        for index, ref in enumerate(refs):  # the error does not tell whose it is
+        for index, ref in enumerate(refs):  # the error does not say which value it is about
             try:
                 ray.get(ref)
             except Exception as error:
@@ -65,33 +65,32 @@ def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
 def _unreadable(error: Any, place: str, kinds: Any) -> FedstackError:
     if isinstance(error, kinds.TaskCancelledError):  # before the task has begun, or as what it raised
         return InvalidValueError(
-            f"The Ray task was cancelled that should have made the value at {place}; call it again, or leave the "
-            "client out"
+            f"The Ray task that should make the value at {place} was cancelled; call it again, or leave the client out"
         )
     if isinstance(error, kinds.RayTaskError):
         cause = error.cause
         lines = printable(str(error).partition("\n")[2].rpartition("\n")[0])
         return InvalidValueError(
-            f"A Ray task raised {type(cause).__name__}: {text_of(cause)}; it should have made the value at {place}"
+            f"The Ray task that should make the value at {place} raised {type(cause).__name__}: {text_of(cause)}"
             + (lines and f"\n{lines}")
         )
     if isinstance(error, (kinds.WorkerCrashedError, kinds.RayActorError, kinds.OutOfMemoryError)):
         return RemoteError(
-            f"The process ended that should have made a value ({_said(error)}); at {place}; mend the task if it ends "
-            "its process (os._exit, a crash, too much memory), or let Ray try it again: max_retries",
+            f"The process that should make a value ended ({_said(error)}); at {place}; fix the task if it ends its "
+            "process (os._exit, a crash, too much memory), or let Ray try it again: max_retries",
             code="DATA_LOSS",
         )
     if isinstance(error, kinds.RayError):
         return RemoteError(
-            f"Ray has lost a value: {_said(error)}; at {place}; make it anew, in a task, which Ray can run again, "
-            "or in a process that stays: what ray.put made ends with the process that called it",
+            f"Ray has lost a value: {_said(error)}; at {place}; make it again, in a task, which Ray can repeat, or in "
+            "a process that stays: a value of ray.put ends with the process that called it",
             code="DATA_LOSS",
         )
-    return InvalidValueError(f"Reading an ObjectRef raised {_said(error)}; at {place}; make the value anew")
+    return InvalidValueError(f"Reading an ObjectRef raised {_said(error)}; at {place}; make the value again")
 
 
 def _said(error: Exception) -> str:
-    """Returns the first sentence of an error of Ray's that says something; of settings and log files others tell."""
+    """Returns the first relevant sentence of an error of Ray, without those about settings and log files."""
     paragraphs = text_of(error).split("\n\n")
     said = next((one for one in paragraphs if not one.startswith("Failed to retrieve object")), paragraphs[0])
     said = said.partition("\n\t")[0].partition(". ")[0].strip().rstrip(".")
@@ -99,11 +98,11 @@ def _said(error: Exception) -> str:
 
 
 def said_in_task(error: Exception) -> tuple[str, str]:
-    """Returns what an error of Ray Data says, in a line, and the lines of a user's function if that raised."""
+    """Returns the message of an error of Ray Data, in a line, and the lines of a user's function if that raised."""
     cause: object = getattr(error, "cause", None)
     if type(cause).__name__ != "UserCodeException":
         return _said(cause if isinstance(cause, Exception) else error), ""
-    # Ray keeps of what the function raised only how it was told, before the rest.
+    # Of the function's error Ray keeps only the printed traceback, before the rest.
     lines = printable(str(error).partition("\n\nThe above exception was")[0]).splitlines()[1:]
     frames = 1 + max((index for index, line in enumerate(lines) if line.startswith("  ")), default=-1)
     return " ".join(lines[frames:]), "\n".join(lines[:frames])

@@ -1,4 +1,4 @@
-"""Splits a `ray.data.Dataset` whose rows are of many clients: what stands for each client's rows, which stay there."""
+"""Splits a `ray.data.Dataset` with the rows of many clients: stand-ins for the rows of each, which stay in Ray."""
 
 import contextlib
 import threading
@@ -33,7 +33,7 @@ for _name in ("dataset.Dataset", "dataset.MaterializedDataset", "grouped_data.Gr
 
 @runtime_checkable
 class RayDataset(Protocol):
-    """What is needed of a `ray.data.Dataset`."""
+    """The methods of a `ray.data.Dataset` that are used."""
 
     def columns(self) -> Any:
         """Returns the names of its columns."""
@@ -54,9 +54,9 @@ Part: TypeAlias = tuple[Any, int, int]
 
 @attrs.frozen(repr=False)
 class RayRows(Elsewhere):
-    """The rows of a client in Ray's object store: a value for a computation.
+    """Stands for the rows of a client in Ray's object store: a value for a computation.
 
-    It is a struct of arrays, one for each column, or a sequence of rows, as the computation wants it.
+    The value is a struct of arrays, one for each column, or a sequence of rows, depending on the type.
     """
 
     _names: tuple[str, ...]
@@ -149,22 +149,22 @@ def _typed_column(array: NDArray[Any]) -> tuple[Type, Column]:
 
 
 def columns_of(dataset: RayDataset, client_id: str) -> list[str]:
-    """Returns the names of the columns of a dataset; none if it has no rows that tell.
+    """Returns the names of the columns of a dataset; empty if they are not known.
 
     Args:
       dataset: The dataset.
-      client_id: What it is to be split by, for messages.
+      client_id: The column to split by, for messages.
     """
     with _telling(client_id):
         return list(dataset.columns() or ())
 
 
 def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) -> dict[Any, RayRows]:
-    """Sorts the rows of a dataset by client, in Ray, and returns what stands for those of each.
+    """Sorts the rows of a dataset by client, in Ray, and returns stand-ins for those of each client.
 
     Args:
       dataset: A `ray.data.Dataset`.
-      client_id: The name of the column that tells whose row it is.
+      client_id: The name of the column with the client of each row.
       columns: The names of the columns to keep.
 
     Raises:
@@ -192,7 +192,7 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
 
 
 def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tuple[list[Any], list[int]]:
-    """Returns the clients of rows that are sorted by client, and where the rows of each begin and the last ones end."""
+    """Returns the clients of rows sorted by client, and the bounds of their rows."""
     if client_id not in block:  # as in a block without rows
         return [], [0]
     ids = block[client_id]
@@ -202,12 +202,12 @@ def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tupl
 
 @attrs.define
 class _OrderSwitch:
-    """Whether Ray keeps the order of rows, for a dataset and those that come of it.
+    """Ray's option to keep the order of rows, for a dataset and those derived from it.
 
     Attributes:
-      options: What has it.
-      before: How it was.
-      blocks: For how many blocks it is on now.
+      options: The options.
+      before: The user's setting.
+      blocks: The number of blocks for which it is on now.
     """
 
     options: Any
@@ -216,7 +216,7 @@ class _OrderSwitch:
 
 
 class _Ordered:
-    """Has Ray keep the order of rows for blocks, in several threads at once."""
+    """Makes Ray keep the order of rows within blocks, on several threads at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -232,9 +232,9 @@ class _Ordered:
 
     @contextlib.contextmanager
     def block(self, dataset: RayDataset) -> Generator[None]:
-        """Has Ray keep the order of a dataset's rows in the block, as far as this release of Ray lets one say so.
+        """Makes Ray keep the order of a dataset's rows in the block, if this release of Ray has the option.
 
-        By default blocks of rows go on as they are ready, and a client's rows would be in another order now and then.
+        By default blocks of rows are passed on as they are ready, and the order of a client's rows would vary.
         """
         options: Any = getattr(getattr(dataset, "context", None), "execution_options", None)
         if getattr(options, "preserve_order", None) is None:
@@ -259,7 +259,7 @@ _ordered = _Ordered()
 
 @contextlib.contextmanager
 def _telling(client_id: str) -> Generator[None]:
-    """Makes one error of what Ray raises in the block, which has the traceback of each of its processes."""
+    """Replaces errors that Ray raises in the block, and that have the tracebacks of all its processes, by one."""
     try:
         yield
     except FedstackError:

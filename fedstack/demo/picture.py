@@ -6,7 +6,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstack.demo.training import Round, counted
+from fedstack.demo.training import Round
+from fedstack.foundations.error_text import counted
 
 try:
     # Not pyplot, which keeps figures and chooses a window system.

@@ -1,15 +1,17 @@
-"""Runs the example of federated averaging, `examples/federated_averaging.py`, and records each round.
+"""Runs the example of federated averaging, `examples/federated_averaging.py`, and records and reports each round.
 
-The example is the one text of that computation: readers copy it, the demo runs it. A wheel carries it next to this
+The computation is written in the example only: readers copy it, and the demo runs it. A wheel has it next to this
 module.
 """
 
 import contextlib
+import csv
 import importlib.util
+import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import attrs
 import numpy as np
@@ -18,41 +20,26 @@ from numpy.typing import NDArray
 from fedstack.backends.ray_cluster.ray_contexts import create_sync_ray_execution_context
 from fedstack.backends.remote_contexts import create_sync_remote_execution_context
 from fedstack.contexts.local_contexts import create_sync_local_execution_context
-from fedstack.contexts.progress_display import ProgressSnapshot, display
+from fedstack.contexts.progress_display import ProgressSnapshot, display, is_terminal
+from fedstack.foundations.error_text import counted
 
 _FILE = "federated_averaging.py"
 _IN_WHEEL = Path(__file__).parent / "examples" / _FILE
 _IN_CHECKOUT = Path(__file__).parents[2] / "examples" / _FILE
 
 Images = Mapping[str, NDArray[Any]]
-Batches = Iterable[Images]
 
-
-class FederatedAveraging(Protocol):
-    """The functions of the example."""
-
-    def load_clients(self, num_clients: int, seed: int) -> tuple[list[Images], list[Batches]]:
-        """Returns each client's images to train on, and its batches to evaluate on.
-
-        Raises:
-          ModuleNotFoundError: If scikit-learn, which has the images, is not installed.
-        """
-        ...
-
-    def train(
-        self, training: list[Images], evaluation: list[Batches], num_rounds: int, seed: int
-    ) -> Iterator[Mapping[str, float]]:
-        """Yields `accuracy` and `loss` after each round."""
-        ...
+_HEADER = ("round", "accuracy", "loss", "seconds", "clients/s")
+_MOST_ROWS = 10
 
 
 @attrs.frozen
 class Round:
-    """What a round came to.
+    """The results of a round.
 
     Attributes:
       number: The number of the round, from 1.
-      accuracy: The share of the held-out images that the model names rightly after this round.
+      accuracy: The share of the held-out images that the model classifies correctly after this round.
       loss: The mean cross-entropy of these images, in nats.
       seconds: How long the round took, training and evaluation.
       clients_per_second: How many clients were trained per second of the round.
@@ -65,35 +52,35 @@ class Round:
     clients_per_second: float
 
 
-def load_example() -> FederatedAveraging:
-    """Imports the example."""
+def load_example() -> Any:
+    """Imports the example, a module.
+
+    Its `load_clients(num_clients, seed)` returns each client's images to train on, and its batches to evaluate on; it
+    raises a ModuleNotFoundError if scikit-learn, which has the images, is not installed. Its
+    `train(training, evaluation, num_rounds, seed)` yields `accuracy` and `loss` after each round.
+    """
     path = _IN_WHEEL if _IN_WHEEL.is_file() else _IN_CHECKOUT
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return cast(FederatedAveraging, module)
-
-
-def counted(number: int, noun: str) -> str:
-    """Says how many there are."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return module
 
 
 def describe_clients(training: Sequence[Images]) -> str:
-    """Says how unevenly the images are dealt out."""
+    """Describes how unevenly the images are distributed."""
     digits = [client["digit"] for client in training]
     sizes = [len(held) for held in digits]
     kinds = float(np.mean([len(np.unique(held)) for held in digits]))
     least, most = min(sizes), max(sizes)
-    each = f"{counted(least, 'handwritten digit')}" if least == most else f"{least} to {most} handwritten digits"
+    each = counted(least, "handwritten digit") if least == most else f"{least} to {most} handwritten digits"
     return f"{counted(len(digits), 'client')} with {each} each, of {kinds:.1f} kinds on average"
 
 
 @contextlib.contextmanager
 def _context(num_workers: int, engine: str) -> Generator[None, None, None]:
-    """Puts a context in this process, or over new workers, in force for the block."""
+    """Runs the block in a context of this process, over new workers, or on Ray."""
     if engine == "ray":
         from fedstack.backends.ray_cluster.ray_api import ray  # needs an extra
 
@@ -113,9 +100,9 @@ def _context(num_workers: int, engine: str) -> Generator[None, None, None]:
 
 
 def run_rounds(
-    example: FederatedAveraging,
+    example: Any,
     training: list[Images],
-    evaluation: list[Batches],
+    evaluation: list[Iterable[Images]],
     num_rounds: int,
     seed: int,
     num_workers: int = 0,
@@ -145,3 +132,30 @@ def run_rounds(
             )
             begin = end
     return rounds
+
+
+def print_table(rounds: Sequence[Round]) -> None:
+    """Prints the first round, the last and some between them on standard output."""
+    every = -(-len(rounds) // _MOST_ROWS)
+    rows = [
+        (str(r.number), f"{r.accuracy:.4f}", f"{r.loss:.4f}", f"{r.seconds:.3f}", f"{r.clients_per_second:,.0f}")
+        for r in rounds
+        if r.number % every == 0 or r.number in (1, len(rounds))
+    ]
+    if is_terminal(sys.stdout):
+        with contextlib.suppress(ImportError):
+            from fedstack.contexts.rich_display import draw_table
+
+            draw_table(_HEADER, rows)
+            return
+    widths = [max(map(len, column)) for column in zip(_HEADER, *rows)]
+    for row in (_HEADER, *rows):
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
+
+
+def write_csv(rounds: Sequence[Round], path: Path) -> None:
+    """Writes all rounds to a CSV file, with every digit of their numbers."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(field.name for field in attrs.fields(Round))
+        writer.writerows(attrs.astuple(r) for r in rounds)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
-from fedstack.computations.types.options import takes_options
 from fedstack.executors.concurrency.leaf_threads import SharedLeafThreads, most_threads
 from fedstack.executors.data_executor import DataBackend, DataExecutor
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -14,6 +13,7 @@ from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sequence_executor import SequenceExecutor
 from fedstack.executors.sizing_executor import SizeInfo, SizingExecutor
 from fedstack.foundations.number_checks import check_whole_number
+from fedstack.foundations.public_names import takes_options
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -18,7 +18,6 @@ from fedstack.computations.plan.program import (
     Program,
 )
 from fedstack.computations.types.language import Type
-from fedstack.computations.types.options import takes_options
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, InvalidComputationError, UnsupportedIntrinsicError
@@ -29,6 +28,7 @@ from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, SharedLeafThreads
 from fedstack.executors.concurrency.measurements import timed_run
+from fedstack.foundations.public_names import takes_options
 
 _T = TypeVar("_T")
 # The most policies whose loaded leaves are kept.

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from fedstack.computations.types.language import CardinalitiesType, ConcreteComputation, array_pb2, computation_pb2
-from fedstack.computations.types.options import takes_options
 from fedstack.computations.values.federated_values import checked_cardinalities
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.verb_executor import VerbExecutor, to_declared_type
@@ -15,6 +14,7 @@ from fedstack.executors.remote.remote_values import SessionValue
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number
+from fedstack.foundations.public_names import takes_options
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
 

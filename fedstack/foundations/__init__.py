@@ -1,1 +1,1 @@
-"""What all other rooms stand on: texts and tracebacks of errors, and what a fork leaves behind."""
+"""What all other rooms build on: texts and tracebacks of errors, checks, caches, deadlines, segments, forks."""

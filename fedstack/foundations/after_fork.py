@@ -1,8 +1,8 @@
-"""Renews in forked children what other threads of the parent may have been in the midst of.
+"""Renews, in a forked child, the state that other threads of the parent may have been changing.
 
-A child has its parent's memory, and of its threads only the one that forked. A lock that another thread held is held
-for ever there, and what it guards may be half changed. So whatever outlives an invocation and has a lock registers
-here. What belongs to an invocation does not: its threads are gone, and nobody in the child goes on with it.
+A child has its parent's memory, but only the thread that forked. A lock that another thread held stays locked forever,
+and what it guards may be half changed. So every object that has a lock and outlives an invocation registers here. The
+state of an invocation does not: its threads are gone, and the child does not continue it.
 """
 
 import os
@@ -11,12 +11,12 @@ from typing import Protocol
 
 
 class Renewable(Protocol):
-    """Something that outlives an invocation, and that several threads change."""
+    """An object that outlives an invocation, and that several threads change."""
 
     def renew(self) -> None:
-        """Makes new locks, and drops what threads that are gone may have left half changed. It must not raise.
+        """Replaces the locks, and drops state that a lost thread may have left half changed. It must not raise.
 
-        Called in a forked child while there is one thread.
+        Called in a forked child while it has one thread.
         """
         ...
 
@@ -26,14 +26,14 @@ _process = os.getpid()
 
 
 def renew_after_fork(owner: Renewable) -> None:
-    """Lets something be renewed in each forked child, for as long as anybody refers to it."""
+    """Has an object renewed in each forked child, as long as it is referenced."""
     _registered.add(owner)
 
 
 def is_renewed() -> bool:
-    """Tells whether what may have come from a parent can be used.
+    """Returns whether state that may come from a parent process is usable.
 
-    It cannot in destructors of what only the other threads referred to: Python runs them before it calls anybody.
+    It is not in the destructors of objects that only lost threads referenced: Python runs them before fork handlers.
     """
     return _process == os.getpid()
 

@@ -1,30 +1,109 @@
-"""Defines how long something may take: one value for what is awaited, what blocks a thread, and what is tried again."""
+"""Defines deadlines: one value that bounds awaiting, blocking and retrying; and the cheap timers below it.
+
+Creating and cancelling a timer of asyncio takes a tenth of the time of a small call, and a call has two that nearly
+always end before they are due. So all timers of a loop (`LoopTimers`) share the one that is due first.
+"""
 
 import asyncio
 import concurrent.futures
+import contextvars
+import heapq
+import itertools
 import math
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from fedstack.foundations.loop_timers import timers_on
 from fedstack.foundations.traceback_filter import consume_exception
 
 _T = TypeVar("_T")
-# After so long work that has caught its cancellation is cancelled once more.
+# From this number of timers on, those that have ended are cleared away.
+_MANY = 100
+# Work that has caught its cancellation is cancelled again after this time.
 _AGAIN_SECONDS = 1.0
 
 
+class LoopTimer:
+    """Calls a function when it is due, unless it has ended before. Made by `LoopTimers.call_at`."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call: Callable[[], object] | None = call
+
+    def end(self) -> None:
+        """Cancels the call. Idempotent."""
+        self.call = None
+
+
+class LoopTimers:
+    """The timers of one event loop, used on that loop only. The functions they call must not raise.
+
+    Args:
+      loop: The loop, which references this object as long as there is a timer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timers: list[tuple[float, int, LoopTimer]] = []  # a heap, in which ended timers stay for a while
+        self._numbers = itertools.count()
+        self._most = _MANY
+        self._next: asyncio.TimerHandle | None = None
+
+    def call_at(self, when: float, call: Callable[[], object]) -> LoopTimer:
+        """Calls a function at the given time of the loop, in an empty context."""
+        timer = LoopTimer(call)
+        if len(self._timers) >= self._most:
+            self._timers = [one for one in self._timers if one[2].call is not None]
+            heapq.heapify(self._timers)
+            self._most = max(_MANY, 2 * len(self._timers))
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        if self._next is None or when < self._next.when():
+            self._wait()
+        return timer
+
+    def _wait(self) -> None:
+        """Sets the loop's own timer to when the first timer is due."""
+        if self._next is not None:
+            self._next.cancel()
+        when = self._timers[0][0]
+        self._next = self._loop.call_at(when, self._due, when, context=contextvars.Context())
+
+    def _due(self, when: float) -> None:
+        self._next = None
+        while self._timers and (self._timers[0][0] <= when or self._timers[0][2].call is None):
+            call = heapq.heappop(self._timers)[2].call
+            if call is not None:
+                call()
+        if self._timers:
+            self._wait()
+
+
+# Weak, because timers may refer to their loop.
+_timers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[LoopTimers]]" = weakref.WeakKeyDictionary()
+
+
+def timers_on(loop: asyncio.AbstractEventLoop) -> LoopTimers:
+    """Returns the timers of a loop."""
+    known = _timers.get(loop)
+    found = None if known is None else known()
+    if found is None:
+        found = LoopTimers(loop)
+        _timers[loop] = weakref.ref(found)
+    return found
+
+
 class Deadline:
-    """The moment by which something has to be done. It does not move: each wait has what the ones before have left.
+    """The moment by which something has to be done. It is fixed: each wait has the time that earlier waits have left.
 
         deadline = Deadline(5.0)
         await deadline.wait(connect())
         return await deadline.wait(answer(), lambda: DeadlineExceededError("..."))
 
     Args:
-      seconds: How long there is from now on; `None` or infinity for any time.
+      seconds: How long from now; `None` or infinity for no limit.
       clock: Returns the time in seconds.
     """
 
@@ -36,24 +115,24 @@ class Deadline:
 
     @property
     def left(self) -> float | None:
-        """How long there still is, in seconds, at least 0; `None` for any time."""
+        """The time left, in seconds, at least 0; `None` for no limit."""
         return None if self._at == math.inf else max(0.0, self._at - self._clock())
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over."""
+        """Whether the deadline has passed."""
         return self._clock() >= self._at
 
     async def wait(self, work: Awaitable[_T], late: Callable[[], Exception] = asyncio.TimeoutError) -> _T:
-        """Returns the result of work, which is cancelled when the time is over, and has ended then.
+        """Returns the result of work, or cancels it at the deadline and waits until it has ended.
 
-        Work begins even if the time is over. No cancellation from outside is lost, as `asyncio.wait_for` loses one
-        before Python 3.12, and a TimeoutError of the work's own is raised as such. From Python 3.11 on the work gets no
-        task of its own, as that costs a small call a tenth of its time.
+        Work begins even if the deadline has passed. Cancellations from outside are not lost, as `asyncio.wait_for`
+        loses them before Python 3.12, and a TimeoutError of the work itself is raised as it is. From Python 3.11 on the
+        work gets no task of its own, which would cost a small call a tenth of its time.
 
         Args:
           work: A coroutine or a future.
-          late: Returns the error to raise when the time is over.
+          late: Returns the error to raise at the deadline.
         """
         left = self.left
         if left is None:
@@ -73,7 +152,7 @@ class Deadline:
             limit.end()
 
     async def has_ended(self, *work: "asyncio.Future[Any]") -> bool:
-        """Waits for futures, and returns whether all have ended in time; they are left alone if not."""
+        """Waits for futures, and returns whether all have ended in time. It cancels none."""
         if not all(one.done() for one in work):
             await asyncio.wait(work, timeout=self.left)
         return all(one.done() for one in work)
@@ -81,11 +160,11 @@ class Deadline:
     def wait_blocking(
         self, result: Callable[[float | None], _T], late: Callable[[], Exception] = asyncio.TimeoutError
     ) -> _T:
-        """Returns what another thread makes, and blocks this one until then; nothing is cancelled when it is late.
+        """Blocks this thread until another one has a result, and returns that. At the deadline nothing is cancelled.
 
         Args:
-          result: Returns it within so many seconds, such as the `result` of a future, or raises TimeoutError.
-          late: Returns the error to raise when the time is over.
+          result: Returns the result within the given seconds, as `Future.result` does, or raises TimeoutError.
+          late: Returns the error to raise at the deadline.
         """
         try:
             return result(self.left)
@@ -106,7 +185,7 @@ class Deadline:
         return _Attempts(self, pauses)
 
     def attempts_blocking(self, pauses: Iterable[float]) -> Iterator[int]:
-        """Does what `attempts` does, for a thread without an event loop."""
+        """Yields what `attempts` does, on a thread without an event loop."""
         yield 0
         for number, pause in enumerate(pauses, 1):
             if self.is_over:
@@ -137,7 +216,7 @@ class _Attempts(AsyncIterator[int]):
 
 
 class _TimeLimit:
-    """Cancels the current task when its time is over, and again until that has ended what the task awaits."""
+    """Cancels the current task when the time is over, and again until the work that the task awaits has ended."""
 
     def __init__(self, seconds: float) -> None:
         task = asyncio.current_task()
@@ -165,7 +244,7 @@ class _TimeLimit:
         self._wait(_AGAIN_SECONDS)
 
     def end(self) -> None:
-        """Lets the task go on after this."""
+        """Ends the limit, and takes back its cancellations."""
         self._timer.end()
         for _ in range(self._requests):
             getattr(self._task, "uncancel")()  # noqa: B009  # not on Python 3.10, where this class is not used
@@ -176,7 +255,7 @@ def _cancelling(task: "asyncio.Task[Any]") -> int:
 
 
 async def _in_task(work: Awaitable[_T], seconds: float, late: Callable[[], Exception]) -> _T:
-    """Does what `Deadline.wait` does in a task of its own, for a Python that does not count cancellations."""
+    """Implements `Deadline.wait` with a task, for Python 3.10, which does not count cancellations."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=seconds)
@@ -194,7 +273,7 @@ async def _in_task(work: Awaitable[_T], seconds: float, late: Callable[[], Excep
             await asyncio.wait([task])
         raise
     finally:
-        del task  # an error of it has this frame
+        del task  # its error references this frame
 
 
 def growing_pauses(first: float, longest: float) -> Iterator[float]:

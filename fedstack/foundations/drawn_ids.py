@@ -1,4 +1,4 @@
-"""Draws ids that nothing else has: at random, and in simulations as a seed has it."""
+"""Draws unique ids: at random, or in simulations from a seed."""
 
 import contextlib
 import random
@@ -11,14 +11,14 @@ _drawing = threading.local()
 
 
 def draw_id(size: int = _BYTES) -> bytes:
-    """Returns bytes that nobody has drawn before, and nobody guesses."""
+    """Returns unique, unpredictable bytes."""
     chance: random.Random | None = getattr(_drawing, "chance", None)
     return secrets.token_bytes(size) if chance is None else chance.randbytes(size)
 
 
 @contextlib.contextmanager
 def ids_from(chance: random.Random) -> Generator[None, None, None]:
-    """Lets the ids that this thread draws follow from a seed for the duration of the block: those of a simulation."""
+    """Makes this thread draw its ids from a seeded generator within the block, for a simulation."""
     before = getattr(_drawing, "chance", None)
     _drawing.chance = chance
     try:

@@ -1,22 +1,26 @@
-"""Makes texts of others fit for messages: not too long, and nothing in them that a terminal would obey."""
+"""Writes the texts of messages. Texts of others are shortened, and escaped since terminals obey control characters."""
 
 import re
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeVar, cast
+
+from fedstack.errors import FedstackError
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-# About as much comes from a worker.
+# About the size of a status message from a worker.
 _MAX_TEXT_BYTES = 4096
 _MAX_NAME = 200
-# Of exceptions that have others in them, as many are told, and as deep.
+# How much of an exception group is written.
 _MOST_IN_GROUP = 10
 _DEEPEST_GROUP = 3
+_FRAMES = '\n  File "'
+_Error = TypeVar("_Error", bound=FedstackError)
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an exception of the user's, with its notes and those in a group, fit for a message."""
+    """Returns the text of a user's exception, with its notes and the exceptions of a group, for use in a message."""
     return shortened(printable(_text_of(error, _DEEPEST_GROUP)), _MAX_TEXT_BYTES)
 
 
@@ -30,24 +34,21 @@ def _text_of(error: BaseException, depth: int) -> str:
         if depth and isinstance(group, tuple) and group:
             text += f": {_text_of_group(cast('tuple[object, ...]', group), depth)}"
         return text
-    except Exception as inner:  # of the user's own exception class
+    except Exception as inner:  # raised by the user's own exception class
         return f"whose text raises {type(inner).__name__}"
 
 
 def _text_of_group(exceptions: Sequence[object], depth: int) -> str:
-    told = [
+    texts = [
         f"{type(error).__name__}: {_text_of(error, depth - 1)}".removesuffix(": ")
         for error in exceptions[:_MOST_IN_GROUP]
         if isinstance(error, BaseException)
     ]
-    return "; ".join(told + ["…"] * (len(exceptions) > _MOST_IN_GROUP))
+    return "; ".join(texts + ["…"] * (len(exceptions) > _MOST_IN_GROUP))
 
 
 def shortened(text: str, limit: int) -> str:
-    """Takes out the middle of a text that has more than `limit` bytes: what it begins and ends with says most.
-
-    In its place is how many bytes are missing.
-    """
+    """Cuts the middle out of a text of more than `limit` bytes, and writes how many bytes are missing there."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text
@@ -58,7 +59,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def name_text(name: str) -> str:
-    """Returns a name of somebody else's for a message: it may have any length."""
+    """Returns a name from a peer or user, which may have any length, for use in a message."""
     shown = printable(name[:_MAX_NAME])
     return shown if len(name) <= _MAX_NAME else f"{shown}[… {len(name) - _MAX_NAME} more …]"
 
@@ -68,18 +69,18 @@ def _cut(size: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Writes control characters as Python does, all but line feeds and tabs, and what UTF-8 cannot carry, too."""
+    """Escapes control characters other than line feeds and tabs, and characters that UTF-8 cannot encode."""
     carried = text.encode("utf-8", "backslashreplace").decode()
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], carried)
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """Writes a number of things: `1 client`, `2 clients`.
+    """Writes a number with its noun: `1 client`, `2 clients`.
 
     Args:
-      number: How many there are.
-      what: What one of them is called.
-      several: What several are called; by default that with an s.
+      number: The number.
+      what: The noun in the singular.
+      several: The plural; by default the singular with an s.
     """
     return f"{number} {what if number == 1 else several or f'{what}s'}"
 
@@ -91,3 +92,20 @@ def size_text(number: float) -> str:
             return f"{number:.4g} {unit}"
         number /= 1024
     return f"{number:.4g} GiB"
+
+
+def with_place(error: _Error, place: str) -> _Error:
+    """Returns a copy of an error whose message also says where it was raised, or what to do.
+
+    A copy, because an error may be stored as the outcome of a value and raised again.
+
+    Args:
+      error: The error.
+      place: The place, as in "at client 3", or the advice.
+    """
+    # The user's own lines come last in a message.
+    message, frames, lines = str(error).partition(_FRAMES)
+    placed = type(error).__new__(type(error))  # copy() would need an __init__ that takes only the message
+    vars(placed).update(vars(error))
+    placed.args = (f"{message}; {place}{frames}{lines}", *error.args[1:])
+    return placed.with_traceback(error.__traceback__)

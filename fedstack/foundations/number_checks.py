@@ -1,4 +1,8 @@
-"""Checks numbers that users give, where they give them: later errors would say less."""
+"""Checks numbers and flags where users pass them: a later error would say less.
+
+`check_…` raises InvalidValueError whatever is wrong. `checked_…`, for arguments that describe data, raises
+TypeMismatchError where the value is of the wrong kind.
+"""
 
 import math
 import operator
@@ -8,28 +12,30 @@ from typing import Any, SupportsIndex, TypeAlias, cast
 import attrs
 import numpy as np
 
-from fedstack.errors import InvalidValueError
+from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe
 
-# What messages have room for.
+# The limits of the fields in messages.
 MOST_CLIENTS = (1 << 31) - 1
 MOST_BYTES = (1 << 63) - 1
 MOST_MESSAGE_BYTES = (1 << 31) - 1
+
+_BOOLS = (bool, np.bool_)
 
 Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", object], None]
 
 
 def check_whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
-    """Returns a whole number, of NumPy's too, as one of Python's.
+    """Returns a whole number of Python or NumPy as an `int`.
 
     Args:
-      name: What it is called in the message.
-      value: What the user gave.
-      least: The least that it may be.
-      most: The most that it may be; `None` for any number.
+      name: The name of the parameter, for the message.
+      value: What the user passed.
+      least: The smallest allowed number.
+      most: The largest allowed number; `None` for no limit.
 
     Raises:
-      InvalidValueError: If it is none, or out of its range.
+      InvalidValueError: If the value is not a whole number, or out of range.
     """
     number = whole_number_of(value)
     if number is None or number < least or (most is not None and number > most):
@@ -40,10 +46,10 @@ def check_whole_number(name: str, value: object, least: int, most: int | None = 
 
 
 def whole_number_of(value: object) -> int | None:
-    """Returns a whole number as one of Python's; `None` for anything else, a truth value too."""
+    """Returns a whole number as an `int`; `None` for anything else, booleans included."""
     if type(value) is int:
         return value
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, SupportsIndex):
+    if isinstance(value, _BOOLS) or not isinstance(value, SupportsIndex):
         return None
     try:
         return operator.index(value)
@@ -52,19 +58,19 @@ def whole_number_of(value: object) -> int | None:
 
 
 def check_number(name: str, value: object, *, positive: bool = False, endless: bool = False) -> None:
-    """Checks a number that need not be whole, such as a length of time.
+    """Checks a number that need not be whole, such as a duration.
 
     Args:
-      name: What it is called in the message.
-      value: What the user gave.
+      name: The name of the parameter, for the message.
+      value: What the user passed.
       positive: Whether it must be more than 0.
       endless: Whether it may be infinite.
 
     Raises:
-      InvalidValueError: If it is none, NaN, or out of its range.
+      InvalidValueError: If the value is not a number, NaN, or out of range.
     """
     bounds = "of more than 0" if positive else "of at least 0"
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if isinstance(value, _BOOLS) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InvalidValueError(f"Expected {name} {bounds} as a number, found {describe(cast(object, value))}")
     try:
         number = float(cast(float, value))
@@ -76,7 +82,7 @@ def check_number(name: str, value: object, *, positive: bool = False, endless: b
 
 
 def whole_number_validator(least: int, most: int | None = None) -> Validator:
-    """Returns the validator of a field of attrs with a whole number; see `check_whole_number`."""
+    """Returns an attrs validator for a whole number; see `check_whole_number`."""
 
     def validate(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
         check_whole_number(attribute.name, value, least, most)
@@ -85,7 +91,7 @@ def whole_number_validator(least: int, most: int | None = None) -> Validator:
 
 
 def number_validator(*, positive: bool = False, endless: bool = False) -> Validator:
-    """Returns the validator of a field of attrs with a number; see `check_number`."""
+    """Returns an attrs validator for a number; see `check_number`."""
 
     def validate(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
         check_number(attribute.name, value, positive=positive, endless=endless)
@@ -94,15 +100,68 @@ def number_validator(*, positive: bool = False, endless: bool = False) -> Valida
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Returns `True` or `False`, of NumPy's too, as one of Python's.
+    """Returns a boolean of Python or NumPy as a `bool`.
 
     Args:
-      name: What it is called in the message.
-      value: What the user gave.
+      name: The name of the parameter, for the message.
+      value: What the user passed.
 
     Raises:
-      InvalidValueError: If it is anything else, a number too.
+      InvalidValueError: If the value is anything else, numbers included.
     """
-    if not isinstance(value, (bool, np.bool_)):
+    if not isinstance(value, _BOOLS):
         raise InvalidValueError(f"Expected {name} to be True or False, found {describe(value)}")
     return bool(cast(object, value))
+
+
+def checked_flag(name: str, value: object) -> bool:
+    """Returns a boolean of Python or NumPy as a `bool`.
+
+    Raises:
+      TypeMismatchError: If the value is not a boolean.
+    """
+    try:
+        return check_bool(name, value)
+    except InvalidValueError as error:
+        raise TypeMismatchError(str(error)) from None
+
+
+def checked_seed(name: str, value: object, most: int | None = None) -> int:
+    """Returns an integer from 0 up to `most`.
+
+    Raises:
+      TypeMismatchError: If the value is not an integer.
+      InvalidValueError: If it is out of range.
+    """
+    number = checked_integer(name, value)
+    if number < 0:
+        raise InvalidValueError(f"Expected {name} to be zero or more, found {number}; give a non-negative integer")
+    if most is not None and number > most:
+        bits = most.bit_length()
+        raise InvalidValueError(f"Expected {name} below 2**{bits}, found one of {number.bit_length()} bits")
+    return number
+
+
+def checked_positive(name: str, value: object) -> int:
+    """Returns an integer of one or more.
+
+    Raises:
+      TypeMismatchError: If the value is not an integer.
+      InvalidValueError: If it is less than one.
+    """
+    number = checked_integer(name, value)
+    if number < 1:
+        raise InvalidValueError(f"Expected {name} to be one or more, found {number}; give a positive integer")
+    return number
+
+
+def checked_integer(name: str, value: object) -> int:
+    """Returns an integer of Python or NumPy as an `int`.
+
+    Raises:
+      TypeMismatchError: If the value is not an integer.
+    """
+    number = whole_number_of(value)
+    if number is None:
+        raise TypeMismatchError(f"Expected {name} to be an integer, found `{type(value).__name__}`; give an integer")
+    return number

@@ -1,4 +1,4 @@
-"""Words how a process has ended, and finds in what it said at last where that was: what `faulthandler` prints."""
+"""Describes how a process ended, and finds the crash that `faulthandler` wrote among its last lines."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstack.foundations.traceback_filter import called_by_us, users_frames
 
-# How many lines to keep of what a process says, so that all that `faulthandler` prints of many threads is among them.
+# How many of the last lines of a process to keep: enough for the traces of many threads.
 LINES_KEPT = 1000
 _FATAL = ("Fatal Python error:", "Windows fatal exception:")
 _CURRENT = "Current thread "
@@ -20,7 +20,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)'
 
 
 def ending_of(code: int) -> str:
-    """Returns how a process ended, given what `subprocess` calls its return code, as in "signal 11 (SIGSEGV)"."""
+    """Describes the return code of a process, as in "signal 11 (SIGSEGV)"."""
     if code >= 0:
         return f"exit status {code}"
     try:
@@ -30,24 +30,24 @@ def ending_of(code: int) -> str:
 
 
 def wait_for_end(process: "subprocess.Popen[Any]") -> None:
-    """Returns when a process has ended. Where that is possible it keeps its id, and others may ask how it ended."""
+    """Waits until a process has ended. Where possible it leaves the exit status for others to read."""
     if hasattr(os, "waitid"):
-        with contextlib.suppress(ChildProcessError):  # somebody else has asked already
+        with contextlib.suppress(ChildProcessError):  # its status has been read already
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     else:
         process.wait()
 
 
 def begins_crash(line: str) -> bool:
-    """Tells whether what `faulthandler` prints begins with a line."""
+    """Returns whether a line is the first that `faulthandler` writes of a crash."""
     return line.startswith(_FATAL)
 
 
 def crash_in(said: Iterable[str]) -> list[str]:
-    """Returns the lines that say what crashed, and what the thread that did was at, the innermost call first.
+    """Returns the lines of a crash and of the stack of the thread that crashed, the innermost call first.
 
     Args:
-      said: The last lines that a process said.
+      said: The last lines that a process wrote.
     """
     lines = [line.rstrip() for line in said]
     begins = [index for index, line in enumerate(lines) if begins_crash(line)]
@@ -55,21 +55,21 @@ def crash_in(said: Iterable[str]) -> list[str]:
         return []
     head, *rest = lines[begins[-1] :]
     current = next((index for index, line in enumerate(rest) if line.startswith(_CURRENT)), None)
-    if current is None:  # a thread of a library's own, of which Python knows nothing
+    if current is None:  # a thread of a library, which Python does not know
         return [head, *rest[:_MOST_LINES]]
     end = next((index for index in range(current, len(rest)) if not rest[index]), len(rest))
     return [head, *rest[current:end]]
 
 
 def crash_told(said: Iterable[str]) -> str:
-    """Returns what to log of a crash: nothing, or lines with what crashed and where in the user's code that was."""
+    """Returns the text to log of a crash: what crashed, and where in the user's code; empty without a crash."""
     lines = crash_in(said)
     users = users_lines_in(lines)
     return "".join(f"\n  {line}" for line in (lines[:1] if users else lines)) + users
 
 
 def users_lines_in(said: Iterable[str]) -> str:
-    """Returns the user's own lines of a crash as they end a message: nothing, or a new line and they."""
+    """Returns the user's frames of a crash for the end of a message: a line feed and the frames, or nothing."""
     found = [match for match in map(_FRAME.match, crash_in(said)) if match is not None]
     frames = [FrameSummary(match["file"], int(match["line"]), match["name"]) for match in reversed(found)]
     lines = "".join(format_list(list(users_frames(called_by_us(frames))))).rstrip()

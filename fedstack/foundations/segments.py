@@ -1,4 +1,4 @@
-"""The memory beside a message: arrays that are sent as they lie there, and memory that arrays are received in."""
+"""Defines segments, the memory beside a message: arrays are sent from where they are, and received in their place."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from fedstack.errors import InvalidValueError
 
 LARGE_BYTES = 16 * 1024
-"""Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves."""
+"""Arrays of at least this size travel beside the message. Below it a segment costs more than the copy it saves."""
 
 
 class Rows:
-    """Arrays of the same size that are to be sent one after the other.
+    """Arrays of the same size that are sent one after the other.
 
-    They can be pickled, as bare memory: NumPy's own way takes ten times as long for arrays of some kilobytes.
+    They are pickled as plain memory: NumPy's pickles take ten times as long for arrays of some kilobytes.
 
     Attributes:
-      arrays: The arrays, contiguous, of one shape and of one dtype that Python's buffers know.
-      row_bytes: The bytes of each; at least 1.
+      arrays: The arrays, contiguous, of one shape, and of one dtype that Python's buffer protocol supports.
+      row_bytes: The size of each in bytes; at least 1.
     """
 
     __slots__ = ("arrays", "row_bytes")
@@ -38,11 +38,11 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the arrays have."""
+        """The size of all arrays in bytes."""
         return len(self)
 
     def copy(self) -> "Rows":
-        """Returns the same in memory of its own."""
+        """Returns a copy in memory of its own."""
         return Rows([array.copy() for array in self.arrays])
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., "Rows"], tuple[Any, ...]]:
@@ -53,29 +53,26 @@ class Rows:
 
 
 def _pickled_rows(dtype: str, shape: Sequence[int], buffers: Sequence[Any]) -> Rows:
-    """Returns rows over memory that is there, which must not be written to."""
+    """Returns rows as read-only views of unpickled buffers."""
     arrays = [np.frombuffer(memoryview(buffer).toreadonly(), dtype) for buffer in buffers]
     return Rows(arrays if len(shape) == 1 else [array.reshape(shape) for array in arrays])
 
 
 Segment: TypeAlias = memoryview | Rows
-# The same as what can be pickled, and says how many bytes it has.
+# A segment that can be pickled and has `nbytes`.
 Memory: TypeAlias = NDArray[Any] | Rows
 
 
 def memory_of(segments: Iterable[Segment]) -> list[Memory]:
-    """Returns the memory of segments as what can be pickled: what an engine takes, which gives its receiver memory.
-
-    It comes as memory that is filled already, as frames of gRPC do, and is unpacked without a copy.
-    """
+    """Returns segments in a form that engines can pickle, and whose receiver unpacks it without a copy."""
     return [segment if isinstance(segment, Rows) else np.frombuffer(segment, np.uint8) for segment in segments]
 
 
 def joined(segments: Iterable[Segment], *before: bytes) -> bytes:
-    """Returns the bytes of segments, one after the other, and what comes before them."""
+    """Returns the bytes of segments, one after the other, behind a prefix."""
     pieces: list[Any] = [*before]
     for segment in segments:
-        # `join` reads arrays as they are: a view of each would take time.
+        # `join` reads arrays directly: a view of each would take time.
         pieces.extend(segment.arrays if isinstance(segment, Rows) else (segment,))
     return b"".join(pieces)
 
@@ -84,11 +81,11 @@ class SegmentReader:
     """Fills buffers with the data of a stream, in order.
 
     Args:
-      buffers: Writable bytes, one-dimensional and contiguous: the memory of the arrays that the header announced.
+      buffers: The memory of the arrays that the header announced: writable bytes, one-dimensional and contiguous.
 
     Attributes:
-      expected: How many bytes the buffers take.
-      received: How many they have got.
+      expected: The size of all buffers in bytes.
+      received: How many bytes have been filled.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -111,7 +108,7 @@ class SegmentReader:
         """Takes the next bytes.
 
         Raises:
-          InvalidValueError: If there are more of them than were announced; nothing is written then.
+          InvalidValueError: If there are more than announced; then nothing is written.
         """
         if self.received + len(data) > self.expected:
             raise InvalidValueError(
@@ -128,15 +125,15 @@ class SegmentReader:
             data = data[count:]
 
     def finish(self) -> None:
-        """Checks at the end of the stream that all has come.
+        """Checks at the end of the stream that all bytes have arrived.
 
         Raises:
-          InvalidValueError: If not.
+          InvalidValueError: If some are missing.
         """
         if not self.complete:
             raise InvalidValueError(
                 f"Expected {self.expected} bytes of data, as the header announced, found the end of the stream after "
-                f"{self.received}; the peer gave up, or contradicts itself"
+                f"{self.received}; the peer gave up or contradicts itself"
             )
 
     def __repr__(self) -> str:

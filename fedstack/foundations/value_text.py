@@ -1,4 +1,4 @@
-"""Names what users give in messages, whatever it is, and tells tables from other objects."""
+"""Describes values of users in messages, and recognises tables."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
@@ -7,17 +7,17 @@ import numpy as np
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """Shows a value in a message, cut to `limit` characters."""
+    """Returns the repr of a value, cut to `limit` characters."""
     try:
         text = repr(value)
-    except Exception as error:  # of the user's own class, of a list in itself, of an integer with too many digits
+    except Exception as error:  # a user's class, a list that contains itself, an integer of too many digits
         text = f"whose repr raises {type(error).__name__}"
     text = " ".join(text.split()) if "\n" in text else text  # arrays have lines
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def describe(value: object) -> str:
-    """Names a value by its type and, where short, its content."""
+    """Describes a value by its type and, where that is short, its content."""
     if is_data_frame(value):
         names = cast("Iterable[object]", getattr(value, "column_names", None) or value.columns)
         return f"a {type(value).__name__} with the columns {shorten(list(names))}"
@@ -34,7 +34,7 @@ def describe(value: object) -> str:
 
 @runtime_checkable
 class DataFrameLike(Protocol):
-    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
+    """A table that is not a mapping, such as a pandas `DataFrame`."""
 
     @property
     def columns(self) -> Iterable[Any]: ...
@@ -43,25 +43,25 @@ class DataFrameLike(Protocol):
 
 
 def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
-    """Tells whether a value is a table with named columns, and no array whose fields NumPy shows as attributes."""
+    """Returns whether a value is a table with named columns. An array with named fields is not."""
     return not is_lazy(value) and isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
 
 
 def is_lazy(value: object) -> bool:
-    """Returns whether a value is a table that is yet to be computed, as those of polars' `lazy()` are."""
+    """Returns whether a value is a table that has yet to be computed, as polars' `lazy()` returns."""
     return hasattr(type(value), "collect") and hasattr(type(value), "columns")
 
 
 class ArrowTable(Protocol):
-    """What has columns, and gives them by Arrow's C stream protocol: tables of pyarrow, frames of polars."""
+    """A table that exports its columns by Arrow's C stream protocol, such as those of pyarrow and polars."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
 def speaks_arrow(value: object) -> bool:
-    """Returns whether a value is a table or a column that is to be read by Arrow's C protocols.
+    """Returns whether a table or column is to be read by Arrow's C protocols.
 
-    What pandas has speaks them too, and calls NaN among its floats a missing value; so it goes by its own names.
+    Those of pandas support them too, but export NaN as a missing value, so they are read by their own methods.
     """
     kind = type(value)
     return (hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")) and not hasattr(kind, "isna")

@@ -1,4 +1,4 @@
-"""Watching what happens: calls, phases, workers, sessions. Nothing is told, and nothing costs, until somebody watches.
+"""Observes calls, phases, workers and sessions. Without an observer, events cost nothing.
 
 >>> from fedstack.observe import CallEnded, Observer, add_observer
 >>> class Timer(Observer):

@@ -1,13 +1,17 @@
-"""What can be watched: typed events with plain data in them, numbers and names, never values or errors themselves.
+"""Defines the events that can be observed: plain data, numbers and names, never values or errors themselves.
 
 Events of one call have its id in `call`. Calls, and phases within them, are *spans*: a started and an ended event with
-the same id. What happens within a span has that id in `parent`. `trace` is the id of the outermost call, which differs
-from `call` where a leaf function has called a computation. Ids are 16 hexadecimal digits, drawn at random; the ids of a
-call reach the workers that do its work, so spans of several processes join. What happens outside of any call, or for a
-client that does not watch, has no ids: they are empty.
+the same id. Events within a span have that id in `parent`. `trace` is the id of the outermost call, which differs from
+`call` where a leaf function has called a computation. Ids are 16 random hexadecimal digits. The ids of a call reach the
+threads, tasks and workers that do its work (`Span`), so spans of several processes join. The ids are empty outside of
+any call, and for a client without observers.
 """
 
+import os
+import random
+import re
 import time
+from typing import Any
 
 import attrs
 
@@ -74,10 +78,10 @@ class CallRetried(Event):
 
 @attrs.frozen(kw_only=True)
 class PhaseEvent(Event):
-    """What is known of a client phase, or of a part of one at a worker.
+    """A client phase, or the part of one at a worker.
 
-    The process that calls has a phase for all clients, and within it a part for each worker. At a worker, the phase
-    that runs there is within its part.
+    The calling process has a phase for all clients, and within it a part for each worker. The phase that runs at a
+    worker is within its part.
 
     Attributes:
       phase: The id of its span.
@@ -105,9 +109,9 @@ class PhaseEnded(PhaseEvent):
 
     Attributes:
       seconds: How long it took.
-      bytes_sent: What went to the worker; 0 if it ran here.
-      bytes_received: What came back.
-      error: The name of the class of what it raised; empty if it went well.
+      bytes_sent: The bytes sent to the worker; 0 if it ran here.
+      bytes_received: The bytes received from it.
+      error: The name of the class of what it raised; empty if it succeeded.
     """
 
     seconds: float
@@ -120,16 +124,16 @@ class PhaseEnded(PhaseEvent):
 class ClientsChanged(Event):
     """Some clients of a call have begun or ended: a block of them at a time.
 
-    Numbers are changes: adding them up gives those of an attempt, since each `CallRetried` begins anew. Workers tell of
-    their clients about once a second.
+    Numbers are changes: they add up to those of an attempt, since each `CallRetried` begins anew. Workers report about
+    once a second.
 
     Attributes:
-      expected: How many clients a phase has that has begun.
+      expected: The number of clients of a phase that has begun.
       started: How many clients have begun.
       done: How many of those are done.
       failed: How many of those have failed.
-      given_up: How many of those ended otherwise: another one failed beside which they ran, or their worker was lost.
-        Some of them may be done, of which the process that tells has not heard.
+      given_up: How many of those ended otherwise: another client failed, or their worker was lost. Some of them may be
+        done without having been reported.
     """
 
     expected: int = 0
@@ -141,12 +145,12 @@ class ClientsChanged(Event):
 
 @attrs.frozen(kw_only=True)
 class Folded(Event):
-    """What clients contributed, folded while they ran, has become the results of a phase's aggregations.
+    """The aggregations of a phase have their results, from contributions that were folded while clients ran.
 
     Attributes:
       what: The aggregations, such as `federated_sum`.
-      clients: How many clients there are.
-      seconds: How long it took to make the results of what was folded.
+      clients: The number of clients.
+      seconds: How long it took to make the results from the folded contributions.
     """
 
     what: str
@@ -167,12 +171,12 @@ class WorkerReady(Event):
 
 @attrs.frozen(kw_only=True)
 class WorkerLost(Event):
-    """A worker that was ready is not any more.
+    """A worker that was ready no longer is.
 
     Attributes:
       worker: Its address.
       error: The name of the class of the cause.
-      reason: The cause, in some words.
+      reason: A short description of the cause.
     """
 
     worker: str
@@ -186,7 +190,7 @@ class SessionOpened(Event):
 
     Attributes:
       session: The beginning of its id.
-      clients: The number of clients that its client asked for.
+      clients: The number of clients that the session is for.
     """
 
     session: str
@@ -208,11 +212,11 @@ class SessionClosed(Event):
 
 @attrs.frozen(kw_only=True)
 class LeafLoaded(Event):
-    """A leaf function was made ready to run, for the first time in this place.
+    """A leaf function was loaded, for the first time in this process or session.
 
     Attributes:
       name: Its name.
-      carrier: The kind of message that it came in, such as `fedstack.v1.PythonReference`.
+      carrier: The kind of message that carried it, such as `fedstack.v1.PythonReference`.
       seconds: How long it took.
     """
 
@@ -223,12 +227,12 @@ class LeafLoaded(Event):
 
 @attrs.frozen(kw_only=True)
 class WorkCancelled(Event):
-    """Nobody waits for some work on a thread any more, and it goes on: a Python function cannot be stopped."""
+    """Work on a thread was cancelled, but continues: a Python function cannot be stopped."""
 
 
 @attrs.frozen(kw_only=True)
 class LoopStalled(Event):
-    """The event loop of a server stood still, and all its clients waited.
+    """The event loop of a server was blocked, and all its clients waited.
 
     Attributes:
       seconds: For how long.
@@ -242,11 +246,11 @@ class RpcEnded(Event):
     """A server has answered a call of a client.
 
     Attributes:
-      method: Such as `fedstack.v1.ExecutorExtensions/RunPhase`; `(other)` for one that the server does not have.
+      method: The method, such as `fedstack.v1.ExecutorExtensions/RunPhase`; `(other)` for an unknown one.
       code: The name of the status, such as `OK`.
       seconds: How long it took.
-      bytes_received: How much came in messages.
-      bytes_sent: How much went out.
+      bytes_received: The bytes of the messages received.
+      bytes_sent: The bytes of the messages sent.
     """
 
     method: str
@@ -254,3 +258,52 @@ class RpcEnded(Event):
     seconds: float
     bytes_received: int = 0
     bytes_sent: int = 0
+
+
+_ID = re.compile(r"[0-9a-f]{16}")
+# Independent of the generator that users seed, and reseeded in a forked child.
+_random = random.Random()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_random.seed)
+
+
+def new_id() -> str:
+    """Returns the id of a span."""
+    return f"{_random.getrandbits(64):016x}"
+
+
+def is_id(text: str) -> bool:
+    """Returns whether a text, for example from a peer, is the id of a span."""
+    return _ID.fullmatch(text) is not None
+
+
+@attrs.frozen
+class Span:
+    """A call, or a phase in one.
+
+    Attributes:
+      trace: The id of the outermost call.
+      call: The id of the call.
+      id: Its own.
+    """
+
+    trace: str = ""
+    call: str = ""
+    id: str = ""
+
+    @property
+    def ids(self) -> dict[str, Any]:
+        """The ids of an event within this span, as arguments of the event's class."""
+        return {"trace": self.trace, "call": self.call, "parent": self.id}
+
+    def new_call(self) -> "Span":
+        """Returns the span of a new call within this one."""
+        call = new_id()
+        return Span(self.trace or call, call, call)
+
+    def new_phase(self) -> "Span":
+        """Returns the span of a new phase within this one."""
+        return Span(self.trace, self.call, new_id())
+
+
+NO_SPAN = Span()

@@ -1,13 +1,13 @@
-"""Brings events to those who watch.
+"""Delivers events to observers.
 
-Where something happens, it is told only if anybody is there to hear it:
+An event is created only if there is an observer:
 
     if observers.present:
         observers.tell(WorkerReady(worker=address))
 
-So without observers an event costs the look at a tuple. An observer gets a thread and a queue of its own: one that is
-slow or blocks holds up nothing, and loses events of its own when its queue is full. One that raises is told nothing
-more. The observers of a process are not its forked children's.
+So without observers an event costs the test of a tuple. An observer has a thread and a queue of its own: one that is
+slow or blocks delays nothing else, and misses events when its queue is full. One that raises is removed. A forked child
+does not inherit observers.
 """
 
 import abc
@@ -26,31 +26,31 @@ from fedstack.foundations.traceback_filter import interrupts, users_lines
 from fedstack.observe.events import Event
 
 _logger = logging.getLogger(__name__)
-# How many events wait for an observer at most.
+# The largest number of events in the queue of an observer.
 _MOST_WAITING = 10_000
 _FLUSH_AT_EXIT_SECONDS = 2.0
 
 
 class Observer(abc.ABC):
-    """Is told what happens in this process: subclass it, and give an instance to `add_observer`."""
+    """Receives the events of this process: subclass it, and pass an instance to `add_observer`."""
 
     @abc.abstractmethod
     def observe(self, event: Event) -> None:
-        """Takes in an event. An observer that raises is told nothing more.
+        """Handles an event. An observer that raises is removed.
 
         Args:
-          event: Of one of the classes in `fedstack.observe`. Later releases may have more of them.
+          event: An instance of one of the classes in `fedstack.observe`. Later releases may add more of them.
         """
 
     def close(self) -> None:  # noqa: B027 - few have anything to close
-        """Ends what the observer has begun. Called once, when it is told nothing more.
+        """Releases the observer's resources. Called once, after its last event.
 
-        One that is told directly may still hear of events that other threads are telling.
+        A direct observer may still receive events that other threads are delivering.
         """
 
 
 class Subscription:
-    """An observer that is told of events until it is removed, or the `with` block ends."""
+    """The delivery of events to an observer, until it is removed or the `with` block ends."""
 
     _is_direct = True
 
@@ -63,11 +63,11 @@ class Subscription:
 
     @property
     def dropped(self) -> int:
-        """How many events the observer was not told of, because it was too far behind."""
+        """How many events the observer missed because its queue was full."""
         return 0
 
     def tell(self, event: Event) -> None:
-        """Tells the observer of an event."""
+        """Delivers an event to the observer."""
         if self._is_over:
             return
         try:
@@ -77,21 +77,21 @@ class Subscription:
                 raise
             if not self._is_over:
                 self._is_over = True
-                log_raised(_logger, f"The observer {type(self._observer).__name__}", error, "it is told nothing more")
-            self._among.drop(self)  # last: `flush` waits for those that are there, and so for the warning
-            if self._is_direct:  # the other kind is closed by its thread
+                log_raised(_logger, f"The observer {type(self._observer).__name__}", error, "it gets no more events")
+            self._among.drop(self)  # last, since `flush` waits for present observers, and so for the warning
+            if self._is_direct:  # others are closed by their thread
                 self._close()
 
     def remove(self, seconds: float = 5.0) -> None:
-        """Tells the observer what has happened so far, and nothing more. Idempotent; never raises.
+        """Delivers the events so far, and no more. Idempotent; never raises.
 
-        Inside of `observe` it does not wait, and what the observer has not been told by then is dropped.
+        Called within `observe` it does not wait, and drops the events in the queue.
 
         Args:
-          seconds: How long to wait at most until all is told.
+          seconds: The longest time to wait for the delivery.
         """
         self._among.drop(self)
-        if self._process == os.getpid():  # what it has open is not a forked child's to close
+        if self._process == os.getpid():  # resources of the parent are not a forked child's to close
             self._close()
 
     def _close(self) -> None:
@@ -116,14 +116,14 @@ class Subscription:
 
 
 class _ApartSubscription(Subscription):
-    """One whose observer is told on a thread of its own."""
+    """A subscription that delivers events on a thread of its own."""
 
     _is_direct = False
 
     def __init__(self, observer: Observer, among: "Observers") -> None:
         super().__init__(observer, among)
         self._dropped = 0
-        self._waiting: SimpleQueue[Event | None] = SimpleQueue()  # good for finalizers and signal handlers, too
+        self._waiting: SimpleQueue[Event | None] = SimpleQueue()  # safe in finalizers and signal handlers, too
         self._thread = threading.Thread(target=self._serve, name="fedstack-observer", daemon=True)
         try:
             self._thread.start()
@@ -145,7 +145,7 @@ class _ApartSubscription(Subscription):
         self._among.dropped[name] = self._among.dropped.get(name, 0) + 1
         if self._dropped == 1:
             _logger.warning(
-                "The observer %s is %d events behind; it is not told of what happens until it catches up",
+                "The observer %s is %d events behind; it misses events until it catches up",
                 name,
                 _MOST_WAITING,
             )
@@ -163,7 +163,7 @@ class _ApartSubscription(Subscription):
         self._among.drop(self)
         if self._thread is threading.current_thread():
             self._is_over = True
-        elif self._process == os.getpid():  # in a forked child there is no such thread
+        elif self._process == os.getpid():  # a forked child does not have the thread
             self._waiting.put(None)
             self._thread.join(seconds)
 
@@ -172,8 +172,8 @@ class Observers:
     """The observers of this process.
 
     Attributes:
-      present: Those that are there now.
-      dropped: By the name of an observer's class, how many events it was not told of, since the process began.
+      present: The current subscriptions.
+      dropped: How many events observers have missed since the process began, by the names of their classes.
     """
 
     def __init__(self) -> None:
@@ -181,19 +181,19 @@ class Observers:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Begins without any, in a forked child: what its parent's have open is the parent's."""
+        """Drops all observers, in a forked child: their resources belong to the parent."""
         self.present: tuple[Subscription, ...] = ()
         self.dropped: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def add(self, observer: Observer, *, direct: bool = False) -> Subscription:
-        """Adds one; see `add_observer`."""
+        """Adds an observer; see `add_observer`."""
         if isinstance(observer, type) or not callable(getattr(observer, "observe", None)):
             advice = "call it" if isinstance(observer, type) else "derive its class from fedstack.observe.Observer"
             raise TypeError(f"Expected an observer, with a method observe, found {observer!r}; {advice}")
         if inspect.iscoroutinefunction(observer.observe):
             raise TypeError(
-                f"Expected an observer whose method observe is no coroutine, found {observer!r}; define it without "
+                f"Expected an observer whose method observe is not a coroutine, found {observer!r}; define it without "
                 "async: it is called on a thread of its own"
             )
         subscription = (Subscription if direct else _ApartSubscription)(observer, self)
@@ -202,17 +202,17 @@ class Observers:
         return subscription
 
     def drop(self, subscription: Subscription) -> None:
-        """Tells an observer of no more events."""
+        """Ends the delivery of new events to an observer."""
         with self._lock:
             self.present = tuple(other for other in self.present if other is not subscription)
 
     def tell(self, event: Event) -> None:
-        """Tells all of an event. Ctrl-C apart it never raises, nor waits for any that is told apart."""
+        """Delivers an event to all observers. It raises nothing but Ctrl-C, and waits for direct observers only."""
         for subscription in self.present:
             subscription.tell(event)
 
     def flush(self) -> None:
-        """Tells all what has happened so far, and removes them; at the end of the process."""
+        """Delivers the events so far, and removes all observers; at the end of the process."""
         deadline = Deadline(_FLUSH_AT_EXIT_SECONDS)
         for subscription in self.present:
             subscription.remove(deadline.left)
@@ -226,30 +226,30 @@ atexit.register(observers.flush)
 
 
 def add_observer(observer: Observer, *, direct: bool = False) -> Subscription:
-    """Tells an observer what happens in this process from now on.
+    """Delivers the events of this process to an observer from now on.
 
     Args:
       observer: The observer.
-      direct: Whether to tell it where things happen, on any thread and on several at once, in place of a thread of its
-        own: it must be quick and must not block. What happens waits for it.
+      direct: Whether to call it where an event happens, on any thread and on several at once, instead of on a thread
+        of its own. It must be quick and must not block, since the work waits for it.
 
     Returns:
-      What ends that, as a context manager or by its method `remove`.
+      A context manager that ends the delivery, as its method `remove` does.
 
     Raises:
-      TypeError: If it is no observer.
-      ResourceLimitError: If there can be no thread for it.
+      TypeError: If it is not an observer.
+      ResourceLimitError: If no thread can be started for it.
     """
     return observers.add(observer, direct=direct)
 
 
 def log_raised(logger: logging.Logger, what: str, error: BaseException, then: str) -> None:
-    """Warns that something of the user's raised, which is not to harm the work that it watches.
+    """Logs a warning that a user's observer raised, which must not harm the work that it observes.
 
     Args:
-      logger: Where to write it.
+      logger: The logger.
       what: What raised.
-      error: The error. Only its text is logged: who keeps log records must not keep its frames, and their values.
-      then: What follows from that.
+      error: The error. Only its text is logged, since a stored log record would keep the values in its frames alive.
+      then: The consequence.
     """
     logger.warning("%s raised %s: %s; %s%s", what, type(error).__name__, text_of(error), then, users_lines(error))

@@ -1,21 +1,161 @@
-"""Brings what happens to OpenTelemetry: metrics to a meter provider, spans to a tracer provider."""
+"""Exports events to OpenTelemetry: as metrics to a meter provider, and as spans to a tracer provider."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedstack._version import __version__
 from fedstack.errors import TypeMismatchError
-from fedstack.observe.events import Event
-from fedstack.observe.observers import Observer, Subscription, add_observer
+from fedstack.observe.events import (
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    ClientsChanged,
+    Event,
+    Folded,
+    LeafLoaded,
+    LoopStalled,
+    PhaseEnded,
+    RpcEnded,
+    SessionClosed,
+    SessionOpened,
+    WorkCancelled,
+    WorkerLost,
+    WorkerReady,
+)
+from fedstack.observe.observers import Observer, Subscription, add_observer, observers
 
 if TYPE_CHECKING:
-    from fedstack.observe.telemetry_api import MeterProvider, TracerProvider
+    from fedstack.observe.telemetry_spans import Meter, MeterProvider, TracerProvider
 
 _P = TypeVar("_P")
+# The durations of calls and phases differ by six orders of magnitude.
+_SECONDS = (0.0001, 0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_MOST_NAMES = 100
+_MAX_NAME = 200
+OTHER = "other"
+
+
+class Names:
+    """The values of a label: a limited number of distinct names, and `other` for the rest."""
+
+    def __init__(self, most: int = _MOST_NAMES) -> None:
+        self._known: set[str] = set()
+        self._most = most
+
+    def __call__(self, name: str) -> str:
+        name = name[:_MAX_NAME]
+        if name in self._known:
+            return name
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
+class Metrics(Observer):
+    """Records events with the instruments of a meter.
+
+    Args:
+      meter: Creates the instruments; their names begin with `fedstack.`.
+    """
+
+    def __init__(self, meter: "Meter") -> None:
+        self._meter = meter
+        self._names: dict[str, Names] = {}
+        self._calls = meter.create_counter("fedstack.calls", "{call}", "Calls of computations that have ended.")
+        self._calls_running = meter.create_up_down_counter("fedstack.calls.running", "{call}", "Calls that run.")
+        self._call_seconds = self._seconds("fedstack.call.duration", "How long calls of computations took.")
+        self._retries = meter.create_counter("fedstack.retries", "{attempt}", "Attempts that failed and were repeated.")
+        self._clients = meter.create_counter("fedstack.clients", "{client}", "Clients that have ended.")
+        self._phase_seconds = self._seconds("fedstack.phase.duration", "How long phases took here.")
+        self._part_seconds = self._seconds("fedstack.worker.phase.duration", "How long phases took at workers.")
+        self._sent = meter.create_counter("fedstack.worker.sent", "By", "What phases sent to workers.")
+        self._received = meter.create_counter("fedstack.worker.received", "By", "What came back.")
+        self._fold_seconds = self._seconds("fedstack.fold.duration", "How long finishing aggregations took.")
+        self._lost = meter.create_counter("fedstack.workers.lost", "{worker}", "Workers that were lost.")
+        self._ready = meter.create_counter("fedstack.workers.ready", "{worker}", "Workers that became ready.")
+        self._sessions = meter.create_up_down_counter("fedstack.sessions.open", "{session}", "Sessions that are open.")
+        self._sessions_closed = meter.create_counter("fedstack.sessions.closed", "{session}", "Sessions that ended.")
+        self._load_seconds = self._seconds("fedstack.function.load.duration", "How long loading functions took.")
+        self._abandoned = meter.create_counter("fedstack.work.abandoned", "{call}", "Cancelled work that continues.")
+        self._stall_seconds = self._seconds("fedstack.loop.stall.duration", "How long the event loop stood still.")
+        self._rpcs = meter.create_counter("fedstack.rpcs", "{call}", "Calls of clients that were answered.")
+        self._rpc_seconds = self._seconds("fedstack.rpc.duration", "How long calls of clients took.")
+        self._rpc_received = meter.create_counter("fedstack.rpc.received", "By", "What clients sent.")
+        self._dropped = meter.create_counter("fedstack.events.dropped", "{event}", "Events that observers missed.")
+        self._dropped_so_far = dict(observers.dropped)
+        self._rpc_sent = meter.create_counter("fedstack.rpc.sent", "By", "What was sent to clients.")
+        self._of: Mapping[type[Event], Callable[[Any], None]] = {
+            CallStarted: lambda _: self._calls_running.add(1),
+            CallEnded: self._call_ended,
+            CallRetried: lambda e: self._retries.add(1, self._labels(error=e.error)),
+            ClientsChanged: self._clients_changed,
+            PhaseEnded: self._phase_ended,
+            Folded: lambda e: self._fold_seconds.record(e.seconds, self._labels(aggregation=e.what)),
+            WorkerLost: lambda e: self._lost.add(1, self._labels(worker=e.worker)),
+            WorkerReady: lambda e: self._ready.add(1, self._labels(worker=e.worker)),
+            SessionOpened: lambda _: self._sessions.add(1),
+            SessionClosed: self._session_closed,
+            LeafLoaded: lambda e: self._load_seconds.record(e.seconds, self._labels(carrier=e.carrier)),
+            WorkCancelled: lambda _: self._abandoned.add(1),
+            LoopStalled: lambda e: self._stall_seconds.record(e.seconds),
+            RpcEnded: self._rpc_ended,
+        }
+
+    def observe(self, event: Event) -> None:
+        count = self._of.get(type(event))
+        if count is not None:
+            count(event)
+        if observers.dropped != self._dropped_so_far:
+            self._count_dropped(dict(observers.dropped))
+
+    def _count_dropped(self, dropped: dict[str, int]) -> None:
+        """Counts the events that were dropped since the last event."""
+        for name, number in dropped.items():
+            if new := number - self._dropped_so_far.get(name, 0):
+                self._dropped.add(new, self._labels(observer=name))
+        self._dropped_so_far = dropped
+
+    def _call_ended(self, event: CallEnded) -> None:
+        computation = self._labels(computation=event.computation)
+        self._calls_running.add(-1)
+        self._calls.add(1, {**computation, **self._labels(outcome=event.error or "ok")})
+        self._call_seconds.record(event.seconds, computation)
+
+    def _clients_changed(self, event: ClientsChanged) -> None:
+        for outcome, clients in (("done", event.done), ("failed", event.failed), ("given_up", event.given_up)):
+            if clients:
+                self._clients.add(clients, {"outcome": outcome})
+
+    def _phase_ended(self, event: PhaseEnded) -> None:
+        if not event.worker:
+            self._phase_seconds.record(event.seconds, self._labels(functions=event.functions))
+            return
+        worker = self._labels(worker=event.worker)
+        self._part_seconds.record(event.seconds, worker)
+        self._sent.add(event.bytes_sent, worker)
+        self._received.add(event.bytes_received, worker)
+
+    def _session_closed(self, event: SessionClosed) -> None:
+        self._sessions.add(-1)
+        self._sessions_closed.add(1, self._labels(reason=event.reason))
+
+    def _rpc_ended(self, event: RpcEnded) -> None:
+        method = self._labels(method=event.method)
+        self._rpcs.add(1, {**method, **self._labels(code=event.code)})
+        self._rpc_seconds.record(event.seconds, method)
+        self._rpc_received.add(event.bytes_received, method)
+        self._rpc_sent.add(event.bytes_sent, method)
+
+    def _labels(self, **values: str) -> dict[str, str]:
+        return {label: self._names.setdefault(label, Names())(value) for label, value in values.items()}
+
+    def _seconds(self, name: str, description: str) -> Any:
+        return self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=_SECONDS)
 
 
 class _Telemetry(Observer):
-    """Tells several observers, on one thread."""
+    """Passes events to several observers, on one thread."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
@@ -32,24 +172,22 @@ class _Telemetry(Observer):
 def export_to_opentelemetry(
     meter_provider: "MeterProvider | None" = None, tracer_provider: "TracerProvider | None" = None
 ) -> Subscription:
-    """Gives OpenTelemetry metrics and spans of what happens in this process from now on.
+    """Exports metrics and spans of this process to OpenTelemetry from now on.
 
-    Spans of a call and of its phases at workers are one trace, if the workers export as well.
+    The spans of a call and of its phases at workers are one trace, if the workers export as well.
 
     Args:
-      meter_provider: Gets the metrics; by default the global one.
-      tracer_provider: Gets the spans; by default the global one.
+      meter_provider: Receives the metrics; by default the global one.
+      tracer_provider: Receives the spans; by default the global one.
 
     Returns:
-      What ends that, as a context manager or by its method `remove`.
+      A context manager that ends the export, as its method `remove` does.
 
     Raises:
       ImportError: If OpenTelemetry is not installed (extra `metrics`).
-      TypeMismatchError: If a provider is none.
+      TypeMismatchError: If a provider is not one.
     """
-    from fedstack.observe.metrics import Metrics
-    from fedstack.observe.telemetry_api import get_meter_provider, get_tracer_provider
-    from fedstack.observe.telemetry_spans import TelemetrySpans
+    from fedstack.observe.telemetry_spans import TelemetrySpans, get_meter_provider, get_tracer_provider
 
     meters = _provider(meter_provider, "meter", get_meter_provider)
     tracers = _provider(tracer_provider, "tracer", get_tracer_provider)
@@ -58,10 +196,10 @@ def export_to_opentelemetry(
 
 
 def _provider(given: _P | None, kind: str, get_global: Callable[[], _P]) -> _P:
-    """Returns the provider that is given, or else the global one.
+    """Returns the given provider, or the global one if there is none.
 
     Raises:
-      TypeMismatchError: If it cannot provide that.
+      TypeMismatchError: If it is not a provider of that kind.
     """
     if given is None:
         return get_global()

@@ -1,7 +1,7 @@
-"""Makes OpenTelemetry spans of calls and phases; those of a call and of its workers are one trace.
+"""Exports calls and phases as OpenTelemetry spans. Only this module imports OpenTelemetry, which is optional.
 
-The spans have the ids of the events, so what a worker exports fits what its caller exports without either knowing of
-the other's OpenTelemetry.
+The spans have the ids of the events, so that the spans of a caller and of its workers are one trace, although neither
+knows the other's OpenTelemetry.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,27 +21,38 @@ from fedstack.observe.events import (
     WorkCancelled,
 )
 from fedstack.observe.observers import Observer
-from fedstack.observe.telemetry_api import (
-    Context,
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    Tracer,
-    set_span_in_context,
-)
-from fedstack.observe.trace_tracks import facts_of
+from fedstack.observe.trace_file import facts_of
 
-# Of calls that never end, and of parts at workers that were lost, spans are ended at some time.
+try:
+    from opentelemetry.context import Context
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader as PrometheusMetricReader
+    from opentelemetry.metrics import Meter as Meter
+    from opentelemetry.metrics import MeterProvider as MeterProvider
+    from opentelemetry.metrics import get_meter_provider as get_meter_provider
+    from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider  # noqa: F401 - for the page of metrics
+    from opentelemetry.trace import (
+        NonRecordingSpan,
+        Span,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        TraceFlags,
+        Tracer,
+        set_span_in_context,
+    )
+    from opentelemetry.trace import TracerProvider as TracerProvider
+    from opentelemetry.trace import get_tracer_provider as get_tracer_provider
+except ImportError as error:
+    raise ImportError('OpenTelemetry is not installed: pip install "fedstack[metrics]"') from error
+
+# Spans whose end is never observed, such as those of lost workers, are ended beyond this number.
 _MOST_OPEN = 10_000
 
 
 @attrs.define
 class _GivenIds:
-    """Gives a tracer the ids that the next span is to have, in place of random ones."""
+    """An id generator that returns the ids of an event instead of random ones."""
 
     trace: int = 0
     span: int = 0
@@ -53,7 +64,7 @@ class _GivenIds:
         return self.span
 
     def is_trace_id_random(self) -> bool:
-        return True  # it is made of a random id
+        return True  # derived from a random id
 
 
 @attrs.frozen
@@ -63,11 +74,11 @@ class _Open:
 
 
 class TelemetrySpans(Observer):
-    """Gives a tracer a span for each call and each phase.
+    """Creates a span for each call and each phase.
 
     Args:
-      tracer: A tracer for nothing else. That of OpenTelemetry's SDK gets our ids; with another one, spans of several
-        processes do not join.
+      tracer: A tracer that is used for nothing else. One of OpenTelemetry's SDK gets our ids; with another one, the
+        spans of several processes are separate traces.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -94,7 +105,7 @@ class TelemetrySpans(Observer):
             make(event)
 
     def close(self) -> None:
-        """Ends the spans that are open."""
+        """Ends all open spans."""
         for begun in self._open.values():
             begun.span.end()
         self._open.clear()
@@ -145,7 +156,7 @@ class TelemetrySpans(Observer):
 
 
 def _trace_id(trace: str) -> int:
-    """Returns the id of OpenTelemetry's trace, which is twice as long as ours."""
+    """Returns a trace id of OpenTelemetry, which is twice as long as ours."""
     return int(trace * 2, 16)
 
 

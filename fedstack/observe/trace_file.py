@@ -1,33 +1,221 @@
-"""Writes what happens into a file that ui.perfetto.dev and chrome://tracing show as a timeline."""
+"""Writes events to a file in the JSON trace event format, a timeline for ui.perfetto.dev and chrome://tracing.
+
+A track holds spans that are nested. A call has a track, and what runs within it is on the same track unless it overlaps
+with something there: then it has a track of its own kind. Each worker has tracks for its parts of phases.
+"""
 
 import contextlib
 import io
 import json
 import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from fedstack.observe.events import Event
+import attrs
+
+from fedstack.observe.events import (
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    ClientsChanged,
+    Event,
+    Folded,
+    LeafLoaded,
+    LoopStalled,
+    PhaseEnded,
+    PhaseStarted,
+    RpcEnded,
+    SessionClosed,
+    SessionOpened,
+    WorkerLost,
+    WorkerReady,
+)
 from fedstack.observe.observers import Observer, Subscription, add_observer
-from fedstack.observe.trace_tracks import TraceTracks
 
+Entry = dict[str, Any]
+
+# The kinds of tracks from top to bottom; those of workers come last.
+_KINDS = ("calls", "phases", "folds", "functions loading", "requests", "sessions", "event loop", "other")
+_IDS = ("time", "trace", "call", "parent", "phase")
+_COUNTED = ("done", "running", "failed")
 _END = b"\n]\n"
 
 
+@attrs.define(eq=False)
+class _Track:
+    """One line of the timeline.
+
+    Attributes:
+      number: The `tid` of its entries.
+      label: Its name.
+      spans: The ids of its open spans, the outermost first.
+      until: The time of its last entry, in microseconds.
+    """
+
+    number: int
+    label: str
+    spans: list[str] = attrs.field(factory=list[str])
+    until: int = 0
+
+    def moment(self, seconds: float) -> int:
+        """Returns the time of the next entry: events may be slightly out of order, entries may not."""
+        self.until = max(self.until, _micros(seconds))
+        return self.until
+
+
+class TraceTracks:
+    """The tracks of a process, with their open spans."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._tracks: list[_Track] = []
+        self._kinds: dict[str, list[_Track]] = {}
+        self._open: dict[str, _Track] = {}  # by the ids of spans
+        self._clients: dict[str, Counter[str]] = {}  # by the ids of calls
+        self._new: list[Entry] = []
+        self._makers: Mapping[type[Event], Callable[[Any], None]] = {
+            CallStarted: lambda e: self._begin(e, e.call, "calls", e.computation or "call"),
+            CallRetried: self._retried,
+            CallEnded: self._call_ended,
+            PhaseStarted: lambda e: self._begin(e, e.phase, _kind_of(e), e.functions or "phase"),
+            PhaseEnded: lambda e: self._end(e, e.phase),
+            ClientsChanged: self._clients_changed,
+            Folded: lambda e: self._complete(e, "folds", e.what),
+            LeafLoaded: lambda e: self._complete(e, "functions loading", e.name),
+            RpcEnded: lambda e: self._complete(e, "requests", e.method.rpartition("/")[2]),
+            LoopStalled: lambda e: self._complete(e, "event loop", "stall"),
+            SessionOpened: lambda e: self._instant(e, self._first("sessions"), "session opened"),
+            SessionClosed: lambda e: self._instant(e, self._first("sessions"), "session closed"),
+            WorkerReady: lambda e: self._instant(e, self._first(_kind_of(e)), "worker ready"),
+            WorkerLost: lambda e: self._instant(e, self._first(_kind_of(e)), "worker lost"),
+        }
+
+    def entries(self, event: Event) -> list[Entry]:
+        """Returns the entries that an event adds to the trace."""
+        self._new = []
+        if not self._tracks:
+            self._name("process_name", 0, f"fedstack, process {self._process}")
+        maker = self._makers.get(type(event))
+        if maker is not None:
+            maker(event)
+        else:
+            self._instant(event, self._open.get(event.parent) or self._first("other"), type(event).__name__)
+        return self._new
+
+    def _begin(self, event: Event, span: str, kind: str, name: str) -> None:
+        track = self._open.get(event.parent)
+        if track is None or track.spans[-1] != event.parent or kind not in _KINDS:
+            track = self._free(kind)
+        track.spans.append(span)
+        self._open[span] = track
+        self._add("B", name, track.moment(event.time), track, facts_of(event))
+
+    def _end(self, event: Event, span: str) -> None:
+        track = self._open.get(span)
+        if track is None:  # its call has ended before, and it with it
+            return
+        moment = track.moment(event.time)
+        inner = ""
+        while inner != span:  # what is inside of it ends with it
+            inner = track.spans.pop()
+            del self._open[inner]
+            self._add("E", "", moment, track, facts_of(event) if inner == span else {})
+
+    def _call_ended(self, event: CallEnded) -> None:
+        track = self._open.get(event.call)
+        self._end(event, event.call)
+        if self._clients.pop(event.call, None) is not None and track is not None:
+            self._count(event.time, track, Counter())
+
+    def _retried(self, event: CallRetried) -> None:
+        track = self._open.get(event.call) or self._first("other")
+        self._instant(event, track, "retry")
+        if event.call in self._clients:
+            self._clients[event.call] = Counter()
+            self._count(event.time, track, Counter())
+
+    def _clients_changed(self, event: ClientsChanged) -> None:
+        track = self._open.get(event.call)  # none at a worker, whose caller has the call
+        counts = self._clients.setdefault(event.call if track is not None else "", Counter())
+        counts["done"] += event.done
+        counts["failed"] += event.failed
+        counts["running"] += event.started - event.done - event.failed - event.given_up
+        self._count(event.time, track, counts)
+
+    def _count(self, seconds: float, track: _Track | None, counts: Counter[str]) -> None:
+        name = "clients" if track is None else f"clients of {track.label}"
+        values = {what: max(0, counts[what]) for what in _COUNTED}
+        self._add("C", name, _micros(seconds), None, values)
+
+    def _complete(self, event: Folded | LeafLoaded | RpcEnded | LoopStalled, kind: str, name: str) -> None:
+        begin = _micros(event.time - event.seconds)
+        track = self._free(kind, begin)
+        track.until = max(begin, _micros(event.time))
+        self._add("X", name, begin, track, facts_of(event), dur=track.until - begin)
+
+    def _instant(self, event: Event, track: _Track, name: str) -> None:
+        self._add("i", name, track.moment(event.time), track, facts_of(event), s="t")
+
+    def _first(self, kind: str) -> _Track:
+        return self._kinds[kind][0] if kind in self._kinds else self._free(kind)
+
+    def _free(self, kind: str, begin: int | None = None) -> _Track:
+        """Returns the first track of a kind on which nothing is, at a time if that is given."""
+        tracks = self._kinds.setdefault(kind, [])
+        for track in tracks:
+            if not track.spans and (begin is None or track.until <= begin):
+                return track
+        track = _Track(len(self._tracks) + 1, kind if not tracks else f"{kind} {len(tracks) + 1}")
+        tracks.append(track)
+        self._tracks.append(track)
+        self._name("thread_name", track.number, track.label)
+        place = _KINDS.index(kind) if kind in _KINDS else len(_KINDS) + list(self._kinds).index(kind)
+        self._name("thread_sort_index", track.number, 1000 * place + len(tracks))
+        return track
+
+    def _name(self, what: str, track: int, value: str | int) -> None:
+        key = "sort_index" if isinstance(value, int) else "name"
+        self._new.append({"name": what, "ph": "M", "pid": self._process, "tid": track, "args": {key: value}})
+
+    def _add(self, form: str, name: str, moment: int, track: _Track | None, facts: Entry, **more: Any) -> None:
+        entry: Entry = {"name": name} if name else {}
+        entry.update(ph=form, ts=moment, pid=self._process, tid=0 if track is None else track.number, **more)
+        if facts:
+            entry["args"] = facts
+        self._new.append(entry)
+
+
+def _kind_of(event: PhaseStarted | WorkerReady | WorkerLost) -> str:
+    return f"worker {event.worker}" if event.worker else "phases"
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def facts_of(event: Event) -> Entry:
+    """Returns the data of an event without its place in the trace."""
+    found = attrs.asdict(event, filter=lambda field, value: field.name not in _IDS and value != "")
+    return {**found, "call": event.call} if event.call else found
+
+
 class TraceFile(Observer):
-    """A trace in the JSON trace event format. After each event it is a whole JSON text.
+    """A trace in the JSON trace event format. After each event the file is valid JSON.
 
     Args:
-      path: The file; what is there is overwritten.
+      path: The file, which is overwritten.
 
     Raises:
-      OSError: If there can be no such file.
+      OSError: If the file cannot be created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         self._tracks = TraceTracks()
-        # Without a buffer: a process that is killed has written all.
+        # Unbuffered, so that a process that is killed has written everything.
         self._file: io.FileIO = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._size = 0  # without the end
+        self._size = 0  # without `_END`
 
     def observe(self, event: Event) -> None:
         entries = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in self._tracks.entries(event))
@@ -46,14 +234,14 @@ class TraceFile(Observer):
         try:
             self._write(text + _END)
         except OSError as error:
-            with contextlib.suppress(OSError):  # what was there is whole again: it has been written once
+            with contextlib.suppress(OSError):  # restores what has been written before
                 self._file.truncate(self._size)
                 self._write(_END if self._size else b"[]\n")
             raise OSError(error.errno, error.strerror, self._path) from None
         self._size += len(text)
 
     def _write(self, data: bytes) -> None:
-        """Writes over the end of the file."""
+        """Overwrites the end of the file."""
         self._file.seek(self._size)
         rest = memoryview(data)
         while rest:
@@ -64,21 +252,21 @@ class TraceFile(Observer):
 
 
 def trace_to(path: str | os.PathLike[str]) -> Subscription:
-    """Writes a trace of what happens from now on: calls, phases, clients, workers, retries.
+    """Writes a trace of this process from now on: calls, phases, clients, workers, retries.
 
         with fedstack.observe.trace_to("run.json"):
             train_round(model, clients)
 
-    Open the file at https://ui.perfetto.dev or in chrome://tracing. It has some 200 bytes an event. If it cannot be
-    written any more, a warning says so, and work goes on.
+    Open the file at https://ui.perfetto.dev or in chrome://tracing. An event takes about 200 bytes. If the file cannot
+    be written any more, a warning is logged, and work continues.
 
     Args:
-      path: The file; what is there is overwritten.
+      path: The file, which is overwritten.
 
     Returns:
-      What ends the trace, as a context manager or by its method `remove`.
+      A context manager that ends the trace, as its method `remove` does.
 
     Raises:
-      OSError: If there can be no such file.
+      OSError: If the file cannot be created.
     """
     return add_observer(TraceFile(path))

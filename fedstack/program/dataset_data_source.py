@@ -1,7 +1,7 @@
 """Selects clients of a dataset for the rounds of a program."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
@@ -12,12 +12,11 @@ from fedstack.computations.types.language import (
     FederatedDataSourceIterator,
     FederatedType,
     SequenceType,
-    Type,
 )
 from fedstack.computations.values.sequences import MAX_SEED
-from fedstack.data.argument_checks import checked_positive, checked_seed
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.number_checks import checked_positive, checked_seed
 from fedstack.foundations.value_text import describe
 from fedstack.proto.client_references_pb2 import ClientSelections
 from fedstack.service.data.consumer.client_references import RegisteredClients
@@ -27,36 +26,12 @@ from fedstack.service.data.datasets.definitions import definition_of, read_defin
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 
-class _Clients(Protocol):
-    """Clients, wherever their elements are."""
-
-    @property
-    def element_type(self) -> Type: ...
-
-    @property
-    def client_ids(self) -> Sequence[Any]: ...
-
-    def references(self, client_ids: Sequence[Any]) -> Sequence[Any]:
-        """Returns what stands for the elements of clients in computations."""
-        ...
-
-    def write(self, message: ClientSelections) -> None:
-        """Writes which clients they are."""
-        ...
-
-    def close(self) -> None:
-        """Ends connections, where there are some."""
-
-
-class _Local(_Clients):
-    """Clients of a dataset of this process."""
+class _Local:
+    """Clients of a dataset of this process, with the methods of `RegisteredClients`."""
 
     def __init__(self, clients: ClientDatasets[Dataset]) -> None:
         self._clients = clients
-
-    @property
-    def element_type(self) -> Type:
-        return self._clients.element_type
+        self.element_type = clients.element_type
 
     @property
     def client_ids(self) -> Sequence[Any]:
@@ -69,6 +44,9 @@ class _Local(_Clients):
         message.definition.CopyFrom(definition_of(self._clients.dataset, Destination(takes_code=True)))
         message.definition.client_column = self._clients.column
 
+    def close(self) -> None:
+        pass
+
     def __repr__(self) -> str:
         return repr(self._clients)
 
@@ -76,24 +54,24 @@ class _Local(_Clients):
 class DatasetDataSource(ClosesOnExit, FederatedDataSource):
     """Clients of a dataset, as a data source of programs.
 
-    Of a dataset that is registered at a data service, it selects *references*: whoever runs a computation reads the
-    elements itself, and none of them pass through this process. References can be given to any computation in any
-    context. Of a dataset in this process it selects the clients' datasets.
+    From a dataset that is registered at a data service it selects *references*: the worker that runs a computation
+    reads the elements itself, and none of them pass through this process. References can be passed to any computation
+    in any context. From a dataset in this process it selects the clients' datasets.
 
         source = DatasetDataSource("localhost:5050", "readings")
         mean = train(model, source.sample(20, seed=1))
 
-    Its connections are closed at the end of a block, with `close()`, and when nothing refers to it and to its
-    references any more.
+    Its connections are closed at the end of a block, by `close()`, and when neither it nor its references are
+    referenced any more.
 
     Args:
       service: The address of the dispatcher; or a dataset of this process by client, `dataset.by_client(column)`.
-      dataset_id: What the dataset is registered under; it is registered by client.
-      credentials: What the dispatcher and the data workers are dialled with.
-      seed: Draws the selections of iterators: the same clients in the same turn for the same seed.
+      dataset_id: The id that the dataset is registered under, by client.
+      credentials: The credentials to dial the dispatcher and the data workers with.
+      seed: The seed of the selections of iterators.
 
     Raises:
-      InvalidValueError: If nothing is registered under that id, or not by client.
+      InvalidValueError: If no dataset is registered under that id, or not by client.
       WorkerUnavailableError: If the dispatcher cannot be reached.
     """
 
@@ -108,7 +86,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         if isinstance(service, ClientDatasets):
             if dataset_id is not None or credentials is not None:
                 raise TypeMismatchError("Expected no dataset_id and no credentials beside a dataset of this process")
-            self._clients: _Clients = _Local(service)
+            self._clients: RegisteredClients | _Local = _Local(service)
         elif isinstance(cast(object, service), Dataset):
             raise TypeMismatchError(f"Expected by_client(column) of a dataset, found {service!r} itself")
         elif not isinstance(dataset_id, str):
@@ -122,7 +100,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 
     @property
     def federated_type(self) -> FederatedType:
-        """The type of what is selected: a sequence for each client."""
+        """The type of selections: a sequence for each client."""
         return self._type
 
     @property
@@ -131,11 +109,11 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return list(self._clients.client_ids)
 
     def sample(self, n: int, seed: int) -> list[Any]:
-        """Returns what stands for some clients in computations, each at most once.
+        """Returns the values of some clients for computations, each client at most once.
 
         Args:
-          n: How many.
-          seed: Draws them: the same ones for the same seed.
+          n: The number of clients.
+          seed: The seed of the selection.
 
         Raises:
           InvalidValueError: If there are fewer clients.
@@ -143,14 +121,13 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return self._drawn(n, seed, ())
 
     def select(self, client_ids: Sequence[Any]) -> list[Any]:
-        """Returns what stands for clients in computations.
+        """Returns the values of clients for computations.
 
         Args:
-          client_ids: Their ids, in a list or a tuple. Whether there are such clients shows when their elements are
-            read.
+          client_ids: Their ids, in a list or a tuple. Reading the elements of an unknown client raises an error.
 
         Raises:
-          TypeMismatchError: If they are no list.
+          TypeMismatchError: If they are not a list.
         """
         if isinstance(client_ids, (str, bytes, Mapping)) or not isinstance(cast(object, client_ids), Iterable):
             raise TypeMismatchError(
@@ -163,7 +140,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return DatasetDataSourceIterator(self, 0)
 
     def close(self) -> None:
-        """Ends the connections; in this process its references cannot be read any more. Idempotent."""
+        """Closes the connections; after that this process cannot read its references. Idempotent."""
         self._closed = True
         self._clients.close()
 
@@ -172,7 +149,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return list(self._clients.references([ids[place] for place in drawn(n, seed, key, len(ids))]))
 
     def _selected(self, k: int | None, number: int) -> list[Any]:
-        """Returns the selection of a number; all clients in order without `k`."""
+        """Returns the selection with the given number; all clients in order without `k`."""
         if k is None:
             return list(self._clients.references(self._clients.client_ids))
         return self._drawn(checked_positive("k", k), self._seed, (number,))
@@ -195,7 +172,7 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
 
     Args:
       source: The data source.
-      selections: How many selections there have been.
+      selections: The number of selections so far.
     """
 
     def __init__(self, source: DatasetDataSource, selections: int) -> None:
@@ -204,11 +181,11 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> FederatedType:
-        """The type of what is selected."""
+        """The type of selections."""
         return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[Any]:
-        """Returns what stands for the clients of the next round in computations.
+        """Returns the values of the clients of the next round for computations.
 
         Args:
           k: How many clients, each at most once; by default all of them, in order.
@@ -221,7 +198,7 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         return found
 
     def to_bytes(self) -> bytes:
-        """Returns what `from_bytes` makes an iterator of that goes on where this one is. It has no credentials.
+        """Returns the state of the iterator for `from_bytes`, without credentials.
 
         Raises:
           CarrierError: If the dataset is of this process, and cannot be written.
@@ -230,14 +207,14 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
 
     @classmethod
     def from_bytes(cls, buffer: bytes, credentials: ClientCredentials | None = None) -> "DatasetDataSourceIterator":
-        """Returns an iterator that goes on where another one was.
+        """Returns an iterator that continues where another one was.
 
         Args:
-          buffer: What that returned as `to_bytes`.
-          credentials: What the dispatcher and the data workers are dialled with.
+          buffer: The result of its `to_bytes`.
+          credentials: The credentials to dial the dispatcher and the data workers with.
 
         Raises:
-          InvalidValueError: If it is something else, or another dataset is registered under the id now.
+          InvalidValueError: If `buffer` is malformed, or another dataset is registered under the id now.
         """
         try:
             message = ClientSelections.FromString(bytes(buffer))

@@ -5,7 +5,7 @@ The names are imported when they are first asked for: a server needs gRPC, and t
 
 from typing import TYPE_CHECKING
 
-from fedstack.foundations.lazy_names import lazy_names
+from fedstack.foundations.public_names import lazy_names
 
 if TYPE_CHECKING:
     from fedstack.service import coordinator as coordinator

@@ -7,7 +7,7 @@ because pytest loads it with the plugin when it starts.
 
 from typing import TYPE_CHECKING
 
-from fedstack.foundations.lazy_names import lazy_names
+from fedstack.foundations.public_names import lazy_names
 
 if TYPE_CHECKING:
     from fedstack.testing.conformance import (

@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import ModuleType
-from typing import Any, Protocol, cast, get_args
+from typing import Any, cast, get_args
 
 import attrs
 
@@ -58,10 +58,6 @@ ALL_TAGS: tuple[Tag, ...] = get_args(Tag)
 
 class ConformanceError(AssertionError):
     """A promise is not kept; the message has the row, the promise, what was expected and what was found."""
-
-
-class _Subject(Protocol):
-    def close(self) -> None: ...
 
 
 def promises() -> list[Promise]:
@@ -248,7 +244,7 @@ def _check_all(checks: Sequence[Callable[[], None]]) -> None:
         ) from broken[0]
 
 
-def _run_check(check: Callable[[Any], Awaitable[None]], subject: _Subject, errors: list[BaseException]) -> None:
+def _run_check(check: Callable[[Any], Awaitable[None]], subject: Any, errors: list[BaseException]) -> None:
     async def checked() -> None:
         await check(subject)
 

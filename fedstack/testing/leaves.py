@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import ConcreteComputation, SequenceType, StructType
 from fedstack.data.client_data import batches
 

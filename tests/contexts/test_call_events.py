@@ -23,7 +23,7 @@ from fedstack.observe import (
     PhaseEnded,
     PhaseStarted,
 )
-from fedstack.observe.spans import is_id
+from fedstack.observe.events import is_id
 
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
 

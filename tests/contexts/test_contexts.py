@@ -395,7 +395,7 @@ async def test_the_event_loop_goes_on_while_many_values_are_checked(async_contex
     [
         (
             {"progress": 1},
-            "Expected progress to be True, False or a function of the computation .*, found int 1",
+            "Expected progress to be True, False, or a function from a computation .*, found int 1",
         ),
         ({"retry_policy": 3}, "Expected retry_policy as a fedstack.RetryPolicy, found int 3; "),
         ({"retry_policy": 0}, "Expected retry_policy as a fedstack.RetryPolicy, found int 0; "),

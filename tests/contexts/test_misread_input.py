@@ -120,7 +120,7 @@ def test_something_that_is_no_context_is_refused(context, message):
     ],
 )
 def test_something_that_is_no_factory_is_refused_when_a_context_is_made(kind, factory, message):
-    with pytest.raises(InvalidValueError, match=f"Expected a factory of executors, {message}"):
+    with pytest.raises(InvalidValueError, match=f"Expected an executor factory, {message}"):
         kind(factory)
 
 

@@ -20,8 +20,14 @@ from thread_starts import ThreadStarts
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.contexts import SyncExecutionContext
-from fedstack.contexts.progress_display import LineDisplay, ProgressSnapshot, choose_display, display, show_progress
-from fedstack.contexts.progress_guard import Progress
+from fedstack.contexts.progress_display import (
+    LineDisplay,
+    Progress,
+    ProgressSnapshot,
+    choose_display,
+    display,
+    show_progress,
+)
 from fedstack.errors import WorkerUnavailableError
 from fedstack.executors.concurrency.progress import PhaseReport, ProgressCounts
 from fedstack.service.executor.executor_service import ExecutorService
@@ -29,7 +35,7 @@ from fedstack.service.host.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.wire.frames import Heartbeat, Work
+from fedstack.transport.wire.frames import Heartbeat, RunningClients
 from fedstack.transport.wire.parcels import Parcel
 
 LIMIT = 15.0
@@ -131,7 +137,7 @@ def running(work: Callable[[], object]) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def clients_of(work: Work) -> range:
+def clients_of(work: RunningClients) -> range:
     return range(work.first_client, work.first_client + work.clients)
 
 
@@ -260,8 +266,8 @@ def test_work_at_the_server_is_told_of_too() -> None:
 
 def test_of_much_work_only_what_runs_longest_is_told() -> None:
     class Busy:
-        def work(self) -> list[Work]:
-            return [Work(client, 1, "train", float(client)) for client in range(1000)]
+        def work(self) -> list[RunningClients]:
+            return [RunningClients(client, 1, "train", float(client)) for client in range(1000)]
 
     busy, counts = Busy(), ProgressCounts()
     counts.watch(busy)
@@ -647,7 +653,7 @@ def test_contexts_over_any_factory_take_true_for_a_display(monkeypatch: pytest.M
     @contextlib.contextmanager
     def show_at_once(computation: object) -> Iterator[ProgressCounts]:
         counts = ProgressCounts()
-        with display("Work", "clients", lambda: ProgressSnapshot(counts.done, counts.total), chosen):
+        with display("RunningClients", "clients", lambda: ProgressSnapshot(counts.done, counts.total), chosen):
             assert shown.wait(LIMIT)
             yield counts
 
@@ -673,7 +679,7 @@ def test_quick_work_shows_nothing_and_leaves_no_thread(monkeypatch: pytest.Monke
 
 def test_a_display_shows_where_work_stands_until_it_ends() -> None:
     recorder, done = Recorder(), 0
-    with display("Work", "steps", lambda: ProgressSnapshot(done, 2), lambda *_: recorder):
+    with display("RunningClients", "steps", lambda: ProgressSnapshot(done, 2), lambda *_: recorder):
         recorder.was_shown.wait()
         done = 2
     assert recorder.shown[0] == ProgressSnapshot(0, 2)
@@ -685,7 +691,7 @@ def test_a_display_is_closed_when_work_fails() -> None:
     recorder = Recorder()
 
     def work() -> None:
-        with display("Work", "steps", lambda: ProgressSnapshot(0, 2), lambda *_: recorder):
+        with display("RunningClients", "steps", lambda: ProgressSnapshot(0, 2), lambda *_: recorder):
             recorder.was_shown.wait()
             raise ValueError("failed")
 
@@ -702,7 +708,7 @@ def test_work_does_not_notice_that_its_display_fails() -> None:
             reached.set()
             raise BrokenPipeError
 
-    with display("Work", "steps", lambda: ProgressSnapshot(0, 2), lambda *_: Broken()):
+    with display("RunningClients", "steps", lambda: ProgressSnapshot(0, 2), lambda *_: Broken()):
         reached.wait()
 
 
@@ -713,7 +719,7 @@ def test_work_does_not_notice_that_there_is_no_thread_for_its_display(thread_sta
 
 def test_work_does_not_notice_that_there_is_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    with display("Work", "steps", lambda: ProgressSnapshot(0, 2)):
+    with display("RunningClients", "steps", lambda: ProgressSnapshot(0, 2)):
         pass
 
 
@@ -736,20 +742,20 @@ def test_a_line_says_how_many_clients_are_done_running_and_failed(monkeypatch: p
 @pytest.mark.parametrize(
     ("work", "note"),
     [
-        (Work(7, 1, "train", 8.4), "train: 2 of 10 clients done, 4 running, client 7 for 8 s"),
-        (Work(8, 8, "train", 75.0), "train: 2 of 10 clients done, 4 running, clients 8 to 15 for 75 s"),
-        (Work(0, 0, "update", 8.4), "update: 2 of 10 clients done, 4 running, the server for 8 s"),
-        (Work(7, 1, "train\x1b[2J", 0.4), "train\\x1b[2J: 2 of 10 clients done, 4 running"),
+        (RunningClients(7, 1, "train", 8.4), "train: 2 of 10 clients done, 4 running, client 7 for 8 s"),
+        (RunningClients(8, 8, "train", 75.0), "train: 2 of 10 clients done, 4 running, clients 8 to 15 for 75 s"),
+        (RunningClients(0, 0, "update", 8.4), "update: 2 of 10 clients done, 4 running, the server for 8 s"),
+        (RunningClients(7, 1, "train\x1b[2J", 0.4), "train\\x1b[2J: 2 of 10 clients done, 4 running"),
     ],
 )
 def test_a_line_names_the_function_that_runs_and_who_has_run_for_long(
-    work: Work, note: str, monkeypatch: pytest.MonkeyPatch
+    work: RunningClients, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, shown = io.StringIO(), threading.Event()
 
     class Busy:
-        def work(self) -> list[Work]:
-            return [work, Work(9, 1, "evaluate", 0.1)]
+        def work(self) -> list[RunningClients]:
+            return [work, RunningClients(9, 1, "evaluate", 0.1)]
 
     class Lines(LineDisplay):
         def show(self, snapshot: ProgressSnapshot) -> None:
@@ -787,34 +793,34 @@ def test_a_bar_is_named_by_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_display_waits_for_seconds_before_each_line(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = LineDisplay("Work", "steps", seconds_between=5)
+    lines = LineDisplay("RunningClients", "steps", seconds_between=5)
     assert (lines.seconds_before, lines.seconds_between) == (5, 5)
     lines.close(ProgressSnapshot(1, 2))
     assert capsys.readouterr().err.endswith("s, 1 of 2 steps done\n")
 
 
 def test_progress_is_lines_where_standard_error_is_no_terminal() -> None:
-    assert isinstance(choose_display("Work", "steps"), LineDisplay)
+    assert isinstance(choose_display("RunningClients", "steps"), LineDisplay)
 
 
 def test_progress_is_lines_in_a_terminal_that_cannot_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     use_terminal(monkeypatch, "dumb")
-    assert isinstance(choose_display("Work", "steps"), LineDisplay)
+    assert isinstance(choose_display("RunningClients", "steps"), LineDisplay)
 
 
 def test_progress_is_lines_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     use_terminal(monkeypatch)
     monkeypatch.delitem(sys.modules, "fedstack.contexts.rich_display", raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert isinstance(choose_display("Work", "steps"), LineDisplay)
+    assert isinstance(choose_display("RunningClients", "steps"), LineDisplay)
 
 
 def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
-    bar = choose_display("Work", "steps")
+    bar = choose_display("RunningClients", "steps")
     bar.show(ProgressSnapshot(1, 4, "so far so good"))
-    assert "Work" in terminal.getvalue()
+    assert "RunningClients" in terminal.getvalue()
     assert "1 of 4 steps" in terminal.getvalue()
     assert "so far so good" in terminal.getvalue()
     bar.close(ProgressSnapshot(4, 4))
@@ -826,7 +832,7 @@ def test_a_bar_has_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
     monkeypatch.setenv("NO_COLOR", "1")
-    bar = choose_display("Work", "steps")
+    bar = choose_display("RunningClients", "steps")
     bar.show(ProgressSnapshot(1, 4))
     bar.close(ProgressSnapshot(4, 4))
     assert "1 of 4 steps" in terminal.getvalue()
@@ -850,7 +856,7 @@ def test_what_is_printed_while_a_bar_is_shown_goes_where_it_always_goes(
 ) -> None:
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
-    bar = choose_display("Work", "steps")
+    bar = choose_display("RunningClients", "steps")
     bar.show(ProgressSnapshot(1, 4))
     print("a result")
     bar.close(ProgressSnapshot(4, 4))
@@ -862,7 +868,7 @@ def test_what_a_forked_child_prints_goes_past_the_bar_of_its_parent(monkeypatch:
     rich_display = pytest.importorskip("fedstack.contexts.rich_display")
     terminal = use_terminal(monkeypatch)
     bars = rich_display._LiveBars()
-    bars.add("Work", "steps")
+    bars.add("RunningClients", "steps")
     live = bars._progress
     assert sys.stderr is not terminal
     bars.renew()

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from fedstack.__main__ import main
-from fedstack.demo.report import print_table, write_csv
-from fedstack.demo.training import Round, describe_clients, load_example, run_rounds
+from fedstack.demo.training import Round, describe_clients, load_example, print_table, run_rounds, write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "federated_averaging.py"

@@ -132,21 +132,21 @@ class TestObjectRefs:
     def test_of_a_task_that_failed_show_its_error(self, context):
         with pytest.raises(InvalidValueError) as caught:
             mean_total([made.remote(client) for client in range(4, 9)])
-        assert "A Ray task raised KeyError: 'no such client'; it should have made the value at arg[client 2]" in str(
+        assert "The Ray task that should make the value at arg[client 2] raised KeyError: 'no such client'" in str(
             caught.value
         )
         assert 'raise KeyError("no such client")' in str(caught.value)
         assert "\x1b" not in str(caught.value)
 
     def test_of_a_task_whose_process_ended_say_so(self):
-        found = r"^The process ended that should have made a value \(WorkerCrashedError: .*\); at arg\[client 1\]"
+        found = r"^The process that should make a value ended \(WorkerCrashedError: .*\); at arg\[client 1\]"
         with local(), pytest.raises(RemoteError, match=found):
             mean_total([ray.put(given(1)[0]), ends.remote()])
 
     def test_of_a_task_that_was_cancelled_say_so(self):
         never = made.options(resources={"nowhere": 1}).remote(1)
         ray.cancel(never)
-        found = r"^The Ray task was cancelled that should have made the value at arg\[client 1\]; call it again"
+        found = r"^The Ray task that should make the value at arg\[client 1\] was cancelled; call it again"
         with local(), pytest.raises(InvalidValueError, match=found):
             mean_total([ray.put(given(1)[0]), never])
 

@@ -13,9 +13,9 @@ import pytest
 from fault_stacks import status_of
 from processes import Fleet
 
-from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.foundations.caches import SharedCache
 from fedstack.transport.peers.fork_guard import ForkGuard
 
 FOLDER = Path(__file__).parent

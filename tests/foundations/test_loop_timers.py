@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 
-from fedstack.foundations.loop_timers import timers_on
+from fedstack.foundations.deadline import timers_on
 
 LONG = 3600.0
 LIMIT = 20

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from fedstack.foundations.source_lines import with_source_lines
+from fedstack.foundations.traceback_filter import with_source_lines
 
 CELL = "<ipython-input-7>"
 

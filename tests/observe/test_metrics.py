@@ -33,8 +33,8 @@ from fedstack.observe import (
     export_to_opentelemetry,
 )
 from fedstack.observe import observers as observers_module
-from fedstack.observe.metrics import Metrics
 from fedstack.observe.observers import observers
+from fedstack.observe.telemetry import Metrics
 
 Numbers = dict[str, dict[tuple[str, ...], Any]]
 

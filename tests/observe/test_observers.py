@@ -142,7 +142,7 @@ def test_an_observer_that_raises_is_told_of_once_and_hears_nothing_more(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     message = record.getMessage()
-    assert "The observer Broken raised Refusal: the disk is full; it is told nothing more" in message
+    assert "The observer Broken raised Refusal: the disk is full; it gets no more events" in message
     assert 'raise Refusal("the disk is full")' in message
     assert not record.exc_info
     gc.collect()
@@ -227,7 +227,7 @@ def test_an_observer_that_blocks_costs_only_events_of_its_own(
     assert slow.workers == ["a", "b", "c", "d"]
     assert diary.workers == list("abcdef")
     assert [record.getMessage() for record in caplog.records] == [
-        "The observer Slow is 3 events behind; it is not told of what happens until it catches up"
+        "The observer Slow is 3 events behind; it misses events until it catches up"
     ]
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fedstack.observe.spans import NO_SPAN, is_id, new_id
+from fedstack.observe.events import NO_SPAN, is_id, new_id
 
 
 def test_ids_differ_and_have_a_form_that_is_known() -> None:
@@ -39,7 +39,7 @@ def test_a_call_inside_a_phase_of_another_one_has_the_same_trace() -> None:
 def test_a_forked_child_does_not_draw_the_ids_of_its_parent() -> None:
     program = """
 import os
-from fedstack.observe.spans import new_id
+from fedstack.observe.events import new_id
 child = os.fork()
 if child:
     os.waitpid(child, 0)

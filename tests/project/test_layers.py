@@ -23,7 +23,6 @@ ROOMS = (
     "computations/types",
     "computations/values",
     "computations/leaves",
-    "computations/leaves/python",
     "computations/codec",
     "computations/plan",
     "leaves",

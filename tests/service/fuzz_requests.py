@@ -9,8 +9,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 import fedstack
-from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.typed_values import write_typed
+from fedstack.computations.codec.packing import Packer, write_typed
 from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import Phase, PhaseTask

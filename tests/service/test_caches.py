@@ -27,10 +27,15 @@ from fedstack.computations.leaves import leaf_runtimes
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.plan.plan import PlanCache
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
-from fedstack.computations.types.bounded_cache import BoundedCache
-from fedstack.computations.types.type_memory import TypeMemo, let_go_of_types, recent_types
-from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.types.type_structure import (
+    TypeMemo,
+    fields_of,
+    recent_types,
+    release_unused_types,
+    type_from_proto,
+)
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError
+from fedstack.foundations.caches import BoundedCache
 from fedstack.proto import carriers_pb2
 from fedstack.proto.executor_pb2 import CreateValueResponse, GetExecutorResponse
 from fedstack.service.executor.executor_service import ExecutorService
@@ -44,15 +49,15 @@ CONSTANT = None
 # What keeps things, and the most of them. Where there is none, they end with what they are for.
 TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.loop_calls._calls": (None, "weakly: event loops"),
-    "foundations.loop_timers._timers": (None, "weakly: event loops, and their timers"),
+    "foundations.deadline._timers": (None, "weakly: event loops, and their timers"),
     "membership.membership.io_loop.ticks._calls": (None, "a session's, and ends with it"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
-    "computations.leaves.column_calls._calls": (None, "calls that run, by the thread"),
+    "computations.leaves.bound_operation._calls": (None, "calls that run, by the thread"),
     "computations.leaves.leaf_runtimes.observers.dropped": (None, "a number for each class of observers"),
     "data.ray_tables._ordered._switches": (None, "one for each dataset of Ray that is split just now"),
     "backends.worker_side._process": (4, "stacks, for numbers of functions at the same time that senders ask for"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
-    "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
+    "foundations.public_names._OTHER_NAMES": (CONSTANT, "names of options"),
     "backends.ray_cluster.ray_api._OPTIONS": (CONSTANT, "resources with options of their own"),
     "backends.ray_cluster.ray_contexts._DEFAULTS": (CONSTANT, "options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),
@@ -65,40 +70,45 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "backends.ray_cluster.ray_api._starters._pool._starting": (None, "threads that start"),
     "backends.ray_cluster.ray_api._starters._pool.waiting": (64, "threads without work"),
     "backends.ray_cluster.ray_workers._of_parents": (None, "one a context over Ray for each generation of forks"),
-    "computations.leaves.python.handles.registry._known": (None, "weakly: functions that this process has decorated"),
-    "computations.leaves.python.handles.registry._kept": (None, "functions decorated here; by clients, as code only"),
+    "computations.leaves.computation_pickles.registry._known": (
+        None,
+        "weakly: functions decorated here",
+    ),
+    "computations.leaves.computation_pickles.registry._kept": (
+        None,
+        "decorated here; by clients, as code only",
+    ),
     "computations.values.containers._argument_makers._items": (None, "a type's, and ends with it"),
     "computations.values.containers._result_makers._items": (None, "a type's, and ends with it"),
     "computations.values.deferred_column._refused": (CONSTANT, "classes that fedstack knows"),
-    "computations.values.deferred_column._standing_for_blocks": (CONSTANT, "classes of fedstack's"),
     "computations.values.deferred_column._standing_for": (CONSTANT, "classes of fedstack's"),
-    "computations.leaves.python.function_pickles._pickler": (1, "takes no argument"),
-    "computations.leaves.python.function_pickles._reducers": (CONSTANT, "classes of fedstack's"),
-    "computations.plan.intrinsics.INTRINSICS": (CONSTANT, "the language's"),
+    "computations.leaves.function_pickles._pickler": (1, "takes no argument"),
+    "computations.leaves.function_pickles._reducers": (CONSTANT, "classes of fedstack's"),
+    "computations.plan.graph.INTRINSICS": (CONSTANT, "the language's"),
     "computations.plan.intrinsics._TABLE": (CONSTANT, "the language's"),
     "computations.plan.intrinsics._checked._items": (None, "a type's, and ends with it"),
     "computations.leaves.leaf_runtimes._installed": (1, "takes no argument"),
     "computations.leaves.leaf_runtimes._runtimes": (CONSTANT, "what was registered or is installed"),
-    "computations.leaves.python.captures._told._items": (1000, "and nothing but names; the client's"),
-    "computations.leaves.python.handles.registry._kept_of_code": (None, "code of functions that are kept"),
-    "computations.leaves.python.source_digests._files_as_imported": (None, "installed files of allowed modules"),
-    "computations.leaves.python.source_digests._digests._items": (
+    "computations.leaves.function_pickles._warned_of._items": (1000, "and nothing but names; the client's"),
+    "computations.leaves.computation_pickles.registry._kept_of_code": (None, "code of functions that are kept"),
+    "computations.leaves.named_functions._files_as_imported": (None, "installed files of allowed modules"),
+    "computations.leaves.named_functions._digests._items": (
         1000,
         "digests of sources",
     ),
-    "computations.leaves.version_skew._told": (None, "modules that are imported here; the client's"),
-    "computations.plan.node_places._CLIENT_WORK": (CONSTANT, "intrinsics"),
-    "computations.plan.node_places._SELECTS": (CONSTANT, "intrinsics"),
-    "computations.plan.node_places._TRANSPARENT": (CONSTANT, "intrinsics"),
+    "computations.leaves.portability._warned_of": (None, "modules that are imported here; the client's"),
+    "computations.plan.graph._CLIENT_WORK": (CONSTANT, "intrinsics"),
+    "computations.plan.graph._SELECTS": (CONSTANT, "intrinsics"),
+    "computations.plan.graph._TRANSPARENT": (CONSTANT, "intrinsics"),
     "computations.plan.plan.plans._by_content._items": (1000, "and 128 MiB"),
     "computations.plan.plan.plans._by_identity._items": (1000, "and 128 MiB"),
-    "computations.leaves.python.python_containers._BUILT_IN": (CONSTANT, "containers"),
-    "computations.leaves.python.python_containers._NAMES": (CONSTANT, "containers"),
+    "computations.leaves.computation_pickles._BUILT_IN": (CONSTANT, "containers"),
+    "computations.leaves.computation_pickles._NAMES": (CONSTANT, "containers"),
     "computations.values.records._classes._items": (1024, "and 16 MiB"),
     "computations.values.records.keyed_tuple_class": (1024, "classes of named tuples that are installed"),
     "computations.values.tensor_values._PYTHON_KINDS": (CONSTANT, "dtypes"),
-    "computations.types.type_memory.recent_types._types": (10_000, "and those of 64 MiB of messages"),
-    "computations.types.type_memory.recent_types.on_clear": (CONSTANT, "caches of types"),
+    "computations.types.type_structure.recent_types._types": (10_000, "and those of 64 MiB of messages"),
+    "computations.types.type_structure.recent_types.on_clear": (CONSTANT, "caches of types"),
     "computations.types.type_sizes._known._items": (None, "a type's, and ends with it"),
     "computations.types.type_structure._fields._items": (None, "a type's, and ends with it"),
     "computations.types.type_structure._kinds._items": (None, "a type's, and ends with it"),
@@ -355,7 +365,7 @@ def test_what_is_kept_for_a_type_ends_with_the_type() -> None:
     class Kept:
         """Something that can be referred to weakly."""
 
-    let_go_of_types()
+    release_unused_types()
     memo: TypeMemo[Kept] = TypeMemo()
     made = fl.StructType([("a_name_of_this_test", np.int32)])
     kept = weakref.ref(memo.put(made, Kept()))
@@ -369,7 +379,7 @@ def test_what_is_kept_for_a_type_ends_with_the_type() -> None:
 
 
 def test_types_that_are_referred_to_stay_the_one_object_that_they_are() -> None:
-    let_go_of_types()
+    release_unused_types()
     made = fl.StructType([("another_name_of_this_test", np.int32), fl.SequenceType(np.float32)])
     recent_types.received(1 << 40)
     assert fl.StructType([("another_name_of_this_test", np.int32), fl.SequenceType(np.float32)]) is made

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Generator, Mapping
 from typing import Any, cast
 
-from fedstack.computations.leaves.python.function_pickles import Reduced, register_reducer
+from fedstack.computations.leaves.function_pickles import Reduced, register_reducer
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.after_fork import renew_after_fork

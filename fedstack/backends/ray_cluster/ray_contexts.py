@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fedstack.backends.backend_executor import BackendExecutorFactory
-from fedstack.computations.types.options import defaults_of, takes_options
+from fedstack.computations.types.language_mistakes import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.foundations.number_checks import check_number, check_whole_number
+from fedstack.foundations.public_names import defaults_of, takes_options
 from fedstack.foundations.value_text import describe
 from fedstack.transport.peers.retry import RetryPolicy
 

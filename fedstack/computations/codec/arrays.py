@@ -1,13 +1,11 @@
-"""Turns scalars and arrays into the language's `Array` message and back.
+"""Converts scalars and arrays to the language's `Array` message and back.
 
 A scalar is a NumPy scalar of exactly the dtype, an array an `np.ndarray` of exactly the dtype; strings are `bytes` and
-object arrays of `bytes`. The message has two encodings. A *list* field, one per dtype, holds the elements one by one;
-`content` holds the raw bytes, little-endian and in C order. Peers differ in what they read: an old worker wants lists
-for scalars and strings and `content` for all other arrays, newer ones read both. That is also what is written here, and
-both are read.
+object arrays of `bytes`. The message has two encodings. A *list* field, one per dtype, has the elements one by one;
+`content` has the raw bytes, little-endian and in C order. Some peers read only lists of scalars and strings, and
+`content` of all other arrays. These are written here, and both encodings are read.
 
-A message from elsewhere is not trusted: sizes are compared before anything is allocated, and what does not fit is an
-error that says where.
+A message of a peer is not trusted: sizes are checked before anything is allocated, and errors say where they are.
 """
 
 import math
@@ -27,7 +25,7 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 ArrayPayload: TypeAlias = "np.generic | NDArray[Any] | bytes"
 Shape: TypeAlias = "Sequence[int | None] | None"
 
-# NumPy's own limit. It also keeps the product of hostile dimensions small.
+# NumPy's own limit. It also limits the product of hostile dimensions.
 _MAX_RANK = 64
 
 
@@ -39,9 +37,9 @@ class _Encoding:
       dtype: The dtype of the payload.
       number: The dtype's number in the message.
       list_field: The name of the list field of the dtype.
-      word: The dtype whose values are the entries of the list: the 16 bits of a half, the two parts of a complex.
-      entry: The dtype in which the field itself holds its entries; wider than `word` where protobuf has no narrow one.
-      plain: The class of a scalar that is an entry as it is; `None` where entries have to be made of it.
+      word: The dtype of the entries of the list: the 16 bits of a half, the two parts of a complex.
+      entry: The dtype of the field itself; wider than `word` if protobuf has no such narrow type.
+      plain: The class of a scalar that is an entry itself; `None` if entries have to be made from it.
     """
 
     dtype: np.dtype[Any]
@@ -93,9 +91,9 @@ def array_to_proto(
     Args:
       payload: A NumPy scalar or an array of exactly `dtype`; for strings `bytes`, or an object array of `bytes`.
       dtype: One of the 16 dtypes of the language; strings are `np.dtype(np.str_)`.
-      shape: The shape that the payload must have. `None` as a dimension allows any, `None` as a whole any rank.
-      path: Where the payload stands, for messages.
-      as_list: Whether arrays have a list field, too: the only one that is read in a literal.
+      shape: The shape that the payload must have. `None` as a dimension allows any size, `None` as a whole any rank.
+      path: The path of the payload, for messages.
+      as_list: Whether arrays are written as lists, too, as literals require.
 
     Returns:
       A new message, with a list field for scalars and strings and with `content` for other arrays.
@@ -117,7 +115,7 @@ def write_array(
     path: str = "value",
     as_list: bool = False,
 ) -> None:
-    """Encodes a scalar or an array into an empty message, so that a message around it need not copy the bytes.
+    """Encodes a scalar or an array into an empty message, so that its bytes are not copied into an outer message.
 
     Args and errors are those of `array_to_proto`.
     """
@@ -126,7 +124,7 @@ def write_array(
         _write_strings(proto, payload, shape, path)
         return
     if type(payload) is encoding.plain and not shape and shape is not None:
-        # As below, in a quarter of the time: small messages are made of these.
+        # The same as below, in a quarter of the time: small messages consist of these.
         proto.dtype = encoding.number
         proto.shape.SetInParent()
         getattr(proto, encoding.list_field).value.append(payload.item())
@@ -141,7 +139,7 @@ def write_array(
     if array.ndim == 0 or as_list:
         words = _view(np.ascontiguousarray(array).reshape(-1), encoding.word)
         _list_of(proto, encoding.list_field).extend(words.tolist())
-        getattr(proto, encoding.list_field).SetInParent()  # or an array without elements would have no list at all
+        getattr(proto, encoding.list_field).SetInParent()  # sets the field of an array without elements
     else:
         proto.content = _little_endian(array).tobytes()
 
@@ -153,20 +151,20 @@ def array_from_proto(
     *,
     path: str = "value",
 ) -> ArrayPayload:
-    """Decodes a scalar or an array, whichever of the two encodings it has.
+    """Decodes a scalar or an array from either encoding.
 
     Args:
       proto: The message. If it has both encodings, `content` counts.
       dtype: The dtype that it must have; `None` for any.
-      shape: The shape that it must have. `None` as a dimension allows any, `None` as a whole any rank.
-      path: Where the value stands, for messages.
+      shape: The shape that it must have. `None` as a dimension allows any size, `None` as a whole any rank.
+      path: The path of the value, for messages.
 
     Returns:
       A NumPy scalar, or a read-only array in C order; for strings `bytes`, or a read-only object array of `bytes`. An
-      array from `content` is a view of the bytes that protobuf handed out, not a copy.
+      array from `content` is a view of protobuf's bytes, not a copy.
 
     Raises:
-      TypeMismatchError: If the message has another dtype or shape than asked for.
+      TypeMismatchError: If the message has another dtype or shape.
       InvalidValueError: If the message contradicts itself or is incomplete.
     """
     encoding = _BY_NUMBER.get(proto.dtype)
@@ -176,8 +174,7 @@ def array_from_proto(
             return scalar
     if encoding is None:
         raise InvalidValueError(
-            f"Expected the number of a dtype that the language has, found {proto.dtype}; at {path}; "
-            "send one of the 16 dtypes"
+            f"Expected the number of a dtype of the language, found {proto.dtype}; at {path}; send one of the 16 dtypes"
         )
     dims = read_dims(proto.shape.dim, path, unknown_rank=proto.shape.unknown_rank)
     if (dtype is not None and dtype.type is not encoding.dtype.type) or not shape_fits(dims, shape):
@@ -204,7 +201,7 @@ def array_from_proto(
 
 
 def _plain_scalar(proto: array_pb2.Array, field: str, kind: type[Any]) -> np.generic | None:
-    """Returns a scalar that is written as they usually are, as `array_from_proto` does; `None` for anything else."""
+    """Returns a scalar in its usual encoding, as `array_from_proto` does; `None` for anything else."""
     if proto.WhichOneof("kind") != field or proto.HasField("content"):
         return None
     shape, values = proto.shape, getattr(proto, field).value
@@ -230,8 +227,7 @@ def _write_strings(proto: array_pb2.Array, payload: object, shape: Shape, path: 
     proto.dtype = _STRING.number
     proto.shape.dim.extend(dims)
     proto.string_list.value.extend(cast("list[bytes]", values))
-    # Without this an array without elements would have no list at all.
-    proto.string_list.SetInParent()
+    proto.string_list.SetInParent()  # sets the field of an array without elements
 
 
 def _read_content(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...], path: str) -> NDArray[Any]:
@@ -247,7 +243,7 @@ def _read_content(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, 
             f"at {path}; send the shape that the content has"
         )
     if encoding.dtype == np.bool_ and np.any(np.frombuffer(content, np.uint8) > 1):
-        # NumPy trusts these bytes: with others, two values that both are true would not be equal.
+        # NumPy does not check these bytes: with others, two true values would not be equal.
         raise InvalidValueError(f"Expected bytes 0 and 1 for bool, found others; at {path}; send 0 or 1")
     return _little_endian(np.frombuffer(content, encoding.dtype))
 
@@ -276,7 +272,7 @@ def _read_list(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...
                 "send values that the dtype can hold"
             )
         words = words.astype(encoding.word)
-    words.flags.writeable = False  # the result is a view of this, and nobody may take it for their own
+    words.flags.writeable = False  # the result is a view of this array
     return words if encoding is _STRING else _view(words, encoding.dtype)
 
 
@@ -291,7 +287,7 @@ def dtype_number(dtype: np.dtype[Any]) -> data_type_pb2.DataType:
 
 
 def dtype_of_number(number: int) -> np.dtype[Any] | None:
-    """Returns the dtype of a number in messages, or `None` if the language has none for it."""
+    """Returns the dtype of a number in messages; `None` if the number is unknown."""
     found = _BY_NUMBER.get(number)
     return None if found is None else found.dtype
 
@@ -299,17 +295,15 @@ def dtype_of_number(number: int) -> np.dtype[Any] | None:
 def _encoding_of(dtype: np.dtype[Any], path: str) -> _Encoding:
     encoding = _BY_TYPE.get(dtype.type)
     if encoding is None:
-        raise TypeMismatchError(
-            f"Expected a dtype that the language has, found {dtype}; at {path}; use one of its 16 dtypes"
-        )
+        raise TypeMismatchError(f"Expected a dtype of the language, found {dtype}; at {path}; use one of its 16 dtypes")
     return encoding
 
 
 def read_dims(found: Sequence[int], path: str, *, unknown_rank: bool = False) -> tuple[int, ...]:
-    """Returns the shape of a value, where nothing may be unknown.
+    """Returns the shape of a value, without unknown sizes.
 
     Raises:
-      InvalidValueError: If it is none.
+      InvalidValueError: If it is not the shape of a value.
     """
     if unknown_rank or len(found) > _MAX_RANK:
         rank = "an unknown rank" if unknown_rank else f"{len(found)} dimensions"
@@ -335,12 +329,12 @@ def _view(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _list_of(proto: array_pb2.Array, field: str) -> Any:
-    """Returns the entries of a list field, for which protobuf has a different class each."""
+    """Returns the entries of a list field; each field has a class of its own."""
     return getattr(proto, field).value
 
 
 def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
-    """Exchanges the machine's byte order and the wire's."""
+    """Converts between the machine's byte order and little-endian."""
     return array if sys.byteorder == "little" else cast(Any, array).byteswap()
 
 

@@ -1,7 +1,7 @@
-"""Packs payloads into messages, with the bytes of large arrays beside them; `unpacking` reads them.
+"""Packs payloads into messages, with the bytes of large arrays beside them; `unpacking.py` reads them.
 
-`Packed` says what a value is made of; the bytes of its large arrays are *segments*, memory that is sent as it lies
-there and received where it will stay. Nothing is copied but into and out of the transport's own chunks.
+`Packed` describes the structure of a value. The bytes of its large arrays are *segments*: memory that is sent from
+where it is, and received where it will stay. Only the transport copies it, into and out of its own chunks.
 """
 
 import itertools
@@ -54,7 +54,7 @@ from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.segments import LARGE_BYTES, Rows, Segment
-from fedstack.proto.extensions_pb2 import Packed
+from fedstack.proto.extensions_pb2 import Packed, TypedValue
 
 ANY_ELEMENT = "[*]"
 
@@ -66,23 +66,18 @@ class Packer:
       segments: The bytes of the large arrays, in the order in which the message announces them.
 
     Args:
-      large_bytes: From which size on arrays travel beside the message.
+      large_bytes: The size from which arrays travel beside the message.
       references: Whether the peer reads the elements of references itself.
     """
 
-    def __init__(
-        self,
-        large_bytes: int = LARGE_BYTES,
-        *,
-        references: bool = False,
-    ) -> None:
+    def __init__(self, large_bytes: int = LARGE_BYTES, *, references: bool = False) -> None:
         self.segments: list[Segment] = []
         self._large_bytes = large_bytes
         self._references = references
 
     @property
     def segment_bytes(self) -> int:
-        """How many bytes travel beside the message."""
+        """The number of bytes beside the message."""
         return sum(map(len, self.segments))
 
     def pack(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
@@ -127,11 +122,11 @@ class Packer:
         return proto
 
     def pack_shared(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
-        """Packs a payload that all clients get; a subclass may do so once for several messages."""
+        """Packs a payload that is the same for all clients; a subclass may do so once for several messages."""
         self.pack(proto, payload, type_spec, path)
 
     def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
-        """Packs values of clients that are elsewhere; a subclass may hand on what stands for them."""
+        """Packs values of clients that are elsewhere; a subclass may pass on their stand-ins."""
         rows = referred_rows(column) if self._references else ()
         if rows:
             write_referred_rows(proto.references, column.first, rows)
@@ -143,7 +138,7 @@ class Packer:
         self._sequences(proto, sequences_of(elements, [len(elements)]), element, path)
 
     def _sequences_at_clients(self, proto: Packed, column: Column, element: Type, path: str) -> None:
-        """Packs sequences as their rows, all together where these have one shape, else one by one."""
+        """Packs sequences by their rows, all together if these have one shape, else one by one."""
         references = references_of(column.values) if self._references and isinstance(column, ListColumn) else ()
         if references and len(references) == len(column):
             write_references(proto.references, references)
@@ -181,7 +176,7 @@ class Packer:
         raw.dim.extend(shape)
 
     def pack_column(self, proto: Packed, payload: object, member: Type, path: str = "value") -> None:
-        """Packs the values of clients, a column or a list, of the given type each; else as `pack`."""
+        """Packs a column or list of the values of clients, of the given type each; see `pack`."""
         column = column_in(payload, member, path)
         if isinstance(column, ConstantColumn):
             proto.same.clients = len(column)
@@ -202,7 +197,7 @@ class Packer:
             self._list(proto, column.items(), member, path)
 
     def _list(self, proto: Packed, values: Sequence[object], member: Type, path: str) -> None:
-        """Packs one value per client: equal shapes as rows of one array, anything else one by one."""
+        """Packs one value per client: arrays of one shape as rows of an array, anything else one by one."""
         shape = _common_shape(values) if isinstance(member, TensorType) and not is_string(member) else None
         if shape is None or not isinstance(member, TensorType):
             proto.clients.SetInParent()
@@ -222,7 +217,7 @@ class Packer:
         *,
         is_each_one: bool = False,
     ) -> None:
-        """Packs rows of the given shape, all together, that lie in several arrays; or each of which is an array."""
+        """Packs rows of the given total shape, which are in several arrays, or each of which is an array."""
         dtype, declared = tensor.dtype, tensor.shape
         of_rows = None if declared is None else (None, *declared)
         if math.prod(shape) * dtype.itemsize < self._large_bytes or is_string(tensor):
@@ -240,18 +235,18 @@ class Packer:
             self.segments.append(_rows_of(filled, tensor, path))
             return
         for is_large, some in itertools.groupby(filled, lambda array: array.nbytes >= self._large_bytes):
-            # Many small segments would take longer than to copy what is in them.
+            # Many small segments would take longer than copying them.
             for array in some if is_large else [np.concatenate(list(some))]:
                 self.segments.append(_bytes_of(array, tensor, path))
 
 
 def place_of(path: str, index: int) -> str:
-    """Returns where a member of a column stands: of a sequence, or at clients."""
+    """Returns the path of a member of a column: an element of a sequence, or the value of a client."""
     return f"{path.removesuffix(ANY_ELEMENT)}[{index}]" if path.endswith(ANY_ELEMENT) else f"{path}, client {index}"
 
 
 def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
-    """Returns the bytes of an array as they travel."""
+    """Returns the bytes of an array as they are sent."""
     if array.dtype != tensor.dtype or not shape_fits(array.shape, tensor.shape):
         mismatch(tensor, f"{array.dtype}{list(array.shape)}", path)
     if sys.byteorder != "little":
@@ -260,11 +255,10 @@ def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
 
 
 def _rows_of(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> Rows:
-    """Returns arrays that have the same shape, with bytes, as they travel."""
+    """Returns the bytes of arrays of one shape as they are sent."""
     dtype = tensor.dtype
     first = _bytes_of(arrays[0], tensor, path)
-    # There may be many: what the first has shown of the shape, and a dtype of which Python knows the bytes, save a copy
-    # of the checks and a view of each.
+    # There may be many, so arrays of a dtype that Python's buffers support are neither checked nor viewed one by one.
     if dtype.kind in "iuf" and sys.byteorder == "little":
         if all(array.dtype is dtype and array.flags.c_contiguous for array in arrays):
             return Rows(arrays)
@@ -273,7 +267,7 @@ def _rows_of(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> R
 
 
 def _common_shape(values: Sequence[object]) -> tuple[int, ...] | None:
-    """Returns the shape that all arrays have, if there are any and they have one."""
+    """Returns the shape of values that are arrays of one shape; else `None`."""
     if not values or not all(isinstance(value, np.ndarray) for value in values):
         return None
     arrays = cast("Sequence[NDArray[Any]]", values)
@@ -282,7 +276,7 @@ def _common_shape(values: Sequence[object]) -> tuple[int, ...] | None:
 
 
 def members_in(payload: object, struct: StructType, path: str) -> tuple[object, ...]:
-    """Returns the members of a struct, as many as its type has."""
+    """Returns the members of a struct, after checking their number."""
     if not isinstance(payload, tuple):
         mismatch(struct, f"`{type(payload).__name__}`", path, "give a tuple of the members in the type's order")
     members = cast("tuple[object, ...]", payload)
@@ -291,7 +285,7 @@ def members_in(payload: object, struct: StructType, path: str) -> tuple[object, 
 
 
 def column_in(payload: object, member: Type, path: str) -> Column:
-    """Returns the values of clients that a payload has, as a column."""
+    """Returns the values of clients in a payload as a column."""
     if isinstance(payload, Column):
         return payload
     if isinstance(payload, (list, tuple)):
@@ -301,6 +295,28 @@ def column_in(payload: object, member: Type, path: str) -> Column:
 
 
 def check_count(found: int, wanted: int, type_spec: Type, path: str) -> None:
-    """Checks how many members a struct has."""
+    """Checks the number of a struct's members."""
     if found != wanted:
         mismatch(f"{counted(wanted, 'member')} of {type_text(type_spec)}", f"{found}", path)
+
+
+def write_typed(payload: object, type_spec: Type, packer: Packer, into: TypedValue | None = None) -> TypedValue:
+    """Writes a payload together with its type, for a receiver that does not know the type.
+
+    Values that are created in a session travel like that, values of a variable, and results of a coordinator's
+    functions. Where both sides know the type (arguments of methods, partial results of a phase), only the packed value
+    travels.
+
+    Args:
+      payload: The payload.
+      type_spec: Its type.
+      packer: Collects the bytes that travel beside the message.
+      into: An empty message to write into; by default a new one.
+
+    Raises:
+      TypeMismatchError: If the payload does not fit the type.
+    """
+    typed = TypedValue() if into is None else into
+    typed.type.CopyFrom(type_spec.to_proto())
+    packer.pack(typed.value, payload, type_spec)
+    return typed

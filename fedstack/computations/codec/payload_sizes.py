@@ -1,44 +1,47 @@
-"""Measures payloads before they are written: how much work it will be, and how many bytes at least."""
+"""Estimates the size of messages before they are written or received: how much work, and how many bytes."""
 
 import math
 from collections.abc import Iterable
 from itertools import repeat
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
 
+from fedstack.computations.codec.arrays import dtype_of_number
 from fedstack.computations.types.language import FederatedType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
+from fedstack.proto.extensions_pb2 import Packed
 
-# About a microsecond each: writing one tensor, or copying so many bytes.
+# Writing a tensor takes about as long as copying this many bytes: a microsecond.
 _BYTES_OF_TENSOR = 4096
 _QUICK_BYTES = 1000 * _BYTES_OF_TENSOR
 
 
 def is_quick(payload: object, type_spec: Type) -> bool:
-    """Tells whether writing a payload takes about a millisecond at most, and runs no code of users."""
-    if isinstance(type_spec, TensorType):  # as below, in half of the time
+    """Returns whether writing a payload takes at most about a millisecond, and runs no code of users."""
+    if isinstance(type_spec, TensorType):  # the same as below, in half the time
         return _bytes(payload) < _QUICK_BYTES
     return _Sizes(_BYTES_OF_TENSOR, math.inf, _QUICK_BYTES).of(payload, type_spec) <= _QUICK_BYTES
 
 
 def known_bytes(payload: object, type_spec: Type) -> int:
-    """Returns how many bytes the arrays of a payload take when it is written, as often as each occurs.
+    """Returns the size of the arrays of a payload when it is written, in bytes, counting repeated arrays each time.
 
-    What members share is counted by its size and not by walking over it again. Elements of streams count nothing.
+    A member that occurs several times is measured once. Elements of streams count as 0.
     """
     return int(_Sizes(0, 0, math.inf).of(payload, type_spec))
 
 
 class _Sizes:
-    """Adds up the sizes of what is in payloads.
+    """Adds up the sizes of the parts of payloads.
 
     Args:
-      each: What a tensor counts besides its bytes.
-      unknown: What that counts which is made as it is read: streams, by code of users, and values that are elsewhere.
-      most: Counting ends above it.
+      each: The size of a tensor besides its bytes.
+      unknown: The size of parts that are made when they are read: streams and values that are elsewhere.
+      most: Adding stops above this.
     """
 
     __slots__ = ("_each", "_known", "_most", "_unknown")
@@ -47,7 +50,7 @@ class _Sizes:
         self._each = each
         self._unknown = unknown
         self._most = most
-        self._known: dict[tuple[int, int], tuple[float, object]] = {}  # with the payload: its identity finds it
+        self._known: dict[tuple[int, int], tuple[float, object]] = {}  # with the payload, which is found by identity
 
     def of(self, payload: object, type_spec: Type) -> float:
         """Returns the size of a payload."""
@@ -71,7 +74,7 @@ class _Sizes:
         return found[0]
 
     def _of_column(self, column: Column, member: Type, written: int) -> float:
-        """Returns the size of a column, of which each array is written as so many tensors."""
+        """Returns the size of a column whose arrays are each written as `written` tensors."""
         if isinstance(column, RowsColumn):
             return self._each * written + _bytes(column.values)
         if isinstance(column, StructColumn):
@@ -99,3 +102,20 @@ def _bytes(payload: object) -> int:
             return array.nbytes
         return array.size + sum(map(_bytes, cast("Iterable[object]", array.flat)))
     return len(payload) if isinstance(payload, bytes) else 8
+
+
+# The fields of the members of each kind.
+_MEMBERS = MappingProxyType(
+    {"struct": "member", "clients": "member", "same": "member", "fields": "column", "sequences": "row"}
+)
+
+
+def announced_bytes(packed: Packed) -> int:
+    """Returns how many bytes a message announces beside it; a malformed message may announce a wrong number."""
+    kind = packed.WhichOneof("kind") or ""
+    if kind in ("raw", "rows"):
+        raw: Packed.Raw = getattr(packed, kind)
+        dtype = dtype_of_number(raw.dtype)
+        return 0 if dtype is None else max(0, math.prod(raw.dim)) * dtype.itemsize
+    found = getattr(getattr(packed, kind), _MEMBERS[kind]) if kind in _MEMBERS else ()
+    return announced_bytes(found) if isinstance(found, Packed) else sum(map(announced_bytes, found))

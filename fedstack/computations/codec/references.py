@@ -1,48 +1,50 @@
-"""Sequences, and rows of clients, that are read where they are consumed: what travels is which ones they are."""
+"""Writes and reads references: sequences, and rows of clients, that the receiver reads from a data service itself."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, cast
 
 import attrs
 from google.protobuf.any_pb2 import Any
 
 from fedstack.computations.codec.sequence_rows import read_batchings, write_batchings
-from fedstack.computations.leaves.work_scope import ReadsReferences, current_scope
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import type_from_proto
-from fedstack.computations.values.client_rows import ClientRows
 from fedstack.computations.values.column_sequence import BlockSequence, HasBlocks
 from fedstack.computations.values.columns import Column, ListColumn, Payload
-from fedstack.computations.values.deferred_column import DeferredColumn
+from fedstack.computations.values.deferred_column import ClientRows, DeferredColumn
 from fedstack.computations.values.federated_values import column_from_values
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.proto.extensions_pb2 import Packed
 
+# Yields the elements of the sequence at an index of a group, some at a time: `ReferenceReader.blocks`.
+ReadBlocks: TypeAlias = Callable[["ReferenceGroup", int], Iterator[Column]]
+
 
 @attrs.frozen(eq=False)
 class ReferenceGroup:
-    """Parts of one source that came together, most often in the order in which they will be read.
+    """Parts of one source that were sent together, mostly in the order in which they will be read.
 
     Attributes:
-      source: Where they are: the content of a `data` block.
-      keys: Which part of it each is.
+      source: The source: the content of a `data` block.
+      keys: The key of each part in the source.
       element: The type of their elements.
-      reader: Reads them; `None` for what the service reads with in which they are consumed.
+      read: Reads them; `None` to use the reader of the service that consumes them.
     """
 
     source: Any
     keys: Sequence[bytes]
     element: Type
-    reader: ReadsReferences | None = None
+    read: ReadBlocks | None = None
 
 
 class Reference(HasBlocks):
     """A sequence that is a part of a source elsewhere.
 
     Attributes:
-      group: The source, and the parts of it that came together.
-      place: Which of these it is.
+      group: The source, and the parts of it that were sent together.
+      place: The index of this part.
     """
 
     __slots__ = ("group", "place")
@@ -57,28 +59,24 @@ class Reference(HasBlocks):
 
     @property
     def key(self) -> bytes:
-        """Which part of the source it is."""
+        """The key of the part in the source."""
         return self.group.keys[self.place]
 
     def blocks(self) -> Iterator[Column]:
-        return self.reader.blocks(self.group, self.place)
-
-    @property
-    def reader(self) -> ReadsReferences:
-        """What reads it here.
+        """Yields the elements, some at a time.
 
         Raises:
-          CarrierError: If this process runs others' work, and may read nothing for them.
+          CarrierError: If this process works for others, and may not read data services for them.
         """
         scope = current_scope()
-        found = scope.reads if scope.is_for_others else self.group.reader
-        if found is None:
+        read = scope.reads if scope.is_for_others else self.group.read
+        if read is None:
             raise CarrierError(
                 f"Expected elements, found a reference to those of a {self.group.source.TypeName()}, and no data "
                 "service that this worker may read from; name it there: fedstack serve --data-service ADDRESS, "
                 "ServerConfig.data_services, local_worker_pool(data_services=...)"
             )
-        return found
+        return read(self.group, self.place)
 
     def __len__(self) -> int:
         raise TypeError(f"Expected a sequence of known length, found {self!r}; iterate over it, or count as you go")
@@ -94,17 +92,17 @@ def reference_of(payload: Payload) -> Reference | None:
 
 
 def references_of(payloads: Sequence[Payload]) -> list[Reference]:
-    """Returns the references that are among payloads."""
+    """Returns the references among payloads."""
     return [reference for payload in payloads if (reference := reference_of(payload)) is not None]
 
 
 def write_references(message: Packed.References, references: Sequence[Reference]) -> None:
-    """Writes which sequences they are."""
+    """Writes the sources of references, and their keys there."""
     places: dict[bytes, int] = {}
     of: list[int] = []
     for reference in references:
         source = reference.group.source
-        place = places.setdefault(source.value, len(places))  # whose readers know all types of content
+        place = places.setdefault(source.value, len(places))  # its value suffices, as all types have the same reader
         if place == len(message.source):
             message.source.append(source)
         of.append(place)
@@ -123,7 +121,7 @@ def read_references(message: Packed.References, element: Type, path: str) -> Col
     if len(of) not in (0, len(keys)) or not message.source or any(place >= len(message.source) for place in of):
         raise InvalidValueError(
             f"Expected a source for each of {len(keys)} references, found {len(message.source)} sources and "
-            f"{len(of)} numbers of such; at {path}"
+            f"{len(of)} indices of sources; at {path}"
         )
     groups = [ReferenceGroup(source, cast("list[bytes]", []), element) for source in message.source]
     found: list[Payload] = []
@@ -135,7 +133,7 @@ def read_references(message: Packed.References, element: Type, path: str) -> Col
 
 
 def referred_rows(column: DeferredColumn) -> Sequence[ClientRows]:
-    """Returns what stands for the rows of clients, if all of a column are references to rows of one type."""
+    """Returns the references of a column, if all of it are references to rows of one type; else none."""
     rows = [one for one in column.values if isinstance(one, ClientRows) and isinstance(one.source, Reference)]
     if not column.is_whole or len(rows) < len(column) or len({one.batching is None for one in rows}) > 1:
         return ()
@@ -144,7 +142,7 @@ def referred_rows(column: DeferredColumn) -> Sequence[ClientRows]:
 
 
 def write_referred_rows(message: Packed.References, first: int, rows: Sequence[ClientRows]) -> None:
-    """Writes which rows they are; `first` is the index of the first client."""
+    """Writes references to rows; `first` is the index of the first client."""
     write_references(message, [cast(Reference, one.source) for one in rows])
     message.row.CopyFrom(rows[0].source.element_type.to_proto())
     message.first = first

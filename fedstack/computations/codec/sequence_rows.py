@@ -1,8 +1,6 @@
-"""Puts the rows of several sequences together, so that they travel as one array for each tensor of an element.
+"""Joins the rows of several sequences, so that they are sent as one array for each tensor of an element.
 
-How rows make batches travels beside them.
-
-Nothing is copied here: what lies in several arrays is `Pieces` of one.
+How rows form batches is sent beside them. Nothing is copied here: rows in several arrays are a `Pieces` column.
 """
 
 import itertools
@@ -22,10 +20,10 @@ from fedstack.proto.extensions_pb2 import Packed
 
 
 class Pieces(Column):
-    """Rows of one shape that lie in several arrays, one after the other.
+    """Rows of one shape that are in several arrays, one after the other.
 
     Attributes:
-      arrays: The arrays, of shape [rows, ...] each; one at least.
+      arrays: The arrays, of shape [rows, ...] each; at least one.
     """
 
     __slots__ = ("arrays",)
@@ -35,7 +33,7 @@ class Pieces(Column):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of all of them together."""
+        """The shape of all arrays joined."""
         return (sum(map(len, self.arrays)), *self.arrays[0].shape[1:])
 
     def __len__(self) -> int:
@@ -52,7 +50,7 @@ def as_columns(sequence: Payload, element: Type, path: str) -> ColumnSequence:
     """Returns a sequence as columns.
 
     Raises:
-      InvalidValueError: If only its elements can travel and their order differs from pass to pass.
+      InvalidValueError: If only its elements can be sent, and their order differs from pass to pass.
     """
     if isinstance(sequence, ColumnSequence):
         return sequence
@@ -63,7 +61,7 @@ def as_columns(sequence: Payload, element: Type, path: str) -> ColumnSequence:
 
 
 def rows_at_clients(column: SequenceColumn, element: Type) -> SequenceColumn | None:
-    """Returns sequences with their rows as one column of nothing else; `None` if the shapes of these differ."""
+    """Returns sequences with a column of exactly their rows; `None` if the shapes of the rows differ."""
     row = element if column.batchings is None else row_type(element)
     bounds = column.bounds
     rows = None if row is None else _joined([column.rows.slice(int(bounds[0]), int(bounds[-1]))], row)
@@ -71,12 +69,12 @@ def rows_at_clients(column: SequenceColumn, element: Type) -> SequenceColumn | N
 
 
 def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColumn | None:
-    """Returns sequences with the rows of all of them as one column; `None` if the shapes of these differ.
+    """Returns sequences with all their rows in one column; `None` if the shapes of the rows differ.
 
-    Where arrays differ in their first dimension, at the end of a sequence only, they become batches.
+    Arrays that differ in their first dimension, and only at the end of a sequence, become batches.
 
     Args:
-      sequences: The sequences; one at least.
+      sequences: The sequences, at least one.
       element: The type of their elements.
     """
     columns = [sequence.column for sequence in sequences]
@@ -90,7 +88,7 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColu
         columns, batchings = [rows for rows, _ in found], [batching for _, batching in found]
         counts = list(map(len, columns))
     elif len(batchings) < len(sequences):
-        # What is empty may be said to have any batches. It has no rows, and those that it does not have are no arrays.
+        # An empty sequence fits any batching. Its column is left out, since an empty column may not be one of arrays.
         one = batchings[0]
         columns = [sequence.column for sequence in sequences if sequence.batching is not None]
         batchings = [s.batching or one for s in sequences if s.batching is not None or not len(s.column)]
@@ -102,12 +100,12 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColu
 
 
 def sequences_of(rows: Column, counts: Sequence[int], batchings: Sequence[Batching] | None = None) -> SequenceColumn:
-    """Returns sequences of so many rows each, one after the other."""
+    """Returns sequences of the given numbers of rows, one after the other."""
     return SequenceColumn(rows, np.array([0, *itertools.accumulate(counts)], np.int64), batchings)
 
 
 def _joined(columns: Sequence[Column], member: Type) -> Column | None:
-    """Returns the column of the rows of all columns; `None` if they are arrays of several shapes."""
+    """Returns the rows of all columns as one column; `None` if they are arrays of several shapes."""
     filled = [column for column in columns if len(column)] or columns[:1]
     if isinstance(member, StructType) and all(isinstance(column, StructColumn) for column in filled):
         types = [t for _, t in fields_of(member)]
@@ -135,7 +133,7 @@ def _arrays_of(column: Column) -> Sequence[np.ndarray]:
 
 
 def _batched(column: Column) -> tuple[Column, Batching] | None:
-    """Returns elements as the rows of batches; `None` if they are none, as where one inside of them is smaller."""
+    """Returns elements as the rows of batches; `None` if they are not batches: if one before the last is smaller."""
     if not len(column):
         return column, Batching(1)
     if isinstance(column, StructColumn):
@@ -165,7 +163,7 @@ def _are_arrays(items: Sequence[object]) -> bool:
 
 
 def write_batchings(message: Packed.Sequences | Packed.References, batchings: Sequence[Batching]) -> None:
-    """Writes how rows make batches, in each of several sequences: once, if it is the same in all."""
+    """Writes how rows form batches in each of several sequences; once, if it is the same in all."""
     for batching in batchings[:1] if len(set(batchings)) == 1 else batchings:
         one = message.batching.add(size=batching.size, drop_remainder=batching.drop_remainder)
         if batching.seed is not None:
@@ -174,10 +172,10 @@ def write_batchings(message: Packed.Sequences | Packed.References, batchings: Se
 
 
 def read_batchings(messages: Sequence[Packed.Batching], count: int, what: str, path: str) -> Sequence[Batching] | None:
-    """Returns how rows make batches in each of so many sequences; `None` where they are elements.
+    """Returns how rows form batches in each of `count` sequences; `None` if the rows are elements.
 
     Raises:
-      InvalidValueError: If they make none.
+      InvalidValueError: If the message is invalid.
     """
     if not messages:
         return None

@@ -1,14 +1,13 @@
-"""Unpacks payloads that `packing` has packed: messages, and buffers for the bytes that follow them.
+"""Unpacks payloads that `packing.py` has packed: messages, and buffers for the bytes that follow them.
 
-A message from elsewhere is not trusted: what it announces is counted and compared before anything is allocated, and
-memory that it announces is not touched until its bytes come.
+A message of a peer is not trusted: announced sizes are checked before anything is allocated, and allocated memory is
+not touched until its bytes arrive.
 """
 
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,24 @@ from fedstack.computations.codec.arrays import array_from_proto, dtype_of_number
 from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_of
 from fedstack.computations.codec.references import read_references, read_referred_rows
 from fedstack.computations.codec.sequence_rows import read_batchings, sequences_of
-from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
+from fedstack.computations.types.language import (
+    FederatedType,
+    FunctionType,
+    SequenceType,
+    StructType,
+    TensorType,
+    Type,
+    computation_pb2,
+)
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
+from fedstack.computations.types.type_structure import (
+    fields_of,
+    is_client_valued,
+    is_string,
+    join_path,
+    shape_fits,
+    type_from_proto,
+)
 from fedstack.computations.values.column_sequence import SequenceColumn, first_sizes, row_type
 from fedstack.computations.values.columns import (
     Column,
@@ -35,34 +49,34 @@ from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.foundations.segments import Memory, Rows
-from fedstack.proto.extensions_pb2 import Packed
+from fedstack.proto.extensions_pb2 import Packed, TypedValue
 
-# From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
+# From this size on a result of a client is received in memory of its own. Below it, copying it later costs less.
 OWN_ROW_BYTES = 64 << 10
 _MAX_CLIENTS = 10_000_000
-# A peer that answers with more than it was asked for is wrong; this only keeps it from filling the memory.
+# Keeps a faulty peer, whose answer is larger than requested, from filling the memory.
 MOST_RESULT_BYTES = 1 << 40
-# A few bytes announce any number of them, and each takes as long as any other element to iterate over.
+# A few bytes can announce any number of them, and iterating over each takes as long as for other elements.
 _MAX_EMPTY_ELEMENTS = 100_000
 
 
 class _ArrivedBytes:
-    """The bytes of arrays that have come already, piece by piece, and columns among them.
+    """The bytes of arrays that have arrived already, in pieces, and columns among them.
 
     Args:
-      pieces: What has come, in order.
+      pieces: The pieces, in order.
     """
 
     def __init__(self, pieces: Iterable[Memory | DeferredColumn]) -> None:
         self._pieces: deque[Any] = deque(pieces)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-        """Returns the next array, a view of what has come unless that lies in several pieces, or not as it should."""
+        """Returns the next array, as a view unless its bytes are in several pieces or misaligned."""
         array = self._taken(math.prod(shape) * dtype.itemsize, path).view(dtype).reshape(shape)
         return array if sys.byteorder == "little" and array.flags.aligned else array.copy()
 
     def _taken(self, size: int, path: str) -> NDArray[np.uint8]:
-        """Returns the next bytes: those of one array as they are, those of several as a copy."""
+        """Returns the next bytes, as a copy if they are in several pieces."""
         pieces: list[NDArray[np.uint8]] = []
         while size:
             if not self._pieces:
@@ -80,12 +94,12 @@ class _ArrivedBytes:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def has_next(self, size: int) -> bool:
-        """Returns whether the next piece has so many bytes, or is of rows that do."""
+        """Returns whether the next piece, or each of its rows, has so many bytes."""
         first = self._pieces[0] if self._pieces else None
         return first.row_bytes == size if isinstance(first, Rows) else getattr(first, "nbytes", 0) == size
 
     def rows(self, count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Sequence[NDArray[Any]] | None:
-        """Takes arrays that are as a client may get them; `None` if the next ones are others, or none."""
+        """Takes the next rows if they are arrays that clients can get as they are; else `None`."""
         found = self._pieces[0] if self._pieces else None
         if not isinstance(found, Rows) or len(found.arrays) != count or sys.byteorder != "little":
             return None
@@ -97,12 +111,12 @@ class _ArrivedBytes:
         return found.arrays
 
     def column(self) -> DeferredColumn | None:
-        """Takes a column of values that are read here, if one is next."""
+        """Takes the next piece if it is a column of values that are read here; else `None`."""
         is_next = bool(self._pieces) and isinstance(self._pieces[0], DeferredColumn)
         return self._pieces.popleft() if is_next else None
 
     def check_end(self) -> None:
-        """Checks that nothing is left."""
+        """Checks that no bytes are left."""
         if self._pieces:
             left = sum(getattr(piece, "nbytes", 0) for piece in self._pieces)
             raise InvalidValueError(f"Expected no more bytes of arrays, found {left}")
@@ -112,15 +126,15 @@ class Unpacker:
     """Unpacks payloads of one message. Call `finish` when the buffers have been filled.
 
     Attributes:
-      buffers: The memory that the announced bytes go into, in order.
+      buffers: The memory for the announced bytes, in order.
 
     Args:
-      arrived: The bytes that follow the message, where they have arrived, and among them columns of values that are
-        read here: its arrays are then read-only views of these. `None` if they are still to come, into `buffers`.
-      max_bytes: The most bytes that may be announced.
+      arrived: The bytes that follow the message, if they have arrived, and columns of values that are read here among
+        them; arrays are then read-only views of these bytes. `None` if they will be received into `buffers`.
+      max_bytes: The largest number of bytes that may be announced.
       clients: The number of clients that columns must have; `None` for any.
-      for_results: Whether the values are results: each client's own large array then has memory of its own, which can
-        be handed out as it is. One block for all is received faster, but would have to be copied.
+      for_results: Whether the values are results: then a client's large array has memory of its own, and can be
+        returned to the user without a copy. One block for all clients is received faster.
     """
 
     def __init__(
@@ -147,14 +161,17 @@ class Unpacker:
         Raises:
           TypeMismatchError: If the message does not fit the type.
           InvalidValueError: If it contradicts itself.
-          CardinalityError: If a column has another number of clients than it must have.
+          CardinalityError: If a column has a wrong number of clients.
           ResourceLimitError: If it announces too many bytes or clients.
         """
         kind = proto.WhichOneof("kind")
-        if kind == "array" and isinstance(type_spec, TensorType):  # first: most of what is small is made of these
+        if kind == "array" and isinstance(type_spec, TensorType):  # first, since small values consist of these
             return array_from_proto(proto.array, type_spec.dtype, type_spec.shape, path=path)
         if kind == "raw" and isinstance(type_spec, TensorType):
-            return self._raw(proto.raw, type_spec, path)
+            shape = self._checked_shape(proto.raw, type_spec.dtype, path)
+            if not shape_fits(shape, type_spec.shape):
+                mismatch(type_spec, f"the shape {list(shape)}", path)
+            return self._array(shape, type_spec.dtype, path)
         if kind == "struct" and isinstance(type_spec, StructType):
             fields = fields_of(type_spec)
             found = proto.struct.member
@@ -202,12 +219,6 @@ class Unpacker:
             mismatch(f"batches of {type_text(element)}", "one number of rows", path)
         return sequences_of(rows, counts, batchings)
 
-    def _raw(self, raw: Packed.Raw, tensor: TensorType, path: str) -> NDArray[Any]:
-        shape = self._checked_shape(raw, tensor.dtype, path)
-        if not shape_fits(shape, tensor.shape):
-            mismatch(tensor, f"the shape {list(shape)}", path)
-        return self._array(shape, tensor.dtype, path)
-
     def _checked_shape(self, raw: Packed.Raw, dtype: np.dtype[Any], path: str) -> tuple[int, ...]:
         shape = read_dims(raw.dim, path)
         found = dtype_of_number(raw.dtype)  # to NumPy, `None` is float64
@@ -236,13 +247,13 @@ class Unpacker:
             if array.nbytes:
                 self.buffers.append(array.reshape(-1).view(np.uint8).data)
         self._arrays.append(array)
-        # A read-only view over memory that nobody else has: what may be handed out as it is, later.
+        # A read-only view of memory that nothing else references, which can be returned to the user later.
         view = array.view()
         view.setflags(write=False)
         return view
 
     def unpack_column(self, proto: Packed, member: Type, path: str = "value") -> Column:
-        """Returns the values of clients, of the given type each; else as `unpack`."""
+        """Returns the values of clients, of the given type each; see `unpack`."""
         kind = proto.WhichOneof("kind")
         if isinstance(member, TensorType) and kind == "column":
             rows = array_from_proto(proto.column, member.dtype, path=path)
@@ -302,7 +313,7 @@ class Unpacker:
         if self._in_batches:
             return RowsColumn(rows)
         if rows.ndim > 1 and clients and not rows.size:
-            return ConstantColumn(rows[0], clients)  # a few bytes may say so of millions of clients
+            return ConstantColumn(rows[0], clients)  # a few bytes can announce millions of clients
         if rows.ndim > 1 and self._in_sequence and not is_string(member):
             return RowsColumn(rows)
         if rows.ndim > 1:
@@ -327,12 +338,12 @@ class Unpacker:
         return StructColumn(tuple(columns), size)
 
     def _size(self, clients: int, path: str, *, takes_bytes: bool = True) -> int:
-        """Returns a number of clients that there may be, before anything is made for each of them.
+        """Checks a number of clients or elements before anything is made for each of them, and returns it.
 
         Args:
           clients: The number.
-          path: Where the column stands, for messages.
-          takes_bytes: Whether each takes a byte at least; of elements that do there may be any number.
+          path: The path of the column, for messages.
+          takes_bytes: Whether each takes at least a byte; then there may be any number of elements.
         """
         if self._in_sequence and not takes_bytes and clients > _MAX_EMPTY_ELEMENTS:
             raise ResourceLimitError(
@@ -347,10 +358,10 @@ class Unpacker:
         return clients
 
     def finish(self) -> None:
-        """Checks the arrays after their content has come, and lets go of them.
+        """Checks the arrays after their content has arrived, and releases them.
 
         Raises:
-          InvalidValueError: If it is none that NumPy takes for the dtype.
+          InvalidValueError: If the content is invalid for the dtype.
         """
         if self._arrived is not None:
             self._arrived.check_end()
@@ -363,18 +374,22 @@ class Unpacker:
         self.buffers.clear()
 
 
-# Where the members of each kind are.
-_MEMBERS = MappingProxyType(
-    {"struct": "member", "clients": "member", "same": "member", "fields": "column", "sequences": "row"}
-)
+def read_typed(
+    typed: TypedValue,
+    unpacker: Unpacker,
+    read_type: Callable[[computation_pb2.Type], Type] = type_from_proto,
+    path: str = "value",
+) -> tuple[object, Type]:
+    """Returns a payload and its type; see `write_typed`.
 
+    Args:
+      typed: The message.
+      unpacker: Has the bytes beside the message, or the memory to receive them in.
+      read_type: Reads the type; it may refuse some types.
+      path: The path of the value, for messages.
 
-def announced_bytes(packed: Packed) -> int:
-    """Returns how many bytes come beside a message, if it says so rightly."""
-    kind = packed.WhichOneof("kind") or ""
-    if kind in ("raw", "rows"):
-        raw: Packed.Raw = getattr(packed, kind)
-        dtype = dtype_of_number(raw.dtype)
-        return 0 if dtype is None else max(0, math.prod(raw.dim)) * dtype.itemsize
-    found = getattr(getattr(packed, kind), _MEMBERS[kind]) if kind in _MEMBERS else ()
-    return announced_bytes(found) if isinstance(found, Packed) else sum(map(announced_bytes, found))
+    Raises:
+      FedstackError: If the message contradicts itself or announces too much.
+    """
+    type_spec = read_type(typed.type)
+    return unpacker.unpack(typed.value, type_spec, path), type_spec

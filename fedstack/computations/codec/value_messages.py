@@ -1,6 +1,6 @@
-"""Turns payloads of any type into the `Value` message of the wire and back.
+"""Converts payloads of any type to the language's `Value` message and back.
 
-What a payload is follows from its type:
+The type determines the payload:
 
 | type | payload |
 | --- | --- |
@@ -11,8 +11,8 @@ What a payload is follows from its type:
 | federated, all-equal or at the server | the payload of the member |
 | function | its `Computation` message |
 
-Peers leave out much of what a message could say, so reading relies on the type. A message from elsewhere is not
-trusted: counts are compared before anything is built.
+Peers omit much of what a message can contain, so reading relies on the type. A message of a peer is not trusted: counts
+are checked before anything is built.
 """
 
 from collections.abc import Iterable
@@ -57,12 +57,12 @@ def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") ->
     """Encodes a payload.
 
     Args:
-      payload: The payload, exactly as its type asks (see above); nothing is converted.
+      payload: The payload, exactly as its type requires (see above); nothing is converted.
       type_spec: The type of the payload.
-      path: Where the value stands, for messages; members extend it, as in `arg.weights[2]`.
+      path: The path of the value, for messages; members extend it, as in `arg.weights[2]`.
 
     Returns:
-      A new message that says all that the wire has a field for: names, element types and federated types.
+      A new message with all optional fields: names, element types and federated types.
 
     Raises:
       TypeMismatchError: If the payload does not fit the type, or a sequence is a one-shot iterator.
@@ -80,14 +80,14 @@ def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") ->
 def value_from_proto(proto: executor_pb2.Value, type_spec: Type, *, path: str = "value") -> Payload:
     """Decodes a payload.
 
-    Members are matched by position; a name, where the message has one, must be that of the type. dtypes must be equal
-    and shapes fit. A literal computation is decoded as its array, any other is returned as it is. Of an all-equal
-    value that a peer sent once for each client, the first counts: they are trusted to be equal.
+    Members are matched by position; a name in the message must be that of the type. dtypes must be equal and shapes
+    fit. A literal computation is decoded as its array, any other is returned as it is. If a peer sends an all-equal
+    value once for each client, they are trusted to be equal, and the first is used.
 
     Args:
       proto: The message.
       type_spec: The type that the value must have.
-      path: Where the value stands, for messages; members extend it, as in `arg.weights[2]`.
+      path: The path of the value, for messages; members extend it, as in `arg.weights[2]`.
 
     Returns:
       The payload (see above). Its arrays are read-only.
@@ -111,7 +111,7 @@ def value_from_proto(proto: executor_pb2.Value, type_spec: Type, *, path: str = 
 
 
 def _write(proto: executor_pb2.Value, payload: object, type_spec: Type, path: str) -> None:
-    # Messages are filled in place: protobuf copies what is put into another message later.
+    # Messages are filled in place, because protobuf copies a message that is assigned to a field.
     if isinstance(type_spec, TensorType):
         write_array(proto.array, payload, type_spec.dtype, type_spec.shape, path=path)
     elif isinstance(type_spec, StructType):
@@ -149,7 +149,7 @@ def _write_flat(proto: executor_pb2.Value.Sequence.Element, payload: object, typ
 def _write_federated(proto: executor_pb2.Value.Federated, payload: object, type_spec: FederatedType, path: str) -> None:
     proto.type.CopyFrom(type_spec.to_proto().federated)
     if not is_client_valued(type_spec):
-        # There is only one server, whatever the type says, and peers insist on it.
+        # There is only one server, and peers require this even if the type differs.
         proto.type.all_equal = True
         _write(proto.value.add(), payload, type_spec.member, path)
         return

@@ -25,13 +25,13 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     Args:
       parameter_types: The declared types, as `fedstack.python_computation` takes them.
       function: The function that it is made of.
-      name: What messages call it.
+      name: Its name in messages.
 
     Raises:
-      InvalidComputationError: If the types do not fit the function's parameters, or are no plain types.
+      InvalidComputationError: If the types do not fit the function's parameters, or are not plain types.
     """
     if parameter_types is not None and not isinstance(parameter_types, (Sequence, Mapping)):
-        parameter_types = [parameter_types]  # a single type, which the language's own decorators take as well
+        parameter_types = [parameter_types]  # a single type, which the language's own decorators accept as well
     types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
     parameters = _signature(function, name).parameters
     spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
@@ -67,11 +67,11 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
 
 
 def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
-    """Says what to do about a number of types that is not that of the parameters."""
+    """Returns the advice where the number of types is not that of the parameters."""
     found = list(parameters.values())
     several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
     if several is not None and number > len(found):
-        # A struct of several types is the same as one type that is a struct, which *args get as it is.
+        # A list of several types is the same as one struct type, whose value *args would get as it is.
         return f"{several} takes one value, as any other parameter does: name the parameters one by one"
     given, rest = found[:number], found[number:]
     if not rest or any(parameter.default is parameter.empty for parameter in rest):
@@ -84,7 +84,7 @@ def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, 
 
 
 def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:
-    """Checks that each parameter of a function can be given as it will be: by name or by position."""
+    """Checks that each parameter of a function can be passed by name, or by position."""
     for key, found in parameters.items():
         if not by_name and found.kind is found.KEYWORD_ONLY:
             raise InvalidComputationError(
@@ -99,10 +99,10 @@ def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_n
 
 
 def check_returns(function: object, name: str) -> None:
-    """Checks that a function returns its result, and nothing that has to be awaited.
+    """Checks that a function returns its result rather than an awaitable.
 
     Raises:
-      InvalidComputationError: If it does not.
+      InvalidComputationError: If it is a coroutine function.
     """
     if inspect.iscoroutinefunction(function):
         raise InvalidComputationError(
@@ -126,7 +126,7 @@ def plain_type(spec: object, name: str) -> Type:
     """Returns the type that `spec` stands for.
 
     Raises:
-      InvalidComputationError: If it stands for none, or for one that is federated or of a function.
+      InvalidComputationError: If it is not a type, or one that contains a federated or a functional type.
     """
     try:
         result = to_type(spec)
@@ -147,16 +147,16 @@ def plain_type(spec: object, name: str) -> Type:
 
 
 def unpacks(function: Callable[..., object], parameter: Type) -> bool:
-    """Tells whether a struct parameter is spread over the function's parameters.
+    """Returns whether a struct parameter is spread over the function's parameters.
 
-    A function of one parameter gets the struct as it is; one of several, those with a default counted, gets the
-    members, by name where the type has names.
+    A function of one parameter gets the struct as it is. One of several, including those with a default, gets the
+    members, by name if the type has names.
     """
     return isinstance(parameter, StructType) and len(inspect.signature(function).parameters) > 1
 
 
 def calls_by_name(function: Callable[..., object], struct: StructType) -> bool:
-    """Tells whether the members of a struct that is spread are given by name: where it has names, unless in order."""
+    """Returns whether the members of a spread struct are passed by name: if it has names in another order."""
     names = [name for name, _ in fields_of(struct)]
     return None not in names and names != _positional_names(function)
 

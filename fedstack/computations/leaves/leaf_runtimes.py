@@ -1,8 +1,8 @@
-"""Finds the runtime that can run a leaf computation: the door through which Python, JAX and others come in.
+"""Finds the runtime that can run a leaf computation: Python, JAX and others.
 
 A leaf is a function without federated parts. In the IR it is a `data` block with a functional type, or an `xla` or
-`tensorflow` block; what is inside its `Any` says which runtime loads it. A runtime is a `LeafRuntime`; add
-one with `register_leaf_runtime`, or from another distribution through the entry point group
+`tensorflow` block. The message inside its `Any`, the *carrier*, decides which runtime loads it. A runtime is a
+`LeafRuntime`; add one with `register_leaf_runtime`, or from another distribution through the entry point group
 `fedstack.leaf_runtimes` (name: the full name of the carrier message, value: the runtime object).
 """
 
@@ -25,31 +25,31 @@ from google.protobuf.message import DecodeError
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy, Rules
 from fedstack.computations.leaves.work_scope import current_policy, current_scope
-from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import computation_pb2
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text, text_of
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.foundations.value_text import describe
 from fedstack.observe.events import LeafLoaded
 from fedstack.observe.observers import observers
 
-# Names this process, for what must not leave it.
+# Identifies this process in messages that must not leave it.
 PROCESS = uuid.uuid4().hex
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
-# Functions by value bring with them what they capture; plans have them too, and as many bytes again in messages.
+# Functions by value contain what they capture; plans reference them too, and messages of the same size.
 _MAX_LEAF_BYTES = 128 << 20
 
 
 @attrs.frozen
 class Destination:
-    """Where a leaf computation is to go.
+    """The destination of a leaf computation.
 
     Attributes:
-      takes_code: Whether it takes what executes the sender's code.
-      advice: What to do about a leaf that could go as code only, where it does not.
+      takes_code: Whether it accepts carriers that execute the sender's code.
+      advice: The advice for a leaf that could be sent as code only, if it does not.
     """
 
     takes_code: bool
@@ -57,34 +57,34 @@ class Destination:
 
 
 class LeafRuntime(abc.ABC):
-    """Answers what there is to ask of the leaf computations of one kind of carrier; any thread may ask."""
+    """Loads, admits and sends the leaf computations of one kind of carrier; used on any thread."""
 
     @abc.abstractmethod
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
-        """Returns the leaf, ready to run: a `Leaf`. It is never called on the thread of an event loop.
+        """Returns the leaf, ready to run: a `Leaf`. It is not called on the thread of an event loop.
 
         Raises:
           CarrierError: If it cannot be loaded here; the message says why and what to do.
         """
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
-        """Returns whether leaves from other processes get in at all; by default if the policy names their carrier.
+        """Returns whether leaves from other processes may be loaded at all; by default if the policy names the carrier.
 
         Args:
-          carrier: The full name of the message that is their content.
-          policy: What this process allows those who send.
+          carrier: The full name of the carrier message.
+          policy: The policy of this process for its clients.
         """
         return policy.allows_runtime(carrier)
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
-        """Checks a leaf that another process has sent, before it is loaded; by default by its carrier alone.
+        """Checks a leaf of another process before it is loaded; by default only its carrier.
 
         Args:
           computation: The leaf.
-          policy: What this process allows those who send.
+          policy: The policy of this process for its clients.
 
         Raises:
-          CarrierError: If it does not get in; the message says what to do.
+          CarrierError: If it may not be loaded; the message says what to do.
         """
         carrier = carrier_of(computation) or ""
         if not self.is_allowed(carrier, policy):
@@ -94,19 +94,19 @@ class LeafRuntime(abc.ABC):
             )
 
     def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
-        """Returns what stands for a leaf in another process; by default what stands for it here.
+        """Returns the content of a leaf for another process; by default its content here.
 
         Args:
           content: The content of the leaf.
-          destination: Where it is to go.
+          destination: The destination of the leaf.
 
         Raises:
-          CarrierError: If it cannot go there; the message says what to do.
+          CarrierError: If it cannot be sent there; the message says what to do.
         """
         return content
 
     def close(self) -> None:
-        """Lets go of what it holds. Called when another runtime takes its place, and when the process ends."""
+        """Releases its resources. Called when another runtime replaces it, and when the process ends."""
         return
 
 
@@ -117,7 +117,7 @@ def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
     """Makes `runtime` load every leaf whose content is the protobuf message `message_name` (its full name).
 
     Raises:
-      InvalidValueError: If it is no `LeafRuntime`.
+      InvalidValueError: If it is not a `LeafRuntime`.
     """
     if not isinstance(cast(object, runtime), LeafRuntime):
         raise InvalidValueError(
@@ -132,29 +132,29 @@ def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
 @atexit.register
 def _close_runtimes() -> None:
     for runtime in list(_runtimes.values()):
-        with contextlib.suppress(Exception):  # nobody is left to be told
+        with contextlib.suppress(Exception):  # it is too late to report errors
             runtime.close()
 
 
 def allowed_carriers(policy: CarrierPolicy) -> list[str]:
-    """Lists the full names of the messages whose leaves may come in. It imports no other distribution's runtime."""
+    """Lists the carriers that may be loaded, by the full names of their messages. It imports no runtimes."""
     waiting = [carrier for carrier in _installed() if carrier not in _runtimes and policy.allows_runtime(carrier)]
     return sorted([carrier for carrier, runtime in _runtimes.items() if runtime.is_allowed(carrier, policy)] + waiting)
 
 
 def needs_import(carrier: str | None) -> bool:
-    """Returns whether the runtime of a carrier is another distribution's that has not been imported yet."""
+    """Returns whether the runtime of a carrier has yet to be imported from another distribution."""
     return carrier not in _runtimes and carrier in _installed()
 
 
 @functools.cache
 def _installed() -> dict[str, metadata.EntryPoint]:
-    """Returns the runtimes of other distributions, by the messages that they load; looking for them takes a while."""
+    """Returns the runtimes of other distributions, by their carriers; searching for them takes a while."""
     return {entry_point.name: entry_point for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def find_runtime(message_name: str) -> LeafRuntime | None:
-    """Returns what loads the leaves whose content is a message; `None` if nothing does."""
+    """Returns the runtime of a carrier; `None` if there is none."""
     found = _runtimes.get(message_name)
     if found is None and (installed := _installed().get(message_name)) is not None:
         try:
@@ -169,7 +169,7 @@ def find_runtime(message_name: str) -> LeafRuntime | None:
 
 
 def content_of(computation: computation_pb2.Computation) -> any_pb2.Any | None:
-    """Returns a leaf's content, a part of the computation itself; `None` if the computation is no leaf."""
+    """Returns the content of a leaf, a part of the computation's message; `None` if the computation is not a leaf."""
     kind = computation.WhichOneof("computation")
     if kind == "data":
         return computation.data.content
@@ -179,19 +179,19 @@ def content_of(computation: computation_pb2.Computation) -> any_pb2.Any | None:
 
 
 def carrier_of(computation: computation_pb2.Computation) -> str | None:
-    """Returns the full name of the message that a leaf's content is, or `None` if the computation is no leaf."""
+    """Returns the full name of a leaf's carrier message; `None` if the computation is not a leaf."""
     content = content_of(computation)
     return None if content is None else content.type_url.rpartition("/")[2]
 
 
 def leaf_name(computation: computation_pb2.Computation) -> str:
-    """Returns the name of the function that a leaf has, as far as its carrier has a field for it; it is not loaded."""
+    """Returns the name of a leaf's function, if its carrier has a field for it, without loading the leaf."""
     content = content_of(computation)
     if content is None:
         return ""
     try:
         carrier = symbol_database.Default().GetSymbol(content.TypeName()).FromString(content.value)
-    except (KeyError, DecodeError):  # of a runtime of somebody else's, or none at all
+    except (KeyError, DecodeError):  # an unknown or malformed carrier
         return ""
     return name_text(getattr(carrier, "qualname", "") or getattr(carrier, "name", ""))
 
@@ -200,7 +200,7 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     """Loads a leaf computation with the runtime for its carrier.
 
     Raises:
-      CarrierError: If no runtime knows the carrier, or it cannot be loaded here.
+      CarrierError: If there is no runtime for the carrier, or it cannot be loaded here.
       InvalidComputationError: If it has no content.
     """
     name = carrier_of(computation)
@@ -227,7 +227,7 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
 
 
 def unknown_carrier(name: str) -> CarrierError:
-    """Returns the error to raise for a leaf whose content is a message that no runtime loads."""
+    """Returns the error for a leaf with a carrier that no runtime loads."""
     known = ", ".join(sorted(_runtimes))
     return CarrierError(
         f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; write the function with "
@@ -235,20 +235,20 @@ def unknown_carrier(name: str) -> CarrierError:
     )
 
 
-# The digest of a leaf, and under which rules it was loaded.
+# The digest of a leaf, and the rules under which it was loaded.
 _Key: TypeAlias = tuple[bytes, Rules]
 
 
 class LoadedLeaves:
-    """The leaves that were used last, by content; for any number of threads. Large ones are fewer.
+    """A cache of the leaves used most recently, by content; for any number of threads.
 
-    What one policy has let in is nothing to another: it is loaded again under that, or refused.
+    A leaf that one policy has allowed is loaded again under another, or refused.
 
     Args:
-      policy: Says what may be loaded; by default the policy in force, each time.
+      policy: Decides what may be loaded; by default the policy in force at each load.
 
     Attributes:
-      some_differ: Whether any that was loaded is from another version of its module than the sender's.
+      some_differ: Whether any leaf was loaded from another version of its module than the sender's.
     """
 
     def __init__(self, policy: CarrierPolicy | None = None) -> None:
@@ -259,16 +259,16 @@ class LoadedLeaves:
         self.renew()
 
     def renew(self) -> None:
-        """Begins to take turns anew."""
+        """Replaces the locks, in a forked child."""
         self._lock = threading.Lock()
-        # Those that are being loaded: whoever needs one of them too waits for it, and does not load it as well.
+        # Locks of leaves that are being loaded, so that a thread that needs the same leaf waits for it.
         self._turns: weakref.WeakValueDictionary[_Key, threading.RLock] = weakref.WeakValueDictionary()
 
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
-        """Returns a leaf, loaded unless it has been.
+        """Returns a leaf, which is loaded if it has not been.
 
         Raises:
-          CarrierError: If it cannot be loaded; what `prepare` has found out is not tried again.
+          CarrierError: If it cannot be loaded; a failure of `prepare` is raised again.
         """
         key, size = self._key(computation)
         known = self._known.get(key)
@@ -291,12 +291,12 @@ class LoadedLeaves:
         return found if isinstance(found, BoundOperation) else None
 
     def prepare(self, computation: computation_pb2.Computation) -> None:
-        """Loads a leaf ahead; what goes wrong is raised when it is used. That may run what others wrote."""
+        """Loads a leaf ahead; an error is raised when it is used. Loading may run the sender's code."""
         try:
             found: BoundOperation | Exception = load_leaf(computation)
         except Exception as error:
             found = without_own_frames(error).with_traceback(None)
-        except BaseException as error:  # it is the sender's, and not meant for this process
+        except BaseException as error:  # raised by the sender's code, and not meant for this process
             found = CarrierError(f"Loading a function raised {error!r}")
         key, size = self._key(computation)
         self._put(key, found, size)
@@ -312,6 +312,6 @@ class LoadedLeaves:
 
 
 def digest_of(computation: computation_pb2.Computation) -> tuple[bytes, int]:
-    """Returns what stands for the content of a computation, and its size in bytes."""
+    """Returns the digest of a computation's content, and the size of that in bytes."""
     content = computation.SerializeToString(deterministic=True)
     return hashlib.sha256(content).digest(), len(content)

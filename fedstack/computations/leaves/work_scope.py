@@ -1,10 +1,9 @@
-"""Says for whom work is done, and under which policy, limits, progress and prepared leaves.
+"""Defines the scope of work: for whom it is done, and under which policy, limits, progress and prepared leaves.
 
-Work of users runs deep inside: on threads, in tasks, in runtimes of leaves. What it has to know of whoever asked for it
-is in one frozen object, in the one context variable of fedstack; tasks and threads inherit it. Three modules enter a
-scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call at a server,
-`service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms, and that
-several rooms use, are protocols here.
+Work of users runs deep inside the runtime: on threads, in tasks, in runtimes of leaves. What it has to know about its
+caller is in one frozen object, in the only context variable of fedstack, which tasks and threads inherit. Three modules
+enter a scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call at a server,
+`service/executor/sessions/service_core.py` for the work of a session.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ import attrs
 
 from fedstack.computations.leaves import carrier_policy
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.observe.spans import NO_SPAN, Span
+from fedstack.observe.events import NO_SPAN, Span
 
 if TYPE_CHECKING:
     from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # which looks at the scope itself
@@ -31,44 +30,31 @@ Environment = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class ClientCounter(Protocol):
-    """Counts the clients of an invocation, and knows what runs for it: `executors/concurrency/progress.py`."""
+    """Counts the clients of an invocation, and watches what runs for it: `executors/concurrency/progress.py`."""
 
     def expect(self, clients: int) -> None:
         """Adds the clients of a phase that begins."""
         ...
 
     def started(self, clients: int) -> None:
-        """Notes that clients have begun."""
+        """Counts clients that have begun."""
         ...
 
     def finished(self, clients: int) -> None:
-        """Notes that clients are done."""
+        """Counts clients that are done."""
         ...
 
     def failed(self, clients: int, given_up: int = 0) -> None:
-        """Notes that clients failed, and that others which had begun were given up."""
+        """Counts clients that failed, and others that were given up after they had begun."""
         ...
 
     def watch(self, worker: Any) -> None:
-        """Notes what works for the invocation: a `progress.Worker`."""
-        ...
-
-
-class ReadsReferences(Protocol):
-    """Reads sequences that have come as references: `service/data/consumer/reference_reader.py`."""
-
-    def blocks(self, group: Any, place: int) -> Iterator[Any]:
-        """Yields the elements of a sequence, some at a time.
-
-        Args:
-          group: The references that came together, a `ReferenceGroup`.
-          place: Which of them it is.
-        """
+        """Watches what works for the invocation, a `progress.ReportsWork`."""
         ...
 
 
 class WorkKind(enum.Enum):
-    """What kind of call runs functions of users: whose the errors are that these meet depends on it."""
+    """The kind of call that runs functions of users; it decides to whom their errors are attributed."""
 
     COMPUTATION = "computation"
     CLOSURE = "closure"
@@ -76,12 +62,12 @@ class WorkKind(enum.Enum):
 
 
 class SystemScope:
-    """What one system adds to the scope of its work; deriving classes are frozen, and only their system reads them."""
+    """What one system adds to the scope of its work. Subclasses are frozen, and read by their system only."""
 
     __slots__ = ()
 
     def of_invocation(self: _E) -> _E | None:
-        """Returns what an invocation inside of the work has of it; by default nothing."""
+        """Returns the part that an invocation within the work inherits; by default nothing."""
         return None
 
 
@@ -90,29 +76,29 @@ _NO_SYSTEMS: Mapping[type[SystemScope], SystemScope] = MappingProxyType({})
 
 @attrs.frozen(kw_only=True, eq=False, slots=False)
 class WorkScope:
-    """For whom work is done, and how. The default is that of a process which works for itself.
+    """For whom work is done, and how. The default is the scope of a process that works for itself.
 
-    A scope is made of another one by `replace`, `adding` or `of_invocation`. All of them start from a copy of the
-    whole, so that a field that is added here reaches everything.
+    A scope is made from another one by `replace`, `adding` or `of_invocation`. X    no further changes.
 
     Attributes:
-      caller: Whose work it is, by token or address; empty where callers cannot be told apart.
-      origin: Where it came from, a connection or a session; tells callers apart where `caller` does not.
-      kind: What kind of call it is.
-      policy: Which leaves a service lets its clients bring; `None` where work is the process's own.
-      max_steps: The most steps of a computation once its calls are unfolded: a few kilobytes can unfold to any number.
-      leaves: What a service has loaded ahead; `None` where executors load leaves themselves.
-      environment: Entered by a thread of a pool around each piece of work; it puts the language's context stack in
-        order, so that a computation called inside a leaf finds a context.
-      abandoned: The `AbandonedWork` that bounds what goes on although it was cancelled; `None` where there is no bound
-        but that of each pool.
-      progress: Counts clients; `None` where nobody wants to know.
-      losses: The `LossLedger` of the invocation: where workers ended; `None` where nobody tries again.
-      span: Where in a call it is, for those who watch; none where nobody does.
-      client_credentials: The `ClientCredentials` that functions dial other servers with; `None` for none.
-      reads: Reads sequences that came as references; `None` where nothing may be read for others.
-      cores: On how many cores it computes at the same time at most; `None` for all that the process may use.
-      systems: What systems add, by its class.
+      caller: The caller, by token or address; empty where callers cannot be distinguished.
+      origin: The connection or session; it distinguishes callers where `caller` does not.
+      kind: The kind of call.
+      policy: The leaves that a service allows its clients to send; `None` for the process's own work.
+      max_steps: The largest number of steps of a computation after its calls are unfolded: a few kilobytes can unfold
+        to any number.
+      leaves: The leaves that a service has loaded ahead; `None` where executors load leaves themselves.
+      environment: Entered by a thread of a pool around each piece of work; it sets up the language's context stack, so
+        that a computation called inside a leaf finds a context.
+      abandoned: The `AbandonedWork` that limits cancelled work that continues; `None` for the limit of each pool only.
+      progress: Counts clients; `None` if they are not counted.
+      losses: The `LossLedger` of the invocation, where workers ended; `None` if there is no further attempt.
+      span: The position in a call, for observers; empty without observers.
+      client_credentials: The `ClientCredentials` with which functions dial other servers; `None` for none.
+      reads: Yields the blocks of elements of a sequence that was sent as a reference, given its `ReferenceGroup` and
+        its index there; `None` where nothing may be read for others.
+      cores: The largest number of cores to compute on at the same time; `None` for all of the process.
+      systems: The additions of systems, by their classes.
     """
 
     caller: str = ""
@@ -127,32 +113,32 @@ class WorkScope:
     losses: Any = None
     span: Span = NO_SPAN
     client_credentials: Any = None
-    reads: ReadsReferences | None = None
+    reads: Callable[[Any, int], Iterator[Any]] | None = None
     cores: int | None = None
     systems: Mapping[type[SystemScope], SystemScope] = _NO_SYSTEMS
 
     @property
     def owner(self) -> str:
-        """Who takes turns at threads with others; empty for this process's own work."""
+        """The caller or origin among which threads are shared fairly; empty for this process's own work."""
         return self.caller or self.origin
 
     @property
     def is_for_others(self) -> bool:
-        """Whether work is another process's."""
+        """Whether the work is for another process."""
         return self.policy is not None
 
     @property
     def is_contained(self) -> bool:
-        """Whether what work raises to end the process that it is in must not end this one.
+        """Whether errors that end a process, such as SystemExit, must not end this one.
 
-        So it is for others' work, and for a coordinator's, which runs on a loop that others need.
+        That holds for the work of others, and for a coordinator's closures, which run on a shared loop.
         """
         return self.is_for_others or self.kind is WorkKind.CLOSURE
 
     def replace(self, **changes: Any) -> "WorkScope":
-        """Returns this scope with other values in some fields.
+        """Returns this scope with some fields replaced.
 
-        Each call and each invocation makes one: `attrs.evolve` would take ten times as long.
+        Each call and each invocation makes one, and `attrs.evolve` takes ten times as long.
         """
         scope = object.__new__(WorkScope)
         fields = vars(scope)
@@ -161,15 +147,15 @@ class WorkScope:
         return scope
 
     def adding(self, *systems: SystemScope) -> "WorkScope":
-        """Returns this scope with what systems add, in place of what the same systems had added."""
+        """Returns this scope with additions of systems, which replace earlier additions of the same systems."""
         return self.replace(systems={**self.systems, **{type(system): system for system in systems}})
 
     def of(self, system: type[_E]) -> _E | None:
-        """Returns what a system has added; `None` if it has added nothing."""
+        """Returns the addition of a system; `None` if there is none."""
         return cast("_E | None", self.systems.get(system))
 
-    def of_invocation(self, environment: Environment, losses: Any, span: Span) -> "WorkScope":
-        """Returns the scope of an invocation that begins in this one; clients outside of it do not count there."""
+    def of_invocation(self, environment: Environment, losses: Any, span: Span | None) -> "WorkScope":
+        """Returns the scope of an invocation within this one, which counts its own clients only."""
         systems = self.systems
         if systems:
             inside = [found for system in systems.values() if (found := system.of_invocation()) is not None]
@@ -179,12 +165,12 @@ class WorkScope:
             environment=environment,
             progress=None,
             losses=losses,
-            span=span,
+            span=self.span if span is None else span,
             systems=systems,
         )
 
     def under(self, policy: CarrierPolicy) -> "WorkScope":
-        """Returns the same scope with another policy, under which nothing has been loaded ahead."""
+        """Returns this scope with another policy, under which no leaves have been loaded ahead."""
         return self.replace(policy=policy, leaves=None)
 
     @contextlib.contextmanager
@@ -195,7 +181,7 @@ class WorkScope:
         try:
             yield self
         finally:
-            _scope.set(outer)  # not reset(): a coroutine may have moved to a loop, with a context of its own
+            _scope.set(outer)  # not reset(): a coroutine may have moved to a loop with another context
 
 
 _FIELDS = len(attrs.fields(WorkScope))
@@ -209,7 +195,7 @@ def current_scope() -> WorkScope:
 
 
 def set_scope(scope: WorkScope) -> None:
-    """Makes `scope` the current one for the rest of a task, and for what it starts."""
+    """Makes `scope` the current one for the rest of a task, and for tasks and threads that it starts."""
     _scope.set(scope)
 
 
@@ -219,5 +205,5 @@ def change_scope(**changes: Any) -> None:
 
 
 def current_policy() -> CarrierPolicy:
-    """Returns the policy in force: that of the service which runs the current work, else this process's own."""
+    """Returns the policy in force: that of the service that runs the current work, or else this process's own."""
     return _scope.get().policy or carrier_policy.policy

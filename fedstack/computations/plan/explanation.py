@@ -1,6 +1,6 @@
-"""Tells people what a computation does: what runs at the server, what at the clients, and what travels between them.
+"""Describes what a computation does: what runs at the server and at the clients, and what travels between them.
 
-It is read from the schedule that executors run, so what it says is what happens.
+The description is made from the schedule that executors run.
 """
 
 import html
@@ -35,17 +35,17 @@ from fedstack.computations.types.type_structure import (
 )
 from fedstack.foundations.error_text import size_text
 
-# Of what one line says of functions: there may be any number.
+# The width of a line of functions, of which there may be many.
 _WIDTH = 84
-_NOTHING = "Nothing runs: the result is there from the beginning."
+_NOTHING = "Nothing runs: the result is known from the beginning."
 
 
 @attrs.frozen
 class Item:
-    """Something that one client receives, has or gives.
+    """A value that one client receives, has or contributes.
 
     Attributes:
-      name: What it is.
+      name: Its name.
       type: Its type at one client.
     """
 
@@ -66,8 +66,8 @@ class ExplainedStep:
       place: `server` or `clients`.
       runs: The functions that run, in order.
       receives: What each client is sent.
-      has: What each client has already: its part of the argument, or what it made in an earlier step.
-      gives: What is made of what all clients give: aggregations, by intrinsic and type of what one client contributes.
+      has: What each client has already: its part of the argument, or a result of an earlier step.
+      gives: The aggregations of what clients contribute: by intrinsic, with the type of one contribution.
       keeps: What each client makes for later steps or for the result.
     """
 
@@ -79,7 +79,7 @@ class ExplainedStep:
     keeps: tuple[Item, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yields what happens, as verb, name, type and size."""
+        """Yields the rows of the description, as verb, name, type and size."""
         for verb, items in (("receives", self.receives), ("has", self.has)):
             yield from (_row(verb, item) for item in items)
         if self.runs:
@@ -88,7 +88,7 @@ class ExplainedStep:
             yield from (_row(verb, item) for item in items)
 
     def traffic(self, clients: int) -> str:
-        """Says how many bytes travel in all, for a number of clients."""
+        """Describes the total traffic for a number of clients."""
         return f"{_total(self.receives, clients)} to the clients, {_total((*self.gives, *self.keeps), clients)} back"
 
 
@@ -97,8 +97,8 @@ class Explanation:
 
     Attributes:
       signature: The type of the computation.
-      num_clients: The number of clients that totals are for; `None` if there are none.
-      steps: What happens, in order.
+      num_clients: The number of clients that totals are for; `None` for no totals.
+      steps: The steps, in order.
     """
 
     def __init__(self, signature: str, num_clients: int | None, steps: Sequence[ExplainedStep]) -> None:
@@ -160,7 +160,7 @@ def explain_function(function: Function, signature: Type, num_clients: int | Non
 
 
 class _ScheduleReader:
-    """Reads a schedule, and knows what stands in each slot: its name, its type, whether each client has its own."""
+    """Reads a schedule, tracking for each slot its name, its type, and whether each client has its own value."""
 
     def __init__(self, function: Function) -> None:
         self._schedule = schedule(function)
@@ -230,7 +230,7 @@ class _ScheduleReader:
 
 
 def _readers(plan: Schedule) -> dict[int, str]:
-    """Returns who reads each slot."""
+    """Returns the names of the readers of each slot."""
     readers: dict[int, list[str]] = {}
     for number, task in enumerate(plan.tasks, 1):
         inputs = slots_read(task.inputs) if isinstance(task, PhaseTask) else frozenset[int]()

@@ -1,25 +1,26 @@
-"""Defines the graph that a computation is normalised into: nodes in the order of their making, functions over them.
+"""Defines the graph of a traced computation: nodes in the order of their creation, and functions over them.
 
-A traced computation has no lambdas that are called, no blocks, no references: calling a lambda puts its body's nodes
-where the call stood. What is left is a flat list of nodes per function. A function that an intrinsic takes (the body of
-a map, say) is a `Function` of its own; nodes of an enclosing function that it uses are its captures.
+A traced computation has no called lambdas, blocks or references: the nodes of a lambda's body replace its call. What
+remains is a flat list of nodes per function. A function that an intrinsic takes, such as the body of a map, is a
+`Function` of its own; nodes of an enclosing function that it uses are its captures.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeGuard, cast
 
 import attrs
 
-from fedstack.computations.plan.made_once import Made
+from fedstack.computations.plan.intrinsics import INTRINSICS
 from fedstack.computations.types.language import FunctionType, StructType, Type, computation_pb2
-from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients, struct_of, type_from_proto
 from fedstack.computations.values.columns import Payload
 from fedstack.errors import InvalidComputationError
+from fedstack.foundations.caches import Made
 from fedstack.foundations.value_text import shorten
 
 
 class Scope:
-    """The nodes of one function, in the order of their making, which is an order in which they can run."""
+    """The nodes of one function, in the order of their creation, in which they can run."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -27,7 +28,7 @@ class Scope:
         self._has_ended = False
 
     def add(self, node: "Node") -> None:
-        """Takes in a new node."""
+        """Adds a new node."""
         if not self._has_ended:
             node.index = len(self.nodes)
             self.nodes.append(node)
@@ -42,10 +43,10 @@ class Scope:
         return found
 
     def end(self) -> None:
-        """Forgets the nodes, and those to come, once their function is made: what needs them keeps them.
+        """Drops the nodes, and those still to come, once their function is complete: it references what it needs.
 
-        They refer to this. In a circle they would wait for the garbage collector, and functions by value bring any
-        number of bytes.
+        Nodes reference their scope. In a cycle they would stay in memory until the garbage collector runs, and
+        functions by value may have any size.
         """
         self._has_ended = True
         self.nodes = []
@@ -54,7 +55,7 @@ class Scope:
 
 @attrs.define(eq=False, repr=False)
 class Node:
-    """Something that yields one value, once."""
+    """A part of a computation with one value."""
 
     type: Type
     scope: Scope
@@ -115,14 +116,14 @@ class LeafCall(Node):
 
 @attrs.define(eq=False, repr=False)
 class IntrinsicCall(Node):
-    """A call of an intrinsic, its functional and its other arguments apart.
+    """A call of an intrinsic, with functional and other arguments separated.
 
     Attributes:
       uri: The intrinsic.
       functions: The functional arguments.
-      arguments: The others.
-      types: The types that it declares for these, of which they may have narrower ones: no elements where it takes any
-        number of them. By default their own.
+      arguments: The other arguments.
+      types: The types that it declares for these; by default their own, which may be narrower: zero elements, where it
+        accepts any number.
     """
 
     uri: str
@@ -138,12 +139,12 @@ class IntrinsicCall(Node):
 
 @attrs.define(eq=False, repr=False)
 class Pack:
-    """A struct put together out of other symbols; it is no node, since nothing has to run for it.
+    """A struct of other symbols. It is not a node, since nothing runs for it.
 
     Attributes:
       names: The names of its members.
       members: The members.
-      size: How many symbols are in it and in the structs in it, each as often as it occurs.
+      size: The number of symbols in it and in nested structs, counting repeated ones each time.
     """
 
     names: tuple[str | None, ...]
@@ -156,7 +157,7 @@ class Pack:
 
 @attrs.frozen(eq=False)
 class Callee:
-    """A functional value that is not called yet."""
+    """A functional value that has not been called yet."""
 
     computation: computation_pb2.Computation
     environment: object = None
@@ -174,7 +175,7 @@ def declared_type(computation: computation_pb2.Computation) -> Type:
     """Returns the type that a computation declares.
 
     Raises:
-      InvalidComputationError: If it declares none, or one that the language refuses; the message says of what.
+      InvalidComputationError: If it declares none, or one that the language refuses.
     """
     try:
         return type_from_proto(computation.type)
@@ -185,7 +186,7 @@ def declared_type(computation: computation_pb2.Computation) -> Type:
 
 
 class Function:
-    """A traced function: what it needs of its own nodes, and what it takes from enclosing functions.
+    """A traced function: the nodes of its own that it needs, and those that it captures from enclosing functions.
 
     Attributes:
       parameter: The node of its argument, or `None`.
@@ -193,7 +194,7 @@ class Function:
       nodes: The nodes of its own that the result needs, in an order in which they can run; the parameter is not
         among them.
       captures: Nodes of enclosing functions that it uses.
-      made: What `made_once` keeps here.
+      made: The results of functions with `made_once`.
     """
 
     def __init__(self, scope: Scope, parameter: Parameter | None, result: Symbol) -> None:
@@ -224,7 +225,7 @@ def needed_for(symbol: Symbol, nodes: Sequence[Node]) -> list[Node]:
 
 
 def _reached(symbol: Symbol, nodes: Sequence[Node]) -> set[Node]:
-    """Walks backwards from a symbol; nodes that it does not reach never run."""
+    """Returns the nodes that a symbol depends on; others never run."""
     wanted: set[Node] = set(nodes_of(symbol))
     for node in reversed(nodes):
         if node in wanted:
@@ -249,17 +250,17 @@ def select(source: Symbol, position: int) -> Symbol:
     node = source
     if not isinstance(node, Node) or not isinstance(node.type, StructType):
         raise TypeError(f"Expected a struct, found {node}")
-    # Made where the source is, so that a function which needs one member captures that member only.
+    # Created in the scope of the source, so that a function that needs one member captures only that.
     return node.scope.selection(node, position)
 
 
 def type_of(symbol: Symbol) -> Type:
     """Returns the type of a symbol."""
     if isinstance(symbol, Pack):
-        types = [(n, type_of(m)) if n is not None else type_of(m) for n, m in zip(symbol.names, symbol.members)]
+        fields = list(zip(symbol.names, map(type_of, symbol.members)))
         try:
-            return StructType(types)
-        except ValueError as error:  # a name twice, or one that the language keeps for itself
+            return struct_of(fields)
+        except ValueError as error:  # a repeated or reserved name
             raise InvalidComputationError(
                 f"Expected a struct with names that the language allows, found {error}"
             ) from error
@@ -269,3 +270,83 @@ def type_of(symbol: Symbol) -> Type:
 def members_of(symbol: Symbol, count: int) -> Sequence[Symbol]:
     """Returns the members of a struct symbol with `count` members."""
     return [select(symbol, position) for position in range(count)]
+
+
+_TRANSPARENT = {
+    "federated_broadcast",
+    "federated_value_at_clients",
+    "federated_value_at_server",
+    "federated_zip_at_clients",
+    "federated_zip_at_server",
+}
+_CLIENT_WORK = {"federated_map", "federated_eval_at_clients"}
+_SELECTS = {"federated_select", "federated_secure_select"}
+
+
+def is_client_work(node: Node) -> bool:
+    """Returns whether a node runs at each client."""
+    return isinstance(node, IntrinsicCall) and node.uri in _CLIENT_WORK
+
+
+def is_aggregation(node: Node) -> bool:
+    """Returns whether a node aggregates values of clients."""
+    return isinstance(node, IntrinsicCall) and node.uri in INTRINSICS and INTRINSICS[node.uri].aggregates
+
+
+def is_select(node: Node) -> TypeGuard[IntrinsicCall]:
+    """Returns whether a node gives clients slices of what the server has."""
+    return isinstance(node, IntrinsicCall) and node.uri in _SELECTS
+
+
+def is_barrier(node: Node) -> bool:
+    """Returns whether users of the node are in a later phase."""
+    return is_aggregation(node) or is_select(node)
+
+
+def is_zip_or_broadcast(node: Node) -> TypeGuard[IntrinsicCall]:
+    """Returns whether a node calls an intrinsic that only places a value, or joins it with others."""
+    return isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT
+
+
+def is_transparent(node: Node) -> bool:
+    """Returns whether a node runs nothing, so that its value is where its operands are."""
+    return isinstance(node, Selection) or is_zip_or_broadcast(node)
+
+
+def made_anew(function: Function) -> frozenset[Node]:
+    """Returns the nodes at clients that each phase computes for itself, rather than one phase for all.
+
+    The elements of a mapped sequence are made in each pass over it, in the order of the pass. A phase could pass on to
+    another only its elements, whose order in another pass is unknown. So these nodes are maps that only map sequences,
+    and zips with such, as far as only clients read them.
+    """
+    read_elsewhere = set(_deep(function.result))
+    for node in function.nodes:
+        if not is_transparent(node) and not is_client_work(node) and not is_aggregation(node):
+            for operand in node.operands():
+                read_elsewhere.update(_deep(operand))
+    anew: set[Node] = set()
+    for node in function.nodes:
+        if isinstance(node, IntrinsicCall) and node not in read_elsewhere and is_placed_at_clients(node.type):
+            reads_anew = any(operand in anew for symbol in node.operands() for operand in nodes_of(symbol))
+            if (is_zip_or_broadcast(node) and reads_anew) or _only_maps_sequences(node, reads_anew):
+                anew.add(node)
+    return frozenset(anew)
+
+
+def _only_maps_sequences(node: IntrinsicCall, reads_anew: bool) -> bool:
+    """Returns whether a node does nothing but map sequences, or select members of values that such nodes make."""
+    if node.uri != "federated_map":
+        return False
+    maps = [inner for inner in node.functions[0].nodes if not isinstance(inner, Selection)]
+    return (bool(maps) or reads_anew) and all(
+        isinstance(inner, IntrinsicCall) and inner.uri == "sequence_map" for inner in maps
+    )
+
+
+def _deep(symbol: Symbol) -> Iterator[Node]:
+    for node in nodes_of(symbol):
+        yield node
+        if is_transparent(node):
+            for operand in node.operands():
+                yield from _deep(operand)

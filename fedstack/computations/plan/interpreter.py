@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
 from fedstack.computations.values.columns import Column, ConstantColumn, Payload, zip_columns
 from fedstack.errors import UnsupportedIntrinsicError
+from fedstack.foundations.caches import made_once
 
 
 def run_once(program: Program, inputs: Sequence[Payload]) -> tuple[Payload, ...]:
@@ -25,7 +25,7 @@ def run_once(program: Program, inputs: Sequence[Payload]) -> tuple[Payload, ...]
 
 
 class ProgramRunner:
-    """Runs a program again and again, with as little as possible to look up each time.
+    """Runs a program many times, with everything looked up beforehand.
 
     Args:
       program: The program; every operation is a `BoundOperation`.
@@ -49,10 +49,10 @@ class ProgramRunner:
 
         Args:
           inputs: The payloads of its inputs.
-          client: The index of the client whose work this is, for messages; `None` at the server.
+          client: The index of the client, for messages; `None` at the server.
 
         Returns:
-          The payloads of its results, to which nothing here refers any more.
+          The payloads of its results, which nothing here references any more.
         """
         values = self._constants.copy()
         for slot, payload in zip(self._inputs, inputs):
@@ -70,14 +70,14 @@ def _runner(program: Program) -> ProgramRunner:
 
 @made_once
 def max_parallel(program: Program) -> int | None:
-    """Returns how many clients may run a program at the same time, as far as its operations bound that."""
+    """Returns how many clients may run a program at the same time; `None` if its operations set no limit."""
     operations = [step.operation for step in program.steps if isinstance(step.operation, BoundOperation)]
     return min((one.max_parallel for one in operations if one.max_parallel is not None), default=None)
 
 
 @made_once
 def prefers_columns(program: Program) -> bool:
-    """Returns whether an operation of a program does more for a column than for each client."""
+    """Returns whether an operation of a program prefers columns, see `BoundOperation`."""
     return any(bound(step.operation).prefers_columns for step in program.steps)
 
 
@@ -131,10 +131,10 @@ def read_column(expression: Expression, values: Sequence[Column | None], size: i
 
 
 def bound(operation: Operation) -> BoundOperation:
-    """Returns an operation that an executor has bound.
+    """Returns an operation, after checking that an executor has bound it.
 
     Raises:
-      UnsupportedIntrinsicError: If none has.
+      UnsupportedIntrinsicError: If it is not bound.
     """
     if isinstance(operation, BoundOperation):
         return operation

@@ -1,7 +1,7 @@
-"""Knows the language's intrinsics: how their arguments are laid out and what types they have.
+"""Defines the language's intrinsics: the layout of their arguments, and their typing rules.
 
 The typing rules are those of the language's intrinsic definitions. They are checked again here because a computation
-may come from anywhere: a declared type that the rule contradicts would give a silently wrong result.
+may come from anywhere: a declared type that contradicts its rule would give a silently wrong result.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,7 @@ from fedstack.computations.types.language import (
     TensorType,
     Type,
 )
-from fedstack.computations.types.type_memory import TypeMemo
-from fedstack.computations.types.type_structure import contains_federated, fields_of, tensor_leaves
+from fedstack.computations.types.type_structure import TypeMemo, contains_federated, fields_of, struct_of, tensor_leaves
 from fedstack.computations.values.tensor_values import kind_of_dtype
 from fedstack.errors import InvalidComputationError, TypeMismatchError, UnsupportedIntrinsicError
 from fedstack.foundations.error_text import name_text
@@ -37,8 +36,8 @@ class Intrinsic:
       uri: Its name in the IR.
       functions: The positions of its functional arguments.
       arity: The number of arguments; those of one argument take it bare, the others in a struct.
-      rule: Derives the result type from the argument types, or raises.
-      aggregates: Whether it brings values of clients to the server.
+      rule: Derives the result type from the argument types, or raises an error.
+      aggregates: Whether it aggregates values of clients at the server.
     """
 
     uri: str
@@ -89,16 +88,20 @@ def _at_server(member: Type) -> Type:
     return FederatedType(member, SERVER)
 
 
-def _sum(args: Sequence[Type]) -> Type:
-    member = _federated(args[0], CLIENTS).member
-    _numeric(member, "ifc", "numbers to sum")
-    return _at_server(member)
+def _aggregates(kinds: str, wanted: str) -> Rule:
+    """Returns the rule of aggregations of one argument, whose result has the type of what each client gives."""
+
+    def rule(args: Sequence[Type]) -> Type:
+        member = _federated(args[0], CLIENTS).member
+        _numeric(member, kinds, wanted)
+        return _at_server(member)
+
+    return rule
 
 
-def _mean(args: Sequence[Type]) -> Type:
-    member = _federated(args[0], CLIENTS).member
-    _numeric(member, "fc", "floating or complex numbers for a mean")
-    return _at_server(member)
+_sum = _aggregates("ifc", "numbers to sum")
+_mean = _aggregates("fc", "floating or complex numbers for a mean")
+_extreme = _aggregates("if", "integers or floating numbers")
 
 
 def _weighted_mean(args: Sequence[Type]) -> Type:
@@ -106,12 +109,6 @@ def _weighted_mean(args: Sequence[Type]) -> Type:
     scalar = isinstance(weight, TensorType) and weight.shape == () and kind_of_dtype(weight.dtype) in "if"
     _expect(scalar, "a scalar number as weight", weight)
     return _mean(args)
-
-
-def _extreme(args: Sequence[Type]) -> Type:
-    member = _federated(args[0], CLIENTS).member
-    _numeric(member, "if", "integers or floating numbers")
-    return _at_server(member)
 
 
 def _secure_sum(args: Sequence[Type]) -> Type:
@@ -165,7 +162,7 @@ def _zip(placement: PlacementLiteral) -> Rule:
         def strip(type_spec: Type) -> Type:
             nonlocal all_equal, count
             if isinstance(type_spec, StructType):
-                return StructType([(n, strip(t)) if n is not None else strip(t) for n, t in fields_of(type_spec)])
+                return struct_of([(name, strip(member)) for name, member in fields_of(type_spec)])
             federated = _federated(type_spec, placement)
             all_equal = all_equal and federated.all_equal
             count += 1
@@ -188,18 +185,15 @@ def _generic_binary(args: Sequence[Type]) -> Type:
 
 
 def _generic_divide(args: Sequence[Type]) -> Type:
-    left = _generic_binary(args)
-    member = left.member if isinstance(left, FederatedType) else left
-    result = quotient_type(member)
-    return FederatedType(result, left.placement, left.all_equal) if isinstance(left, FederatedType) else result
+    return quotient_type(_generic_binary(args))
 
 
 def quotient_type(type_spec: Type) -> Type:
     """Returns the type of a quotient: integers divide to float64, as in TensorFlow's true division."""
+    if isinstance(type_spec, FederatedType):
+        return FederatedType(quotient_type(type_spec.member), type_spec.placement, type_spec.all_equal)
     if isinstance(type_spec, StructType):
-        return StructType(
-            [(n, quotient_type(t)) if n is not None else quotient_type(t) for n, t in fields_of(type_spec)]
-        )
+        return struct_of([(name, quotient_type(member)) for name, member in fields_of(type_spec)])
     if isinstance(type_spec, TensorType) and kind_of_dtype(type_spec.dtype) == "i":
         return TensorType(np.float64, type_spec.shape)
     return type_spec
@@ -259,14 +253,14 @@ _TABLE = [
 ]
 INTRINSICS = {intrinsic.uri: intrinsic for intrinsic in _TABLE}
 GENERIC_ZERO = "generic_zero"
-_checked: TypeMemo[frozenset[str]] = TypeMemo()  # the intrinsics that may have a type
+_checked: TypeMemo[frozenset[str]] = TypeMemo()  # the intrinsics that each type has been checked for
 
 
 def find_intrinsic(uri: str) -> Intrinsic:
     """Returns the intrinsic of that name.
 
     Raises:
-      UnsupportedIntrinsicError: If the language has none.
+      UnsupportedIntrinsicError: If the language does not have it.
     """
     found = INTRINSICS.get(uri)
     if found is None:
@@ -281,7 +275,7 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
     """Returns the type of an intrinsic as declared, after checking it against the intrinsic's rule.
 
     Raises:
-      TypeMismatchError: If the declared type is not one that the intrinsic can have.
+      TypeMismatchError: If the intrinsic cannot have the declared type.
     """
     known = _checked.get(declared) or frozenset()
     if not isinstance(declared, FunctionType) or declared.parameter is None:
@@ -291,7 +285,7 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
     arguments = argument_types(intrinsic, declared.parameter)
     try:
         derived = intrinsic.rule(arguments)
-    except (TypeMismatchError, ValueError) as error:  # the language refuses some types, placed inside placed ones say
+    except (TypeMismatchError, ValueError) as error:  # the language refuses some types, such as nested placements
         raise TypeMismatchError(f"{error}; in the type {declared} of {intrinsic.uri}") from None
     if not declared.result.is_assignable_from(derived) and not same_without_names(declared.result, derived):
         raise TypeMismatchError(f"Expected {intrinsic.uri} to give {derived}, found the declared type {declared}")

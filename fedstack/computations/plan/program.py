@@ -1,12 +1,17 @@
-"""Defines straight-line programs: what a function does in one place, as a list of steps over numbered slots.
+"""Defines straight-line programs: the work of a function in one place, as a list of steps over numbered slots.
 
-A program is what travels between executors inside one process. The same program runs once (server work, an element of
-a sequence) or once per client, step by step over whole columns. Its steps name what they run as a *source* (a leaf
-computation, an intrinsic, a data block); executors replace sources by operations that can be called (`BoundOperation`).
+Executors inside one process pass programs to each other. The same program runs once (server work, an element of a
+sequence) or once per client, step by step over whole columns. Its steps run *sources* (a leaf computation, an
+intrinsic, a data block), which executors replace by operations that can be called (`BoundOperation`).
+
+A fold may write into an array that a leaf function returned, if nothing else will read it. Within the program, no other
+result may read it, and a step must have made it (`read_by_one`). Within the process, nothing else may reference the
+array (`take_buffer` in `values/ownership.py`).
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, cast
 from weakref import WeakKeyDictionary
 
@@ -27,16 +32,16 @@ from fedstack.computations.plan.graph import (
     Selection,
     Symbol,
 )
-from fedstack.computations.plan.made_once import Made, made_once
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.computations.values.columns import Payload
 from fedstack.errors import InvalidComputationError
+from fedstack.foundations.caches import Made, made_once
 
 
 @attrs.frozen
 class Slot:
-    """A value that an input or an earlier step has put there."""
+    """The value of an input or an earlier step."""
 
     index: int
 
@@ -60,38 +65,34 @@ Expression: TypeAlias = Slot | Join | Pick
 
 
 def pick(source: Expression, position: int) -> Expression:
-    """Returns the expression for a member: the part itself where the struct is only put together to be taken apart."""
+    """Returns the expression for a member of a struct; of a `Join` it is the part itself."""
     return source.parts[position] if isinstance(source, Join) else Pick(source, position)
 
 
 @attrs.frozen(eq=False)
 class LeafSource:
-    """A leaf computation that a runtime is still to load."""
+    """A leaf computation that has yet to be loaded by a runtime."""
 
     computation: computation_pb2.Computation
 
     @property
     def name(self) -> str:
-        """What it is called, as far as its carrier says."""
+        """Its name, if its carrier has one."""
         return leaf_name(self.computation)
 
 
 @attrs.frozen(eq=False)
 class DataSource:
-    """A `data` block that a data executor is still to resolve."""
+    """A `data` block that has yet to be resolved by a data executor."""
 
     computation: computation_pb2.Computation
     type: Type
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return "data"
+    name: str = attrs.field(default="data", init=False)
 
 
 @attrs.frozen(eq=False)
 class IntrinsicSource:
-    """An intrinsic that an executor is still to give a meaning.
+    """An intrinsic that an executor has yet to implement.
 
     Its argument is a struct: first the arguments that are values, then the captures of each of its functions.
 
@@ -113,7 +114,7 @@ class IntrinsicSource:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return self.uri
 
 
@@ -129,7 +130,7 @@ class CompositeOperation(BoundOperation):
 
 
 @attrs.frozen(eq=False)
-class Step:
+class ProgramStep:
     """Runs an operation on an argument and puts what it returns into a slot."""
 
     operation: Operation
@@ -143,22 +144,22 @@ class Program:
 
     Attributes:
       inputs: The slots of the inputs.
-      constants: Slots that hold a literal.
-      steps: What runs, in order.
-      results: What comes out.
+      constants: The slots of literals, with their payloads.
+      steps: The steps, in order.
+      results: The results.
       slots: The number of slots.
-      made: What `made_once` keeps here.
+      made: The results of functions with `made_once`.
     """
 
     inputs: tuple[int, ...]
     constants: tuple[tuple[int, Payload], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     results: tuple[Expression, ...]
     slots: int
     made: Made = attrs.field(factory=cast("Callable[[], Made]", dict), init=False, repr=False)
 
     def with_operations(self, linking: "Linking", replace: Callable[[Operation], Operation]) -> "Program":
-        """Returns the program with each operation replaced, made once per linking and kept."""
+        """Returns the program with each operation replaced, made once per linking and stored."""
         made = _linked(self)
         found = made.get(linking)
         if found is None:
@@ -169,10 +170,10 @@ class Program:
 
 @attrs.frozen(eq=False)
 class Linking:
-    """A way to replace the operations of programs by what runs them; executors for which it is the same share one.
+    """A way to replace the sources of programs by operations. Executors that do it alike share one.
 
     Attributes:
-      name: Says which, for people.
+      name: Its name, for people.
     """
 
     name: str
@@ -180,7 +181,7 @@ class Linking:
 
 @made_once
 def _linked(program: Program) -> "WeakKeyDictionary[Linking, Program]":
-    """Returns what a program has become in each linking."""
+    """Returns the linked versions of a program."""
     return WeakKeyDictionary()
 
 
@@ -191,7 +192,7 @@ class ProgramBuilder:
         self._slots = 0
         self._inputs: list[int] = []
         self._constants: list[tuple[int, object]] = []
-        self._steps: list[Step] = []
+        self._steps: list[ProgramStep] = []
         self.bound: dict[Node, Expression] = {}
 
     def _new_slot(self) -> Slot:
@@ -220,7 +221,7 @@ class ProgramBuilder:
         raise InvalidComputationError(f"Expected a value made before, found {node!r}")
 
     def bind(self, node: Node, expression: Expression) -> Expression:
-        """Says where the value of a node is."""
+        """Records the expression for the value of a node."""
         self.bound[node] = expression
         return expression
 
@@ -233,7 +234,7 @@ class ProgramBuilder:
         return self.read(function.result)
 
     def add(self, node: Node) -> Expression:
-        """Appends what computes an unplaced node."""
+        """Appends the step that computes an unplaced node."""
         if isinstance(node, Parameter):
             return self.read(node)
         if isinstance(node, Selection):
@@ -250,13 +251,14 @@ class ProgramBuilder:
         if isinstance(node, IntrinsicCall) and not contains_federated(node.type):
             return self.bind(node, self._intrinsic(node))
         raise InvalidComputationError(
-            f"Expected only local work in a function that runs at one place, found {_shown(node)}; call federated "
-            "operators in the federated_computation itself, outside of mapped functions"
+            "Expected only local work in a function that runs at one place, found "
+            f"{node.uri if isinstance(node, IntrinsicCall) else repr(node)}; call federated operators in the "
+            "federated_computation itself, outside of mapped functions"
         )
 
     def _step(self, operation: Operation, argument: Expression | None) -> Slot:
         target = self._new_slot()
-        self._steps.append(Step(operation, argument, target.index))
+        self._steps.append(ProgramStep(operation, argument, target.index))
         return target
 
     def _intrinsic(self, node: IntrinsicCall) -> Expression:
@@ -272,10 +274,6 @@ class ProgramBuilder:
         return Program(tuple(self._inputs), tuple(self._constants), tuple(self._steps), tuple(results), self._slots)
 
 
-def _shown(node: Node) -> str:
-    return node.uri if isinstance(node, IntrinsicCall) else repr(node)
-
-
 @made_once
 def closed_program(function: Function) -> Program:
     """Returns the program of an unplaced function: its inputs are the parameter, if any, then the captures."""
@@ -284,3 +282,42 @@ def closed_program(function: Function) -> Program:
     for capture in function.captures:
         builder.bind(capture, builder.input())
     return builder.finish([builder.inline(function, argument)])
+
+
+Path = tuple[int, ...]
+
+
+def read_by_one(program: Program, readers: Sequence[Sequence[int]]) -> list[bool]:
+    """Returns for each reader whether steps of the program make all that it reads, and nothing else reads that.
+
+    Args:
+      program: The program.
+      readers: For each reader the positions of the results that it reads.
+    """
+    made = {step.target for step in program.steps}
+    paths = [[path for i in positions for path in _paths(program.results[i])] for positions in readers]
+    reads = Counter(path for reader in paths for path in reader)
+    # A path that ends above another one reads that too.
+    beneath = {path[:length] for path in reads for length in range(1, len(path))}
+
+    def alone(path: Path) -> bool:
+        shorter = (path[:length] for length in range(1, len(path)))
+        return path[0] in made and reads[path] == 1 and path not in beneath and not any(p in reads for p in shorter)
+
+    return [all(map(alone, reader)) for reader in paths]
+
+
+def _paths(expression: Expression) -> Iterator[Path]:
+    """Yields the slots that an expression reads, each followed by the positions of the member that it picks."""
+    picks: list[int] = []
+    while not isinstance(expression, Join) or picks:
+        if isinstance(expression, Slot):
+            yield (expression.index, *reversed(picks))
+            return
+        if isinstance(expression, Pick):
+            picks.append(expression.position)
+            expression = expression.source
+        else:
+            expression = expression.parts[picks.pop()]
+    for part in expression.parts:
+        yield from _paths(part)

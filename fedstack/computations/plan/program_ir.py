@@ -1,7 +1,7 @@
 """Writes programs as functions of the language, and reads them back, so that they can be sent to another process.
 
-A program of inputs and results becomes one function of a struct of its inputs that returns a struct of its results.
-Reading traces that function, so everything that tracing checks is checked of what came from elsewhere, too.
+A program becomes one function from a struct of its inputs to a struct of its results. Reading traces that function, so
+that a received program is checked like any computation.
 """
 
 import itertools
@@ -11,8 +11,6 @@ from typing import cast
 import numpy as np
 
 from fedstack.computations.plan.graph import Function, type_of
-from fedstack.computations.plan.intrinsics import INTRINSICS
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import (
     DataSource,
     Expression,
@@ -21,14 +19,25 @@ from fedstack.computations.plan.program import (
     LeafSource,
     Program,
     ProgramBuilder,
+    ProgramStep,
     Slot,
-    Step,
     pick,
 )
-from fedstack.computations.plan.render import call, call_intrinsic, function_of, literal, reference, selection, struct
+from fedstack.computations.plan.render import (
+    block,
+    call,
+    call_intrinsic,
+    function_of,
+    in_order,
+    literal,
+    reference,
+    selection,
+    struct,
+)
 from fedstack.computations.types.language import StructType, TensorType, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated, fields_of, type_from_proto
 from fedstack.errors import InvalidComputationError
+from fedstack.foundations.caches import made_once
 
 Computation = computation_pb2.Computation
 
@@ -37,15 +46,15 @@ def program_to_ir(program: Program, inputs: Sequence[Type], results: Sequence[Ty
     """Returns the function of a program.
 
     Args:
-      program: The program, before anything has replaced its sources by operations.
+      program: The program, whose sources have not been replaced by operations.
       inputs: The types of its inputs.
-      results: The types of its results; members get the names that these have.
+      results: The types of its results, which have the names of their members.
 
     Returns:
       A function of a struct of the inputs, in order; one without a parameter if there are none.
 
     Raises:
-      InvalidComputationError: If it holds a constant that the language has no literal for.
+      InvalidComputationError: If it has a constant that the language has no literal for.
     """
     writer = _Writer()
     if not inputs:
@@ -58,10 +67,10 @@ def program_to_ir(program: Program, inputs: Sequence[Type], results: Sequence[Ty
 def program_from_ir(function: Function, inputs: int) -> Program:
     """Returns the program of a traced function of a struct of inputs that returns a struct.
 
-    It is made once and kept with the function.
+    It is made once and stored with the function.
 
     Raises:
-      InvalidComputationError: If the function does not take so many inputs, takes federated ones, or does not return a
+      InvalidComputationError: If the function has another number of inputs, or federated ones, or does not return a
         struct.
     """
     program = _program_of(function)
@@ -98,8 +107,7 @@ class _Writer:
     def body(self, program: Program, inputs: Sequence[Computation], results: Sequence[Type]) -> Computation:
         """Returns what computes the struct of a program's results."""
         found, locals_ = self._run(program, inputs)
-        result = struct([_named(value, wanted) for value, wanted in zip(found, results)])
-        return _block(locals_, result)
+        return block(locals_, struct([_named(value, wanted) for value, wanted in zip(found, results)]))
 
     def _run(
         self, program: Program, inputs: Sequence[Computation]
@@ -115,7 +123,7 @@ class _Writer:
             values[step.target] = reference(name, type_from_proto(value.type))
         return [_read(result, values) for result in program.results], locals_
 
-    def _step(self, step: Step, values: dict[int, Computation]) -> Computation:
+    def _step(self, step: ProgramStep, values: dict[int, Computation]) -> Computation:
         source = step.operation
         if isinstance(source, LeafSource):
             return call(source.computation, None if step.argument is None else _read(step.argument, values))
@@ -128,32 +136,20 @@ class _Writer:
     def _intrinsic(self, source: IntrinsicSource, argument: Join, values: dict[int, Computation]) -> Computation:
         operands = [_read(part, values) for part in argument.parts]
         count = len(source.arguments)
-        # Programs know no names, and some intrinsics ask for two arguments that have the same.
-        arguments = iter([_named(value, wanted) for value, wanted in zip(operands, source.arguments)])
+        # Programs have no names of members, and some intrinsics require two arguments with the same names.
+        arguments = [_named(value, wanted) for value, wanted in zip(operands, source.arguments)]
         captures = iter(operands[count:])
-        functions = iter(
-            [
-                self._function(program, parameter, list(itertools.islice(captures, captured)))
-                for program, captured, parameter in zip(source.functions, source.captures, source.parameters)
-            ]
-        )
-        positions = INTRINSICS[source.uri].functions
-        in_order = [
-            next(functions) if index in positions else next(arguments) for index in range(INTRINSICS[source.uri].arity)
+        functions = [
+            self._function(program, parameter, list(itertools.islice(captures, captured)))
+            for program, captured, parameter in zip(source.functions, source.captures, source.parameters)
         ]
-        return call_intrinsic(source.uri, in_order, source.type, source.arguments)
+        return call_intrinsic(source.uri, in_order(source.uri, functions, arguments), source.type, source.arguments)
 
     def _function(self, program: Program, parameter: Type, captures: Sequence[Computation]) -> Computation:
-        """Returns a function that goes on to refer to the names around it."""
+        """Returns a function that refers to the names around it."""
         name = f"arg{next(self._numbers)}"
         (result,), locals_ = self._run(program, [reference(name, parameter), *captures])
-        return function_of(name, parameter, _block(locals_, result))
-
-
-def _block(locals_: Sequence[computation_pb2.Block.Local], result: Computation) -> Computation:
-    if not locals_:
-        return result
-    return Computation(type=result.type, block=computation_pb2.Block(local=locals_, result=result))
+        return function_of(name, parameter, block(locals_, result))
 
 
 def _read(expression: Expression, values: dict[int, Computation]) -> Computation:
@@ -165,7 +161,7 @@ def _read(expression: Expression, values: dict[int, Computation]) -> Computation
 
 
 def _named(value: Computation, wanted: Type) -> Computation:
-    """Returns a value with the names of a type that it has but for names."""
+    """Returns a value with the names of a type that it has otherwise."""
     found = type_from_proto(value.type)
     if found is wanted or not isinstance(wanted, StructType) or found.is_equivalent_to(wanted):
         return value

@@ -1,8 +1,8 @@
-"""Writes a traced computation back as a computation of the language, so that it can be printed, tested and sent.
+"""Writes a traced computation as a computation of the language, so that it can be printed, tested and sent.
 
-The result is one lambda over one flat block. Functions inside federated intrinsics capture nothing: what they captured
-has become an argument, as an executor that knows no scopes needs it. Functions inside sequence intrinsics keep
-referring to the names around them, since elements of a sequence are all that those get.
+The result is one lambda over one flat block. Functions inside federated intrinsics have no captures: these become
+arguments, for executors without scopes. Functions inside sequence intrinsics keep their references to names around
+them, since they get nothing but the elements of a sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
-from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.types.type_structure import fields_of, struct_of
 from fedstack.errors import InvalidComputationError
 
 Computation = computation_pb2.Computation
@@ -44,7 +44,7 @@ def render(function: Function) -> Computation:
     """Returns the computation of a traced function.
 
     Raises:
-      InvalidComputationError: If it holds a constant that the language has no literal for.
+      InvalidComputationError: If it has a constant that the language has no literal for.
     """
     return _Renderer().function(function, {})
 
@@ -57,8 +57,7 @@ def reference(name: str, type_spec: Type) -> Computation:
 def struct(members: Sequence[Computation], names: Sequence[str | None] | None = None) -> Computation:
     """Returns a struct of computations."""
     labels = [None] * len(members) if names is None else names
-    types = [Type.from_proto(member.type) for member in members]
-    type_spec = StructType([(n, t) if n is not None else t for n, t in zip(labels, types)])
+    type_spec = struct_of([(name, Type.from_proto(member.type)) for name, member in zip(labels, members)])
     elements = [computation_pb2.Struct.Element(name=n or "", value=m) for n, m in zip(labels, members)]
     return Computation(type=type_spec.to_proto(), struct=computation_pb2.Struct(element=elements))
 
@@ -86,6 +85,13 @@ def function_of(parameter_name: str, parameter: Type | None, result: Computation
     return Computation(type=type_spec.to_proto(), **keyword)
 
 
+def block(locals_: Sequence[computation_pb2.Block.Local], result: Computation) -> Computation:
+    """Returns a block; without locals the result itself."""
+    if not locals_:
+        return result
+    return Computation(type=result.type, block=computation_pb2.Block(local=locals_, result=result))
+
+
 def call_intrinsic(
     uri: str, arguments: Sequence[Computation], result: Type, declared: Sequence[Type] | None = None
 ) -> Computation:
@@ -95,7 +101,7 @@ def call_intrinsic(
       uri: The intrinsic.
       arguments: Its arguments.
       result: Its result type.
-      declared: The types that it declares for the arguments that are no functions; by default their own.
+      declared: The types that it declares for its arguments that are not functions; by default their own.
     """
     argument = arguments[0] if len(arguments) == 1 else struct(arguments)
     parameter = Type.from_proto(argument.type)
@@ -142,10 +148,7 @@ class _Renderer:
             name = self._name("v")
             locals_.append(computation_pb2.Block.Local(name=name, value=value))
             scope[node] = reference(name, Type.from_proto(value.type))
-        result = self.symbol(function.result, scope)
-        if not locals_:
-            return result
-        return Computation(type=result.type, block=computation_pb2.Block(local=locals_, result=result))
+        return block(locals_, self.symbol(function.result, scope))
 
     def symbol(self, symbol: Symbol, scope: dict[Node, Computation]) -> Computation:
         """Returns the expression for a symbol whose nodes are bound."""
@@ -176,7 +179,7 @@ class _Renderer:
         captures = list(dict.fromkeys(capture for function in node.functions for capture in function.captures))
         if not captures or node.uri.startswith("sequence_"):
             functions = [self.function(function, scope) for function in node.functions]
-            return call_intrinsic(node.uri, _in_order(node.uri, functions, arguments), node.type, node.types)
+            return call_intrinsic(node.uri, in_order(node.uri, functions, arguments), node.type, node.types)
         captured = [self.symbol(capture, scope) for capture in captures]
         if node.uri == "federated_aggregate":
             return self._aggregate(node, arguments, captures, captured)
@@ -204,7 +207,10 @@ class _Renderer:
 
     def _select_function(self, function: Function, value: Computation, captures: Sequence[Node]) -> Computation:
         name = self._name("arg")
-        key = _struct_member(function.parameter.type if function.parameter else None, 1)
+        parameter = function.parameter.type if function.parameter else None
+        if not isinstance(parameter, StructType):
+            raise InvalidComputationError(f"Expected a function of a struct, found one of {parameter}")
+        key = fields_of(parameter)[1][1]
         whole = reference(name, StructType([Type.from_proto(value.type.federated.member), key]))
         packed = selection(whole, 0)
         bound = {capture: selection(packed, 1 + i) for i, capture in enumerate(captures)}
@@ -218,7 +224,7 @@ class _Renderer:
         captures: Sequence[Node],
         captured: list[Computation],
     ) -> Computation:
-        """Carries what the functions captured beside the accumulator."""
+        """Passes the captures of the functions beside the accumulator."""
         value, zero = arguments
         accumulate, merge, report = node.functions
         state = struct([zero, *captured])
@@ -247,17 +253,11 @@ class _Renderer:
         return call_intrinsic(node.uri, [value, state, *functions], node.type, [value_type, state_type])
 
 
-def _in_order(uri: str, functions: list[Computation], arguments: list[Computation]) -> list[Computation]:
-    """Puts functional and other arguments back into the places that the intrinsic has for them."""
+def in_order(uri: str, functions: Sequence[Computation], arguments: Sequence[Computation]) -> list[Computation]:
+    """Returns the functional and the other arguments of an intrinsic in the order of its parameters."""
     positions = INTRINSICS[uri].functions
     rest = iter(arguments)
     return [functions[positions.index(i)] if i in positions else next(rest) for i in range(INTRINSICS[uri].arity)]
-
-
-def _struct_member(type_spec: Type | None, index: int) -> Type:
-    if not isinstance(type_spec, StructType):
-        raise InvalidComputationError(f"Expected a function of a struct, found one of {type_spec}")
-    return fields_of(type_spec)[index][1]
 
 
 def _place(value: Computation, placement: PlacementLiteral) -> Computation:

@@ -1,8 +1,8 @@
 """Cuts a traced computation into tasks: server work, client phases with their aggregations, selections.
 
-All work at clients between two aggregations is one phase. Its program runs once per client, and what it yields goes
-straight into folds; values that only a fold wants are never held. Levels order the phases: a phase at level k uses what
-aggregations of lower levels gave.
+All work at clients between two aggregations is one phase. Its program runs once per client, and its results go directly
+into folds; values that only folds read are never stored. Levels order the phases: a phase at level k uses results of
+aggregations at lower levels.
 """
 
 from collections import Counter
@@ -19,11 +19,6 @@ from fedstack.computations.plan.graph import (
     Pack,
     Selection,
     Symbol,
-    nodes_of,
-    type_of,
-)
-from fedstack.computations.plan.made_once import made_once
-from fedstack.computations.plan.node_places import (
     is_aggregation,
     is_barrier,
     is_client_work,
@@ -31,30 +26,32 @@ from fedstack.computations.plan.node_places import (
     is_transparent,
     is_zip_or_broadcast,
     made_anew,
+    nodes_of,
+    type_of,
 )
-from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
-from fedstack.computations.plan.sole_readers import read_by_one
+from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program, read_by_one
 from fedstack.computations.plan.tasks import (
     Fold,
     Phase,
     PhaseTask,
+    ProgramTypes,
     Schedule,
     SelectTask,
     ServerTask,
-    Signature,
     Task,
 )
 from fedstack.computations.types.language import FederatedType, StructType, Type
-from fedstack.computations.types.type_structure import contains_federated, fields_of, is_placed_at_clients
+from fedstack.computations.types.type_structure import contains_federated, fields_of, is_placed_at_clients, struct_of
+from fedstack.foundations.caches import made_once
 
 
 def schedule(function: Function, *, fuse: bool = True) -> Schedule:
-    """Returns the schedule of a traced computation, made once and kept with it.
+    """Returns the schedule of a traced computation, made once and stored with it.
 
     Args:
       function: The computation.
-      fuse: Whether client work is put together into phases. Without it every node is a task of its own whose result
-        is kept, for a caller that pulls parts of the result one by one.
+      fuse: Whether client work is joined into phases. Without it every node is a task whose result is stored, for a
+        caller that reads parts of the result one by one.
     """
     return _fused(function) if fuse else _unfused(function)
 
@@ -66,7 +63,7 @@ def _fused(function: Function) -> Schedule:
 
 @made_once
 def only_task(function: Function) -> ServerTask | None:
-    """Returns the task of a computation that is one piece of server work on its argument; `None` for any other."""
+    """Returns the task of a computation that is a single task at the server; `None` for any other computation."""
     tasks, result = _fused(function).tasks, _fused(function).result
     task = tasks[0] if len(tasks) == 1 else None
     if not isinstance(task, ServerTask) or result != Slot(task.target) or any(one != Slot(0) for one in task.inputs):
@@ -109,7 +106,7 @@ class _Cutter:
         return Schedule(tuple(self.tasks), tuple(self.constants), result, self.slots, shared)
 
     def _link_phases(self) -> None:
-        """Makes each phase know the one after it."""
+        """Sets `following` of each phase."""
         following: Phase | None = None
         for index, task in reversed(list(enumerate(self.tasks))):
             if isinstance(task, PhaseTask):
@@ -117,7 +114,7 @@ class _Cutter:
                 self.tasks[index] = attrs.evolve(task, phase=following)
 
     def _assign_levels(self) -> None:
-        """Finds the level at which each node runs; what an aggregation yields is one level further."""
+        """Computes the level of each node; the result of an aggregation is one level further."""
         position = 0
         for node in self.function.nodes:
             leaves = (leaf for operand in node.operands() for leaf in nodes_of(operand))
@@ -159,7 +156,7 @@ class _Cutter:
                 yield leaf
 
     def expression(self, symbol: Symbol) -> Expression:
-        """Returns where the value of a symbol stands."""
+        """Returns the expression for the value of a symbol."""
         if isinstance(symbol, Pack):
             return Join(tuple(self.expression(member) for member in symbol.members))
         found = self.place.get(cast(Node, symbol))
@@ -181,7 +178,7 @@ class _Cutter:
             self.constants.append((slot, node.payload))
             self.place[node] = Slot(slot)
         elif is_zip_or_broadcast(node):
-            # An all-equal value is its payload, a value at the server too, and a struct of columns is a column.
+            # All-equal values and values at the server are plain payloads, and a struct of columns is a column.
             self.place[node] = self.expression(node.arguments[0])
         else:
             self._server_task(node)
@@ -280,7 +277,7 @@ class _Cutter:
         )
 
     def _kept(self, inside: set[Node], phase: Sequence[Node]) -> list[Node]:
-        """Returns the nodes of a phase that anything outside of it wants: later tasks, or the result."""
+        """Returns the nodes of a phase that are read outside of it: by later tasks, or as the result."""
         wanted = set(self._deep_leaves(self.function.result))
         members = set(phase)
         for node in self.function.nodes:
@@ -311,7 +308,7 @@ class _Cutter:
 
 
 class _PhaseInputs:
-    """What a phase reads from before it, each value once. A struct is one input per member: others may read some."""
+    """The inputs of a phase, each value once. A struct is one input per member: others may read single members."""
 
     def __init__(self, builder: ProgramBuilder) -> None:
         self._builder = builder
@@ -319,7 +316,7 @@ class _PhaseInputs:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        """Where the inputs stand."""
+        """The expressions for the inputs."""
         return tuple(expression for expression, _ in self._slots)
 
     @property
@@ -328,7 +325,7 @@ class _PhaseInputs:
         return tuple(type_spec for _, type_spec in self._slots)
 
     def read(self, expression: Expression, type_spec: Type) -> Expression:
-        """Returns where the phase's program finds the value of an expression of the schedule."""
+        """Returns the expression in the phase's program for an expression of the schedule."""
         if isinstance(expression, Join):
             members = [member for _, member in fields_of(cast(StructType, type_spec))]
             return Join(tuple(map(self.read, expression.parts, members)))
@@ -342,18 +339,17 @@ def _member(type_spec: Type) -> Type:
     return type_spec.member if isinstance(type_spec, FederatedType) else type_spec
 
 
-def _signature(function: Function) -> Signature:
+def _signature(function: Function) -> ProgramTypes:
     """Returns the types of a function's closed program: its parameter, if any, and then what it captures."""
     parameter = () if function.parameter is None else (function.parameter.type,)
     captures = [_at_one_client(capture.type) for capture in function.captures]
-    return Signature((*parameter, *captures), type_of(function.result))
+    return ProgramTypes((*parameter, *captures), type_of(function.result))
 
 
 def _at_one_client(type_spec: Type) -> Type:
-    """Returns the type of what one client sees of a value, also of a struct of federated values."""
+    """Returns the type of a value as one client sees it, also of a struct of federated values."""
     if isinstance(type_spec, StructType):
-        members = [(name, _at_one_client(member)) for name, member in fields_of(type_spec)]
-        return StructType([(name, member) if name is not None else member for name, member in members])
+        return struct_of([(name, _at_one_client(member)) for name, member in fields_of(type_spec)])
     return _member(type_spec)
 
 

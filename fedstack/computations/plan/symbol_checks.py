@@ -1,17 +1,17 @@
-"""Checks symbols against what is declared, while a computation is traced."""
+"""Checks symbols against declared types while a computation is traced."""
 
 from fedstack.computations.plan.graph import Callee, Node, Pack, Symbol, type_of
 from fedstack.computations.types.language import FunctionType, StructType, Type
-from fedstack.computations.types.type_checks import check_assignable, matched_members
+from fedstack.computations.types.type_sizes import check_assignable, matched_members
 from fedstack.computations.types.type_structure import contains_function, fields_of
 from fedstack.errors import InvalidComputationError, TypeMismatchError
 
 
 def check_fits(value: Symbol, expected: Type, path: str) -> None:
-    """Checks that a symbol can be used where `expected` is asked for.
+    """Checks that a symbol fits an expected type.
 
     Raises:
-      TypeMismatchError: If not; the message has both types and the path.
+      TypeMismatchError: If it does not; the message names both types and the path.
     """
     if isinstance(value, Pack) and isinstance(expected, StructType):
         members = matched_members(expected, value.names, path)
@@ -23,10 +23,10 @@ def check_fits(value: Symbol, expected: Type, path: str) -> None:
 
 
 def checked_index(source: Symbol, index: int) -> int:
-    """Returns the index of a member to select.
+    """Returns the index of a member to select, after checking it.
 
     Raises:
-      TypeMismatchError: If there is no such member, or no struct.
+      TypeMismatchError: If the source is not a struct, or has no such member.
     """
     if isinstance(source, Pack):
         size = len(source.members)
@@ -42,7 +42,7 @@ def checked_index(source: Symbol, index: int) -> int:
 
 
 def check_plain(value: Symbol, where: str) -> None:
-    """Checks that a symbol has no function in it."""
+    """Checks that a symbol contains no function."""
     if isinstance(value, Callee):
         raise TypeMismatchError(f"Expected a value, found the function {value.type}; in an argument of {where}")
     if isinstance(value, Pack):
@@ -64,11 +64,11 @@ def check_takes_values(signature: FunctionType) -> None:
 
 
 def check_result(result: Symbol, declared: Type) -> None:
-    """Checks what a computation returns against its declared type.
+    """Checks the result of a computation against its declared type.
 
     Raises:
       InvalidComputationError: If it returns a function.
-      TypeMismatchError: If it returns something else than declared.
+      TypeMismatchError: If the result does not fit the declared type.
     """
     if _returns_function(result) or contains_function(declared):
         raise InvalidComputationError(

@@ -1,6 +1,6 @@
-"""Defines what a schedule is made of: server work, client phases with their aggregations, selections.
+"""Defines the tasks of a schedule: server work, client phases with their aggregations, selections.
 
-`schedule` makes them from a traced computation; executors run them.
+`schedule.py` makes them from a traced computation; executors run them.
 """
 
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.plan.made_once import Made
 from fedstack.computations.plan.program import Expression, Program
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Payload
+from fedstack.foundations.caches import Made
 
 
 @attrs.frozen(eq=False)
@@ -25,8 +25,8 @@ class ServerTask:
 
 
 @attrs.frozen
-class Signature:
-    """The types of a program: of its inputs, and of its only result."""
+class ProgramTypes:
+    """The types of a program's inputs, and of its only result."""
 
     inputs: tuple[Type, ...]
     result: Type
@@ -34,7 +34,7 @@ class Signature:
 
 @attrs.frozen(eq=False)
 class Fold:
-    """An aggregation of what a phase's program yields.
+    """An aggregation of results of a phase's program.
 
     Attributes:
       uri: The aggregating intrinsic.
@@ -46,7 +46,7 @@ class Fold:
       signatures: For each function, the types of its program.
       captures: For each function, its captures.
       type: The result's member type.
-      reads_alone: Whether the program makes what the fold reads, and nothing else reads that.
+      reads_alone: Whether the program makes the values that the fold reads, and nothing else reads them.
     """
 
     uri: str
@@ -56,7 +56,7 @@ class Fold:
     server_inputs: tuple[Expression, ...]
     server_types: tuple[Type, ...]
     functions: tuple[Program, ...]
-    signatures: tuple[Signature, ...]
+    signatures: tuple[ProgramTypes, ...]
     captures: tuple[tuple[Expression, ...], ...]
     type: Type
     reads_alone: bool = False
@@ -64,15 +64,15 @@ class Fold:
 
 @attrs.frozen(eq=False)
 class Phase:
-    """What clients do between two aggregations: one program per client, and the folds over its results.
+    """The work of clients between two aggregations: one program per client, and the folds over its results.
 
     Attributes:
       program: The program. Its inputs are columns, or payloads that are the same for all clients.
       input_types: The types of the inputs, as one client sees them.
       folds: The aggregations.
-      held: Positions of the results that are kept as columns, with their member types.
-      following: The phase after it, where all of a schedule is run.
-      made: What `made_once` keeps here.
+      held: Positions of the results that are stored as columns, with their member types.
+      following: The next phase, if all of a schedule is run.
+      made: The results of functions with `made_once`.
     """
 
     program: Program
@@ -127,10 +127,10 @@ class Schedule:
 
     Attributes:
       tasks: The tasks.
-      constants: Slots that are filled from the beginning.
+      constants: The slots of literals, with their payloads.
       result: The result.
-      slots: How many there are.
-      shared: What more than one phase has among its inputs.
+      slots: The number of slots.
+      shared: The inputs of more than one phase.
     """
 
     tasks: tuple[Task, ...]

@@ -1,8 +1,8 @@
-"""Normalises a computation by running it on symbols: lambdas, blocks, references and calls of them disappear.
+"""Normalises a computation by running it on symbols: lambdas, blocks, references and their calls disappear.
 
-What remains is a `Function`: a flat list of leaf calls and intrinsic calls. Functions that were captured, curried,
-shadowed or passed around have met their arguments on the way. Locals that nothing uses leave no node that anything
-needs, so they never run.
+The result is a `Function`: a flat list of leaf calls and intrinsic calls. Functions that were captured, curried,
+shadowed or passed around have been applied to their arguments. The nodes of unused locals are not needed by any other,
+so they never run.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.codec.arrays import array_from_proto
-from fedstack.computations.leaves.python.used_locals import used_locals
+from fedstack.computations.leaves.portability import used_locals
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import (
     Callee,
@@ -120,7 +120,7 @@ class Tracer:
             elements = computation.struct.element
             names = tuple(element.name or None for element in elements)
             pack = Pack(names, tuple(self.evaluate(element.value, environment, scope) for element in elements))
-            if pack.size > MAX_MEMBERS:  # few steps can make a struct of very many members, each twice the one before
+            if pack.size > MAX_MEMBERS:  # few steps can make a huge struct, doubling it each time
                 raise ResourceLimitError(
                     f"Expected structs of at most {MAX_MEMBERS} members, found one of {pack.size}; use arrays"
                 )
@@ -159,7 +159,7 @@ class Tracer:
         payload = array_from_proto(computation.literal.value)
         constant = normalize(payload, declared, "the literal")
         if isinstance(constant, np.ndarray):
-            # The plan keeps it. An array that owns its memory is copied where it becomes a result.
+            # Of its own memory, since the plan keeps it.
             owned = cast("NDArray[Any]", constant).copy()
             owned.flags.writeable = False
             return Constant(declared, scope, owned)
@@ -185,7 +185,7 @@ class Tracer:
         """Returns the symbol for a call; new nodes go into `scope`.
 
         Raises:
-          InvalidComputationError: If what is called is not known, or no function.
+          InvalidComputationError: If the called symbol is not a known function.
           TypeMismatchError: If the argument does not fit.
         """
         if not isinstance(function, Callee):
@@ -206,7 +206,7 @@ class Tracer:
         if argument is not None and declared.parameter is not None:
             check_fits(argument, declared.parameter, "arg")
         if kind == "lambda":
-            environment = Environment(_environment_of(function))
+            environment = Environment(cast("Environment | None", function.environment))
             if argument is not None:
                 environment.bindings[getattr(computation, "lambda").parameter_name] = argument
             result = self.evaluate(getattr(computation, "lambda").result, environment, scope)
@@ -232,17 +232,12 @@ class Tracer:
         arguments = [argument] if intrinsic.arity == 1 else members_of(argument, intrinsic.arity)
         if intrinsic.uri.startswith("generic_") and isinstance(types[0], FederatedType):
             return self._generic_over_federated(intrinsic, types, declared.result, argument, scope)
-        functions = tuple(self._close_argument(arguments[i], types[i]) for i in intrinsic.functions)
+        functions = tuple(self.close(arguments[i], cast(FunctionType, types[i]).parameter) for i in intrinsic.functions)
         rest = tuple(value for i, value in enumerate(arguments) if i not in intrinsic.functions)
         for value in rest:
             check_plain(value, intrinsic.uri)
         declared_types = tuple(t for i, t in enumerate(types) if i not in intrinsic.functions)
         return IntrinsicCall(declared.result, scope, intrinsic.uri, functions, rest, declared_types)
-
-    def _close_argument(self, function: Symbol, declared: Type) -> Function:
-        if not isinstance(declared, FunctionType):
-            raise TypeMismatchError(f"Expected a function, found {declared}")
-        return self.close(function, declared.parameter)
 
     def _generic_over_federated(
         self, intrinsic: Intrinsic, types: Iterable[Type], result: Type, argument: Symbol, scope: Scope
@@ -251,22 +246,16 @@ class Tracer:
         federated = next(iter(types))
         if not isinstance(federated, FederatedType) or not isinstance(result, FederatedType):
             raise TypeMismatchError(f"Expected federated arguments and result for {intrinsic.uri}, found {result}")
-        at_clients = federated.placement is CLIENTS
         pair = StructType([federated.member, federated.member])
         zipped_type = FederatedType(pair, federated.placement, federated.all_equal)
-        zipped = IntrinsicCall(
-            zipped_type, scope, f"federated_zip_at_{'clients' if at_clients else 'server'}", (), (argument,)
-        )
+        zip_uri, uri = "federated_zip_at_server", "federated_apply"
+        if federated.placement is CLIENTS:
+            zip_uri = "federated_zip_at_clients"
+            uri = "federated_map_all_equal" if federated.all_equal else "federated_map"
+        zipped = IntrinsicCall(zipped_type, scope, zip_uri, (), (argument,))
         body = Scope()
         parameter = Parameter(pair, body)
         inner = IntrinsicCall(result.member, body, intrinsic.uri, (), tuple(members_of(parameter, 2)))
-        uri = (
-            "federated_apply"
-            if not at_clients
-            else "federated_map_all_equal"
-            if federated.all_equal
-            else "federated_map"
-        )
         return IntrinsicCall(result, scope, uri, (Function(body, parameter, inner),), (zipped,))
 
 
@@ -276,13 +265,8 @@ def _function(callee: Callee) -> Callee:
     return callee
 
 
-def _environment_of(function: Callee) -> Environment | None:
-    environment = function.environment
-    return environment if isinstance(environment, Environment) else None
-
-
 def _widened(value: Symbol, declared: Type, scope: Scope) -> Symbol:
-    """Returns a symbol with a value per client where the declared type has one and the value is the same for all."""
+    """Returns a symbol with a value per client if the declared type has that, but the symbol's value is all-equal."""
     if isinstance(value, Node) and value.type is declared:
         return value
     if isinstance(value, Node) and is_client_valued(declared) and not is_client_valued(value.type):

@@ -1,1 +1,1 @@
-"""The language's types, and what is said of them."""
+"""The language: its types, their structure and sizes, and advice on mistakes in it."""

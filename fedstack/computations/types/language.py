@@ -1,7 +1,6 @@
-"""Gives the parts of Federated Language that fedstack uses, as the one typed door to it.
+"""Re-exports the parts of Federated Language that fedstack uses. No other module imports the language.
 
-The language ships no `py.typed`, so the rest of the package imports it from here only. Stubs lie in `typings/`; the
-wheel takes them to users.
+The language ships no `py.typed`; stubs are in `typings/`, and the wheel installs them.
 """
 
 from typing import Any
@@ -44,7 +43,7 @@ from federated_language.proto import array_pb2 as array_pb2
 from federated_language.proto import computation_pb2 as computation_pb2
 from federated_language.proto import data_type_pb2 as data_type_pb2
 
-# The language lets set its tracing providers and does not say which they are.
+# The language has a function to set its tracing providers, but none to get them.
 _module: Any = _tracing
 
 
@@ -59,8 +58,8 @@ def tracing_providers() -> list[TracingProvider[object]]:
 
 
 def current_tracing_yields() -> list[object]:
-    """Returns what the span of each provider that is open in this task or thread has yielded."""
+    """Returns the values that the open spans of this task or thread have yielded, one for each provider."""
     try:
         return _module._current_span_yields()
-    except AssertionError:  # other providers were set within that span
+    except AssertionError:  # other providers were set within the span
         return []

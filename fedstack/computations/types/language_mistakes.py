@@ -1,26 +1,35 @@
-"""Says what to do about mistakes in federated computations, where the language says what it found.
+"""Adds advice to the language's errors about mistakes in federated computations. `docs/troubleshooting.md` lists it.
 
-The language raises while it builds a computation. fedstack sees the error only if it is among the callers: a leaf that
-is called, a block with a context in force, a program that ends. There the advice becomes a note on the language's own
-exception. `docs/troubleshooting.md` has them all.
+The language raises while it builds a computation. fedstack sees the error only where it is among the callers: a leaf
+that is called, a block of a context, the end of the program. There the advice becomes a note on the language's own
+exception. Most computations are built at the top of a script or in a cell, so an error that nothing catches gets its
+note from a hook: Python passes it to `sys.excepthook`, IPython to a handler of exceptions.
+
+The language keeps contexts per thread. One object is at the bottom of every thread's stack until another default is set
+there. It is the language's own, and replaced by a `MissingContext` when the first leaf or context is made.
 """
 
 import re
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from pathlib import PurePath
-from typing import NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
 
+from fedstack.computations.types import language
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
-from fedstack.errors import FedstackError
+from fedstack.errors import ContextError, FedstackError
+from fedstack.foundations.traceback_filter import users_traceback
 
 
 class Mistake(NamedTuple):
-    """A mistake that the language finds.
+    """A mistake that the language detects.
 
     Attributes:
-      message: What occurs in its message.
-      advice: What to do, in words that stand after a semicolon.
+      message: A pattern in its message.
+      advice: What to do, phrased to follow a semicolon.
     """
 
     message: re.Pattern[str]
@@ -29,7 +38,7 @@ class Mistake(NamedTuple):
 
 _UNPLACED = r"must be a FederatedType or implicitly convertible to a FederatedType \(got a "
 _MAPPED = r"expects a parameter of type {}, but member constituents of the mapped value are of incompatible type {}"
-# In this order: the first that matches is meant.
+# The first one that matches applies.
 MISTAKES = tuple(
     Mistake(re.compile(message, re.DOTALL), advice)
     for message, advice in {
@@ -116,19 +125,20 @@ MISTAKES = tuple(
 )
 
 
-# Results are what NumPy has, in containers.
+# The classes of results.
 _RESULT_AWAITED = re.compile(
     r"^object (numpy\.\w+|dict|OrderedDict|list|tuple|bytes) can't be used in 'await' expression"
 )
+_is_explained = False
 
 
 def advice_on(error: BaseException) -> str | None:
-    """Returns what to do about an error, or `None` unless the language raised it for a mistake that is known here."""
+    """Returns the advice on an error that the language raised for a known mistake; `None` for other errors."""
     if isinstance(error, FedstackError) or not _is_of_language(error):
         return None
     try:
         text = str(error)
-    except Exception:  # it may come from a function of the user's that the language called
+    except Exception:  # its class may be the user's
         return None
     return next((mistake.advice for mistake in MISTAKES if mistake.message.search(text)), None)
 
@@ -140,7 +150,7 @@ def _is_of_language(error: BaseException) -> bool:
 
 
 def _advice_on_awaiting(error: BaseException) -> str | None:
-    """Returns what to do where a result is awaited that is there, or a coroutine is used as if it were the result."""
+    """Returns the advice where a result is awaited, or a coroutine is used as if it were the result."""
     if not isinstance(error, (TypeError, AttributeError)):
         return None
     text, context = str(error), get_context_stack().current
@@ -161,8 +171,82 @@ def fix_of(error: BaseException) -> str | None:
 
 
 def note_fix(error: BaseException) -> None:
-    """Adds the advice on an error to it, as a note and only once. Before Python 3.11 there are no notes."""
+    """Adds the advice on an error to it as a note, once. Before Python 3.11 there are no notes."""
     if sys.version_info >= (3, 11):
         fix = fix_of(error)
         if fix is not None and fix not in getattr(error, "__notes__", ()):
             error.add_note(fix)
+
+
+class MissingContext(SyncContext):
+    """The context of threads without one: it refuses calls."""
+
+    def invoke(self, comp: object, arg: object) -> NoReturn:
+        """Raises an error that says how to get a context."""
+        name = getattr(comp, "__name__", None)
+        called = "A computation" if name is None else repr(name)
+        raise ContextError(
+            f"{called} was called in the thread {threading.current_thread().name!r}, which has no execution context; "
+            "call fedstack.set_sync_local_execution_context(), or that of your workers, there first or, to share one "
+            "context among threads, make it with a fedstack.create_... function, and write `with "
+            "fedstack.use_context(context):` in each"
+        )
+
+
+def explain_missing_contexts() -> None:
+    """Makes calls in threads without a context raise a helpful error, if their default context is the language's."""
+    global _is_explained
+    if _is_explained:
+        return
+    found: list[object] = []
+    # A new thread has the shared default only; this one may have others.
+    look = threading.Thread(target=lambda: found.append(get_context_stack().current), daemon=True)
+    try:
+        look.start()
+    except (RuntimeError, MemoryError):
+        return  # no thread could start: the next leaf or context tries again
+    look.join()
+    _is_explained = True
+    for default in found:
+        kind = type(default)
+        if kind.__name__ == "RuntimeErrorContext" and kind.__module__.startswith("federated_language."):
+            default.__class__ = MissingContext
+
+
+class _ExplainingHook:
+    """An exception hook that adds the note, and then calls the previous hook."""
+
+    def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        note_fix(error)
+        self._before(kind, error, trace)
+
+
+def _explain_in_cell(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    tb_offset: int | None = None,
+) -> None:
+    """Shows the error of a cell, instead of IPython: a mistake with the advice and without the language's frames."""
+    fix = fix_of(error)
+    if fix is not None:
+        note_fix(error)
+        trace = users_traceback(trace, "federated_language")
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+    if fix is not None and sys.version_info < (3, 11):  # exceptions have no notes
+        print(fix, file=sys.stderr)
+
+
+def set_default_context(context: SyncContext | AsyncContext) -> None:
+    """Makes a context this thread's default; from then on mistakes that end a script or a cell are explained."""
+    language.set_default_context(context)
+    if not isinstance(sys.excepthook, _ExplainingHook):
+        sys.excepthook = _ExplainingHook(sys.excepthook)
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None and not shell.custom_exceptions:  # there is only one handler, and the user's own has priority
+        shell.set_custom_exc((Exception,), _explain_in_cell)

@@ -1,4 +1,14 @@
-"""Measures types: a struct may name the same type many times, so a few bytes can stand for any number of tensors."""
+"""Measures types, writes them for messages, and checks one against another.
+
+A struct may repeat the same type many times, so a few bytes can stand for any number of tensors: whoever walks or
+prints a type of a peer measures it first.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from fedstack.computations.types.language import (
     FederatedType,
@@ -7,11 +17,12 @@ from fedstack.computations.types.language import (
     StructType,
     TensorType,
     Type,
+    array_pb2,
     computation_pb2,
 )
-from fedstack.computations.types.type_memory import TypeMemo
-from fedstack.computations.types.type_structure import fields_of
-from fedstack.foundations.error_text import printable, shortened
+from fedstack.computations.types.type_structure import TypeMemo, fields_of, join_path
+from fedstack.errors import TypeMismatchError
+from fedstack.foundations.error_text import name_text, printable, shortened
 
 _known: TypeMemo[tuple[int, int]] = TypeMemo()
 _SHOWN_TENSORS = 100
@@ -19,15 +30,15 @@ _MAX_TEXT_BYTES = 4096  # names may have any length
 
 
 def count_leaves(type_spec: Type) -> int:
-    """Returns how many tensors a value of a type has, those of sequences and functions once.
+    """Returns the number of tensors in a value of a type, counting an element of a sequence or a function once.
 
-    What comes several times counts each time, and an empty struct like a tensor.
+    Repeated types count each time, and an empty struct counts as a tensor.
     """
     return _sizes(type_spec)[0]
 
 
 def struct_depth(type_spec: Type) -> int:
-    """Returns how many structs of a type are inside of each other."""
+    """Returns how deep structs are nested in a type."""
     return _sizes(type_spec)[1]
 
 
@@ -44,7 +55,7 @@ def _sizes(type_spec: Type) -> tuple[int, int]:
 
 
 def least_leaves(proto: computation_pb2.Type, most: int) -> int:
-    """Returns how many tensors a type has that was not read yet; stops counting above `most`."""
+    """Returns the number of tensors in a type that has not been read yet; stops counting above `most`."""
     found = 0
     waiting = [proto]
     while waiting and found <= most:
@@ -65,7 +76,7 @@ def least_leaves(proto: computation_pb2.Type, most: int) -> int:
 
 
 def type_text(type_spec: Type) -> str:
-    """Writes a type for a message, as the language does; of a large one only the first members of its structs."""
+    """Writes a type for a message, as the language does; a large one with the first members of its structs only."""
     is_small = count_leaves(type_spec) <= _SHOWN_TENSORS
     return shortened(printable(str(type_spec) if is_small else _text(type_spec, _SHOWN_TENSORS)), _MAX_TEXT_BYTES)
 
@@ -94,3 +105,66 @@ def _struct_text(struct: StructType, room: int) -> str:
         room -= count_leaves(member)
     left = len(fields) - len(shown)
     return f"<{','.join(shown + [f'… {left} more'] * bool(left))}>"
+
+
+def count_name_bytes(message: Message, most: int) -> int:
+    """Returns the size of the distinct texts in a message in bytes; stops counting above `most`.
+
+    Texts are the names of members, references, intrinsics and kinds of content. A type is repeated with each node of a
+    computation that has it, so equal texts count once. Arrays have no names.
+    """
+    found = 0
+    known: set[str] = set()
+    waiting = [message]
+    while waiting and found <= most:
+        for field, value in waiting.pop().ListFields():
+            parts: Any = (value,) if isinstance(value, (str, Message)) else value
+            if field.type == FieldDescriptor.TYPE_STRING:
+                found += sum(len(text.encode()) for text in parts if text not in known)
+                known.update(parts)
+            elif field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type is not array_pb2.Array.DESCRIPTOR:
+                waiting.extend(parts)
+    return found
+
+
+def check_assignable(expected: Type, found: Type, path: str) -> None:
+    """Checks one type against another.
+
+    Raises:
+      TypeMismatchError: If a value of type `found` does not fit `expected`; the message names both types and the path.
+    """
+    if expected is found:
+        return
+    if isinstance(expected, StructType) and isinstance(found, StructType):
+        theirs = fields_of(found)
+        members = matched_members(expected, [name for name, _ in theirs], path)
+        if members is not None:
+            for (member_path, wanted), (_, given) in zip(members, theirs):
+                check_assignable(wanted, given, member_path)
+            return
+    try:
+        fits = expected.is_assignable_from(found)
+    except TypeError as error:  # the language refuses to compare abstract types
+        raise TypeMismatchError(f"Expected a concrete type, found {type_text(expected)}; at {path}; {error}") from error
+    if not fits:
+        raise TypeMismatchError(f"Expected {type_text(expected)}, found {type_text(found)}; at {path}")
+
+
+def matched_members(expected: StructType, names: Sequence[str | None], path: str) -> Sequence[tuple[str, Type]] | None:
+    """Returns (path, type) of each member of a struct type, after checking the names of a value's members.
+
+    A member without a name fits any name. The result is `None` if the number of members differs.
+
+    Raises:
+      TypeMismatchError: If a name differs from the type's.
+    """
+    fields = fields_of(expected)
+    if len(fields) != len(names):
+        return None
+    for index, (given, (wanted, _)) in enumerate(zip(names, fields)):
+        if given is not None and given != wanted:
+            where = join_path(path, wanted, index)
+            raise TypeMismatchError(
+                f"Expected {type_text(expected)}, found a member named {name_text(given)!r}; at {where}"
+            )
+    return [(join_path(path, name, index), member) for index, (name, member) in enumerate(fields)]

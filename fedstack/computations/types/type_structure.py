@@ -1,12 +1,17 @@
-"""Answers questions about types quickly: fields, leaves, names, and types read from protos.
+"""Answers questions about types quickly: fields, leaves, sizes, and types read from protos.
 
-There is one object for equal types, nearly always, so what is kept for a type goes by its identity: its hash walks
-the whole type each time.
+Equal types are nearly always one object, so what is cached for a type is found by identity (`TypeMemo`): the hash of a
+type walks all of it. The language ensures that by keeping every type forever. A process that serves others must not,
+since its clients could fill the memory, so it keeps only the types that are referenced and those made most recently
+(`release_unused_types`). Where equal types are two objects, they are still compared by structure.
 """
 
+import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError, EncodeError
@@ -23,16 +28,95 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
-from fedstack.computations.types.type_memory import TypeMemo, recent_types
 from fedstack.errors import InvalidComputationError, ResourceLimitError
 
 _T = TypeVar("_T")
-# What the language and protobuf raise for messages that are no types.
+# Enough for the types that each call makes anew, and for most of what a worker receives in its life.
+_MOST_RECENT = 10_000
+_MOST_RECENT_BYTES = 64 << 20
+
+
+class TypeMemo(Generic[_T]):
+    """Caches a value for each type, by identity, as long as the type lives. The value must not reference the type."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[_T, weakref.ref[Type]]] = {}
+
+    def get(self, type_spec: Type) -> _T | None:
+        """Returns the value of a type, or `None`."""
+        found = self._items.get(id(type_spec))
+        return None if found is None else found[0]
+
+    def put(self, type_spec: Type, value: _T) -> _T:
+        """Sets the value of a type, and returns it."""
+        key, items = id(type_spec), self._items
+        # The callback runs before another object can have the same identity.
+        items[key] = value, weakref.ref(type_spec, lambda _: items.pop(key, None) and None)
+        return value
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class _RecentTypes:
+    """References the types made most recently, until the messages that they come from exceed a size."""
+
+    def __init__(self) -> None:
+        self._types: deque[Type] = deque(maxlen=_MOST_RECENT)
+        self._bytes = 0
+        self.on_clear: list[Callable[[], object]] = []
+
+    def add(self, made: Type) -> None:
+        self._types.append(made)
+
+    def received(self, size: int) -> None:
+        """Records the size of a message with types that a peer has sent."""
+        self._bytes += size
+        if self._bytes <= _MOST_RECENT_BYTES:
+            return
+        self._bytes = 0
+        self._types.clear()
+        for clear in self.on_clear:
+            clear()
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+
+class _Pool(weakref.WeakValueDictionary[object, Type]):
+    """The language's types of one class, as far as they are referenced."""
+
+    def __setitem__(self, key: object, value: Type) -> None:
+        super().__setitem__(key, value)
+        recent_types.add(value)
+
+
+recent_types = _RecentTypes()
+
+
+def release_unused_types() -> bool:
+    """Makes this process release types that are not referenced, and returns whether it does.
+
+    It does not if a release of the language keeps types in another way than the one known here.
+    """
+    module: Any = importlib.import_module("federated_language.types.computation_types")
+    pools: object = getattr(module, "_intern_pool", None)
+    if not isinstance(pools, defaultdict):
+        return False
+    known = cast("defaultdict[type[Type], MutableMapping[object, Type]]", pools)
+    known.default_factory = _Pool
+    for kind, pool in list(known.items()):
+        if not isinstance(pool, _Pool):
+            known[kind] = _Pool(dict(pool))
+    return True
+
+
+# What the language and protobuf raise for malformed types.
 _NO_TYPE = (NotImplementedError, ValueError, TypeError, KeyError, AttributeError, DecodeError, EncodeError)
 _MAX_CACHED_TYPES = 10_000
 _types_by_bytes: dict[bytes, Type] = {}
 recent_types.on_clear.append(_types_by_bytes.clear)
-# What is filled at once.
+# Arrays up to this size are filled; of larger ones one element stands for all.
 _SMALL_BYTES = 64 << 10
 _kinds: TypeMemo[frozenset[type[Type]]] = TypeMemo()
 _fields: TypeMemo[tuple[tuple[str | None, Type], ...]] = TypeMemo()
@@ -72,18 +156,23 @@ def fields_of(struct: StructType) -> tuple[tuple[str | None, Type], ...]:
     return _fields.put(struct, tuple(struct.items())) if found is None else found
 
 
+def struct_of(fields: Iterable[tuple[str | None, Type]]) -> StructType:
+    """Returns the struct type with the given (name, type) pairs."""
+    return StructType([member if name is None else (name, member) for name, member in fields])
+
+
 def is_nothing(result: Type) -> bool:
     """Returns whether a function of this result type returns nothing."""
     return isinstance(result, StructType) and not fields_of(result)
 
 
 def is_scalar(tensor: TensorType) -> bool:
-    """Tells whether a tensor type has rank zero."""
+    """Returns whether a tensor type has rank zero."""
     return tensor.shape == ()
 
 
 def is_string(tensor: TensorType) -> bool:
-    """Tells whether a tensor type holds strings; their payloads are `bytes`."""
+    """Returns whether a tensor type holds strings; their payloads are `bytes`."""
     return tensor.dtype.type is np.str_
 
 
@@ -95,32 +184,32 @@ def shape_fits(shape: tuple[int, ...], declared: Sequence[int | None] | None) ->
 
 
 def is_client_valued(type_spec: Type) -> bool:
-    """Tells whether values of this type differ from client to client."""
+    """Returns whether values of this type differ from client to client."""
     return isinstance(type_spec, FederatedType) and type_spec.placement is CLIENTS and not type_spec.all_equal
 
 
 def is_placed_at_clients(type_spec: Type) -> bool:
-    """Tells whether the type is a federated type at clients, all-equal or not."""
+    """Returns whether a type is federated at clients, all-equal or not."""
     return isinstance(type_spec, FederatedType) and type_spec.placement is CLIENTS
 
 
 def contains_function(type_spec: Type) -> bool:
-    """Tells whether a value of this type has a function anywhere in it."""
+    """Returns whether a value of this type contains a function."""
     return FunctionType in _kinds_in(type_spec)
 
 
 def contains_federated(type_spec: Type) -> bool:
-    """Tells whether a value of this type has a federated value anywhere in it."""
+    """Returns whether a value of this type contains a federated value."""
     return FederatedType in _kinds_in(type_spec)
 
 
 def contains_sequence(type_spec: Type) -> bool:
-    """Tells whether a value of this type has a sequence anywhere in it."""
+    """Returns whether a value of this type contains a sequence."""
     return SequenceType in _kinds_in(type_spec)
 
 
 def _kinds_in(type_spec: Type) -> frozenset[type[Type]]:
-    """Returns the classes of the type and of all types inside it."""
+    """Returns the classes of a type and of all types inside it."""
     found = _kinds.get(type_spec)
     if found is None:
         inside = [_kinds_in(child) for child in type_spec.children()]
@@ -132,7 +221,7 @@ def tensor_leaves(type_spec: Type, path: str = "") -> Iterator[tuple[str, Tensor
     """Yields (path, type) of each tensor in a nest of structs, depth first.
 
     Raises:
-      InvalidComputationError: If something other than tensors is in the nest.
+      InvalidComputationError: If there is anything but tensors in the nest.
     """
     if isinstance(type_spec, TensorType):
         yield path, type_spec
@@ -149,26 +238,26 @@ def join_path(path: str, name: str | None, index: int) -> str:
 
 
 def least_bytes(type_spec: Type) -> int:
-    """Returns how many bytes the numbers of a value have at least, going by its type.
+    """Returns the least number of bytes of a value of a type.
 
-    Unknown dimensions, sequences, strings and values that differ from client to client count as nothing.
+    Unknown dimensions, sequences, strings and values that differ from client to client count as 0.
     """
     return _known_bytes(type_spec)[0]
 
 
 def exact_bytes(type_spec: Type) -> int | None:
-    """Returns how many bytes a value has; `None` if that depends on the data: open sizes, strings, sequences."""
+    """Returns the number of bytes of a value; `None` if it depends on the data: open sizes, strings, sequences."""
     least, is_all = _known_bytes(type_spec)
     return least if is_all else None
 
 
 def _known_bytes(type_spec: Type) -> tuple[int, bool]:
-    """Returns how many bytes a value has at least, and whether that is all."""
+    """Returns the least number of bytes of a value, and whether it is exact."""
     if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
         return _known_bytes(type_spec.member)
     if isinstance(type_spec, StructType):
         found = _bytes.get(type_spec)
-        if found is None:  # a struct may have one member, and that another, any number of times
+        if found is None:  # nested structs may repeat the same members any number of times
             members = [_known_bytes(member) for _, member in fields_of(type_spec)]
             found = _bytes.put(type_spec, (sum(least for least, _ in members), all(is_all for _, is_all in members)))
         return found
@@ -189,7 +278,7 @@ def flatten(payload: object, type_spec: Type) -> list[object]:
 
 
 def flattener(type_spec: Type) -> Callable[[object], list[object]]:
-    """Returns `flatten` for payloads of one type, for many of them."""
+    """Returns a function that does `flatten` for many payloads of one type."""
     if not isinstance(type_spec, StructType):
         return lambda payload: [payload]
     if any(isinstance(member, StructType) for _, member in fields_of(type_spec)):
@@ -205,21 +294,21 @@ def unflatten(leaves: Iterator[_T], type_spec: Type) -> "_T | tuple[object, ...]
 
 
 def has_open_sizes(type_spec: Type) -> bool:
-    """Tells whether values of an unplaced type may have different sizes: by unknown dimensions, or sequences."""
+    """Returns whether values of an unplaced type may differ in size: by unknown dimensions, or sequences."""
     if isinstance(type_spec, TensorType):
         return type_spec.shape is None or None in type_spec.shape
     return isinstance(type_spec, SequenceType) or any(has_open_sizes(child) for child in type_spec.children())
 
 
 def has_negative_sizes(type_spec: Type) -> bool:
-    """Tells whether a dimension is less than 0, which the language takes, and takes for unknown in a message."""
+    """Returns whether a dimension is negative, which the language accepts, and reads as unknown in a message."""
     if isinstance(type_spec, TensorType):
         return any(size is not None and size < 0 for size in type_spec.shape or ())
     return any(map(has_negative_sizes, type_spec.children()))
 
 
 def common_type(left: Type, right: Type) -> Type | None:
-    """Returns the type of two structures of tensors that differ in sizes only: these are unknown; `None` for others."""
+    """Returns the type of two structures of tensors, with sizes that differ left open; `None` if more differs."""
     if left is right or left == right:
         return left
     if isinstance(left, TensorType) and isinstance(right, TensorType):
@@ -243,11 +332,11 @@ def common_type(left: Type, right: Type) -> Type | None:
 
 
 def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDArray[Any]:
-    """Returns an array of a tensor type that is full of one value; a large one may be read-only and take no memory.
+    """Returns an array of a tensor type filled with one value; a large one may be read-only and take no memory.
 
     Args:
       tensor: The type.
-      shape: The shape, for what the type leaves open too.
+      shape: The shape, with sizes for the dimensions that the type leaves open.
       value: The value.
 
     Raises:
@@ -255,7 +344,7 @@ def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDA
     """
     dtype = np.dtype(np.object_) if is_string(tensor) else tensor.dtype
     try:
-        # Pages of zeros take memory only when they are used. Of another value there is one, which stands for all.
+        # Pages of zeros take memory only when they are used. One element of another value stands for all.
         if type(value) is int and value == 0:
             return np.zeros(shape, dtype)
         if math.prod(shape) * dtype.itemsize <= _SMALL_BYTES:
@@ -266,10 +355,10 @@ def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDA
 
 
 def no_memory_for(array: str, size: int) -> ResourceLimitError:
-    """Returns the error for an array that nobody has sent, of so many bytes, for which there is no memory."""
+    """Returns the error for an array that is filled here, rather than received, and exceeds the memory."""
     return ResourceLimitError(
-        f"There is no memory for an array of {array}, which takes {size:,} bytes; an array is made of it where "
-        "nothing is summed, or for a call on zeros: give it fewer elements"
+        f"There is no memory for an array of {array}, which takes {size:,} bytes; such arrays are made where no values "
+        "are summed, or for a call on zeros: declare fewer elements"
     )
 
 
@@ -278,8 +367,8 @@ def zeros(type_spec: Type, open_size: int = 1) -> object:
 
     Args:
       type_spec: The type.
-      open_size: The size of unknown dimensions, and the number of elements of sequences; by default 1, so that a
-        function evaluated on the result sees data.
+      open_size: The size of unknown dimensions and the length of sequences; by default 1, so that a function
+        evaluated on the result sees data.
     """
     if isinstance(type_spec, StructType):
         return tuple(zeros(member, open_size) for _, member in fields_of(type_spec))

@@ -1,10 +1,10 @@
-"""Holds the elements of sequences as columns: a few arrays in place of an object per element.
+"""Holds the elements of sequences as columns: a few arrays instead of an object per element.
 
-| what | its elements |
+| class | elements |
 | --- | --- |
-| `ColumnSequence` | those of a column, or, with a `Batching`, batches of its rows |
+| `ColumnSequence` | those of a column, or batches of its rows if there is a `Batching` |
 | `BlockSequence` | those of columns that are made one after the other |
-| `SequenceColumn` | for each client such a sequence, out of one column with the rows of all of them |
+| `SequenceColumn` | for each client such a sequence, out of one column with the rows of all clients |
 """
 
 import itertools
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.types.language import StructType, TensorType, Type
-from fedstack.computations.types.type_structure import fields_of, tensor_leaves
+from fedstack.computations.types.type_structure import fields_of, struct_of, tensor_leaves
 from fedstack.computations.values.columns import (
     Column,
     ListColumn,
@@ -29,27 +29,27 @@ from fedstack.computations.values.sequences import AHEAD, Batching, HasPasses, r
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import counted
 
-# How many elements are made at a time. They are garbage soon, so memory does not grow with the sequence.
+# How many elements are made at a time: few, so that memory does not grow with the sequence.
 _AT_ONCE = 1024
-# How many elements become a column at a time: what that takes besides is garbage before the next ones come.
+# How many elements are packed into a column at a time: few, so that not all are in memory twice.
 PACKED_AT_ONCE = 1 << 13
-# How many bytes of batches are copied at a time: whoever keeps one batch keeps these, and the cache has room for them.
+# How many bytes of batches are copied at a time: they fit the cache, and a reference to one batch keeps only these.
 _COPIED_BYTES = 64 << 10
 # A view of an array takes more memory than an array of this size.
 _SMALL_BYTES = 512
 
 
 class ColumnSequence(HasPasses, Sequence[object]):
-    """A sequence of payloads that are made of columns when they are asked for, each time anew.
+    """A sequence of payloads that are made of columns on each access.
 
     Attributes:
-      batching: How rows make batches; `None` where a row is an element.
+      batching: How rows form batches; `None` if each row is an element.
 
     Args:
-      column: The elements, one where a column of clients has a client; or the rows of batches, arrays all of them.
-      batching: How rows make batches.
-      start: The first row that counts.
-      stop: The one after the last; by default all do.
+      column: The elements; or the rows of batches, all of them arrays.
+      batching: See above.
+      start: The first row of the sequence.
+      stop: The row after the last; by default the end of the column.
     """
 
     __slots__ = ("_column", "_start", "_stop", "batching")
@@ -83,10 +83,10 @@ class ColumnSequence(HasPasses, Sequence[object]):
         return itertools.chain.from_iterable(self.lists(number))
 
     def lists(self, number: int = 0) -> Iterator[Sequence[object]]:
-        """Yields the elements in lists of some; of batches that are copies of their rows, no more than some KB of them.
+        """Yields the elements in lists of several; batches that are copies of their rows in lists of some KB.
 
-        Views are made a few ahead: code that runs several times in a row is quick, what runs between two steps of a
-        training loop has to come back into the cache first.
+        Views are made a few ahead: code that runs several times in a row stays in the processor's cache, and code that
+        runs between two steps of a training loop does not.
         """
         if self.batching is None:
             column, stop = self._column, self._stop
@@ -113,7 +113,7 @@ class ColumnSequence(HasPasses, Sequence[object]):
         return [self[place] for place in places]
 
     def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "ColumnSequence":
-        """Returns the sequence over arrays that stay as they are, each as `keep` returns it."""
+        """Returns the sequence with each array replaced by what `keep` returns, an array that does not change."""
         return ColumnSequence(_kept(self.column, keep), self.batching)
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ class ColumnSequence(HasPasses, Sequence[object]):
 
 
 def _items(column: Column, start: int, stop: int) -> Sequence[Payload]:
-    """Returns what a slice of a column has, without making that."""
+    """Returns the payloads in a slice of a column."""
     if isinstance(column, RowsColumn):
         return list(column.values[start:stop])
     if isinstance(column, StructColumn) and column.fields:
@@ -130,7 +130,7 @@ def _items(column: Column, start: int, stop: int) -> Sequence[Payload]:
 
 
 def _batches(column: Column, batching: Batching, number: int) -> Iterator[Sequence[Payload]]:
-    """Yields the batches of a pass in lists of some."""
+    """Yields the batches of a pass in lists of several."""
     rows, size, order = len(column), batching.size, batching.order(len(column), number)
     whole = rows // size
     if order is None:
@@ -148,9 +148,9 @@ def _batches(column: Column, batching: Batching, number: int) -> Iterator[Sequen
 
 
 def _cut(column: Column, rows: "slice | NDArray[np.intp]", count: int, size: int) -> Iterator[Payload]:
-    """Iterates over so many batches of so many rows, which are views of the column or of one copy of the rows.
+    """Iterates over `count` batches of `size` rows, as views of the column or of one copy of the rows.
 
-    NumPy iterates over an array of one more dimension in half of the time that slices take.
+    NumPy iterates over an array of one more dimension in half the time that slices take.
     """
     if isinstance(column, StructColumn):
         fields = [_cut(field, rows, count, size) for field in column.fields]
@@ -178,7 +178,7 @@ def _kept(column: Column, keep: Callable[[np.ndarray], np.ndarray]) -> Column:
 
 
 class HasBlocks:
-    """What knows the type of its elements and has them in columns: a sequence that needs no look at each element."""
+    """A sequence that has its elements in columns and knows their type, so that they are not checked one by one."""
 
     __slots__ = ()
 
@@ -189,7 +189,7 @@ class HasBlocks:
 
     @property
     def held(self) -> Column | None:
-        """All elements, where they are in memory anyway."""
+        """All elements, if they are in memory anyway."""
         return None
 
     @property
@@ -198,11 +198,11 @@ class HasBlocks:
         return False
 
     def blocks(self) -> Iterator[Column]:
-        """Yields the elements as columns of some, anew each time."""
+        """Yields the elements as columns of several, anew on each call."""
         raise NotImplementedError
 
     def large_blocks(self) -> Iterator[Column]:
-        """Yields the same in columns of more, where these need no copy; for those who want all at once."""
+        """Yields the elements in larger columns if these need no copy, for users that want all at once."""
         return self.blocks()
 
     def __len__(self) -> int:
@@ -210,7 +210,7 @@ class HasBlocks:
 
 
 class BlockSequence:
-    """The payload of what has its elements in columns: they are made as they stream by, each time anew."""
+    """The payload of a `HasBlocks`: its elements are made during each iteration."""
 
     __slots__ = ("source",)
 
@@ -221,19 +221,19 @@ class BlockSequence:
         return itertools.chain.from_iterable(self.lists())
 
     def lists(self) -> Iterator[Sequence[object]]:
-        """Yields the elements in lists of some."""
+        """Yields the elements in lists of several."""
         return lists_of(self.source.blocks())
 
     def held(self, element: Type) -> ColumnSequence:
         """Returns all elements, in memory.
 
         Raises:
-          InvalidValueError: If there is no last one.
+          InvalidValueError: If the sequence is endless.
         """
         if self.source.is_endless:
             raise InvalidValueError(
-                f"Expected a sequence that ends where it has to be held in memory, found {self.source!r}; "
-                "give its take(n)"
+                f"Expected a finite sequence, since its elements have to be held in memory, found {self.source!r}; "
+                "pass its take(n)"
             )
         blocks = [_as_rows(block) for block in self.source.large_blocks()]
         return ColumnSequence(concatenate(blocks, element) if blocks else _as_rows(column_from_payloads([], element)))
@@ -252,7 +252,7 @@ def lists_of(blocks: Iterator[Column]) -> Iterator[Sequence[object]]:
 
 
 class ShownSequence(HasPasses):
-    """A payload as a function sees it, which may return it.
+    """A payload as a leaf function sees it; the function may return it.
 
     Attributes:
       payload: The payload.
@@ -275,8 +275,8 @@ class SequenceColumn(Column):
 
     Attributes:
       rows: The rows of all clients, one client after the other.
-      bounds: Where the rows of each client begin, and after them where the last ones end; shape [clients + 1].
-      batchings: How the rows of each client make its elements; `None` where rows are elements everywhere.
+      bounds: Where the rows of each client begin, followed by where those of the last end; shape [clients + 1].
+      batchings: How the rows of each client form batches; `None` if each row is an element.
     """
 
     __slots__ = ("batchings", "bounds", "rows")
@@ -300,21 +300,19 @@ class SequenceColumn(Column):
 
 
 def row_type(element: Type) -> Type | None:
-    """Returns the type of the rows of batches; `None` if there is a tensor without rows among its members."""
+    """Returns the type of the rows of batches; `None` if there is a scalar among the members of the batch."""
     if isinstance(element, TensorType):
         if element.shape is None:
             return element
         return TensorType(element.dtype, element.shape[1:]) if element.shape else None
     if not isinstance(element, StructType):
         return None
-    members = [(name, row_type(t)) for name, t in fields_of(element)]
-    if any(t is None for _, t in members):
-        return None
-    return StructType([t if name is None else (name, t) for name, t in members])
+    members = [(name, member) for name, t in fields_of(element) if (member := row_type(t)) is not None]
+    return struct_of(members) if len(members) == len(fields_of(element)) else None
 
 
 def first_sizes(element: Type) -> set[int]:
-    """Returns the first dimensions of the tensors in a type that have one of a fixed size."""
+    """Returns the first dimensions of the tensors in a type, as far as they are fixed."""
     shapes = [tensor.shape for _, tensor in tensor_leaves(element)]
     return {shape[0] for shape in shapes if shape and shape[0] is not None}
 
@@ -322,12 +320,12 @@ def first_sizes(element: Type) -> set[int]:
 def packed_elements(
     elements: Iterable[object], element: Type, pack: Callable[[Sequence[object], int], Column]
 ) -> Column:
-    """Returns the column of the elements of a sequence, of which few are there twice at any time.
+    """Returns the column of the elements of a sequence, packing some at a time.
 
     Args:
       elements: The elements.
       element: Their type.
-      pack: Makes a column of some of them; it gets them, and how many there were before.
+      pack: Makes a column of some elements, given also the index of the first.
     """
     rest, first = iter(elements), 0
     columns: list[Column] = []
@@ -338,7 +336,7 @@ def packed_elements(
 
 
 def column_of(sequence: Iterable[object], element: Type) -> ColumnSequence:
-    """Returns a sequence of payloads as one of columns; of a stream, every element is made."""
+    """Returns a sequence of payloads as one over columns; the elements of a stream are all made."""
     if isinstance(sequence, ColumnSequence):
         return sequence
     if isinstance(sequence, BlockSequence):
@@ -347,7 +345,7 @@ def column_of(sequence: Iterable[object], element: Type) -> ColumnSequence:
 
 
 def rows_of(arrays: Sequence[object]) -> RowsColumn | None:
-    """Returns small arrays of one shape as one; `None` if they are something else."""
+    """Returns small arrays of one shape as one array; `None` for anything else."""
     shape = _shape_of(arrays)
     if shape is None:
         return None
@@ -357,7 +355,7 @@ def rows_of(arrays: Sequence[object]) -> RowsColumn | None:
 
 
 def _as_rows(column: Column) -> Column:
-    """Returns a column in which small arrays of one shape are one array."""
+    """Returns a column with small arrays of one shape joined into one array."""
     if isinstance(column, StructColumn):
         return StructColumn(tuple(map(_as_rows, column.fields)), column.size)
     rows = rows_of(column.values) if isinstance(column, ListColumn) else None
@@ -365,7 +363,7 @@ def _as_rows(column: Column) -> Column:
 
 
 def _shape_of(values: Sequence[object]) -> tuple[int, ...] | None:
-    """Returns the shape of small arrays of numbers that all have it; `None` of anything else."""
+    """Returns the common shape of small arrays of numbers; `None` for anything else."""
     first = cast(np.ndarray, values[0]) if len(values) and isinstance(values[0], np.ndarray) else None
     if first is None or not first.ndim or not 0 < first.nbytes <= _SMALL_BYTES or first.dtype == np.object_:
         return None

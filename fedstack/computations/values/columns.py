@@ -1,9 +1,10 @@
 """Holds one value per client as one object: a column.
 
-A federated value travels through the whole runtime as a column; nothing but leaf runtimes and folds loops over
-its clients. A column of structs is a struct of columns, so that zipping and selecting cost nothing per client.
+A federated value is a column in the whole runtime; only leaf runtimes and folds loop over its clients. A column of
+structs is a struct of columns, so that zipping and selecting cost nothing per client.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, cast
 
@@ -13,15 +14,15 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string
 from fedstack.foundations.error_text import counted
 
-# What executors have in place of a value: what the table in `values` says for its type. Nothing to a type checker, but
-# not the same to a reader as what a user gives or gets.
+# A value as executors hold it; the table in `values.py` says how for each type. To a type checker it is any object, but
+# to a reader not the same as a value that a user passes or gets.
 Payload: TypeAlias = object
 
 
 class Column:
     """The member payloads of a federated value, in client order.
 
-    No `abc.ABC`: to ask for an instance of one takes six times as long, and each call asks two dozen times.
+    It is not an `abc.ABC`: `isinstance` takes six times as long for one, and each call uses it two dozen times.
     """
 
     __slots__ = ()
@@ -31,7 +32,7 @@ class Column:
 
     @property
     def is_here(self) -> bool:
-        """Whether all payloads are in this process: nothing waits for them."""
+        """Whether all payloads are in this process."""
         return True
 
     def here(self) -> "Column":
@@ -58,7 +59,7 @@ class Column:
 
 
 class RowsColumn(Column):
-    """Arrays of one shape, kept as one array of shape [clients, ...] that nobody can write through."""
+    """Arrays of one shape, held as one read-only array of shape [clients, ...]."""
 
     __slots__ = ("values",)
 
@@ -81,7 +82,7 @@ class RowsColumn(Column):
 
 
 class ScalarColumn(RowsColumn):
-    """Numeric or boolean scalars, kept as one NumPy vector of shape [clients]."""
+    """Numeric or boolean scalars, held as one NumPy vector of shape [clients]."""
 
     __slots__ = ()
 
@@ -114,7 +115,7 @@ class ListColumn(Column):
 
 
 class StructColumn(Column):
-    """Structs, kept as one column per field."""
+    """Structs, held as one column per field."""
 
     __slots__ = ("fields", "size")
 
@@ -179,12 +180,12 @@ def empty_column(member: Type) -> Column:
 
 
 def column_from_payloads(payloads: Sequence[Payload], member: Type, *, list_is_own: bool = False) -> Column:
-    """Packs payloads that are known to fit `member` into the column for it.
+    """Packs payloads that are known to fit `member` into a column.
 
     Args:
       payloads: The payloads.
       member: Their type.
-      list_is_own: Whether they are in a list that nobody else has.
+      list_is_own: Whether they are in a list that only the caller references.
     """
     if isinstance(member, StructType):
         types = [field_type for _, field_type in fields_of(member)]
@@ -217,3 +218,51 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
         types = [field_type for _, field_type in fields_of(cast(StructType, member))]
         return StructColumn(tuple(concatenate([s.fields[i] for s in structs], t) for i, t in enumerate(types)), size)
     return column_from_payloads([payload for column in columns for payload in column.items()], member)
+
+
+class SharedColumn(Column):
+    """A column that several phases read, and the places of its copies: a peer that has one need not get another.
+
+    It lives as long as the run of the schedule that reads it. The same range of clients is always the same object, so
+    that it finds its copies again.
+
+    Attributes:
+      column: The values.
+      copies: For each holder of a copy, such as a session at a worker, the name of the copy there.
+    """
+
+    __slots__ = ("__weakref__", "_slices", "column", "copies")
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self.copies: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        self._slices: dict[tuple[int, int], SharedColumn] = {}
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @property
+    def is_here(self) -> bool:
+        return self.column.is_here
+
+    def here(self) -> Column:
+        return self.column.here()
+
+    def items(self) -> Sequence[object]:
+        return self.column.items()
+
+    def slice(self, start: int, stop: int) -> "SharedColumn":
+        if (start, stop) == (0, len(self.column)):
+            return self
+        found = self._slices.get((start, stop))
+        if found is None:
+            found = self._slices[start, stop] = SharedColumn(self.column.slice(start, stop))
+        return found
+
+    def field(self, index: int) -> Column:
+        return self.column.field(index)
+
+
+def unshared(values: Sequence[object]) -> list[object]:
+    """Returns the inputs of a phase, with the plain columns of those that are shared."""
+    return [value.column if isinstance(value, SharedColumn) else value for value in values]

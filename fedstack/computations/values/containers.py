@@ -1,8 +1,8 @@
-"""Gives results the Python containers of their annotated type, and buffers that belong to nobody else.
+"""Converts payloads to results: Python containers of the annotated type, and arrays that the caller owns.
 
 The annotated result type of a computation says which container each struct had in the user's code (named tuple,
-`OrderedDict`, attrs class …); a struct without one becomes an `OrderedDict` if it has names and a tuple if not, as
-the language does it.
+`OrderedDict`, attrs class …). A struct without one becomes an `OrderedDict` if it has names and a tuple if not, as in
+the language.
 """
 
 import sys
@@ -16,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.types.language import FederatedType, SequenceType, Struct, StructType, TensorType, Type
-from fedstack.computations.types.type_memory import TypeMemo
-from fedstack.computations.types.type_structure import contains_sequence, fields_of, is_client_valued, no_memory_for
+from fedstack.computations.types.type_structure import (
+    TypeMemo,
+    contains_sequence,
+    fields_of,
+    is_client_valued,
+    no_memory_for,
+)
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.ownership import BUFFER_OF_ONE, whole_buffer
 from fedstack.computations.values.records import (
@@ -33,28 +38,35 @@ Maker = Callable[[Sequence[object]], object]
 
 
 def to_result(payload: object, type_spec: Type) -> object:
-    """Returns the Python value of a payload: containers of the annotated type, arrays that the caller may keep.
+    """Returns the Python value of a payload: containers of the annotated type, and arrays that the caller may keep.
 
     Raises:
       InvalidComputationError: If a struct has both named and unnamed members, which no container can hold.
     """
+    return _converted(payload, type_spec, _own, result_maker)
+
+
+def _converted(
+    payload: object, type_spec: Type, tensor: Callable[[object], object], maker: Callable[[StructType], Maker]
+) -> object:
+    """Returns a payload with its tensors converted, and its structs made by the maker of their type."""
     if isinstance(type_spec, TensorType):
-        return _own(payload)
-    if isinstance(type_spec, FederatedType):
-        if is_client_valued(type_spec):
-            return [to_result(item, type_spec.member) for item in cast(Column, payload).items()]
-        return to_result(payload, type_spec.member)
-    if isinstance(type_spec, SequenceType):
-        return [to_result(item, type_spec.element) for item in cast("Iterable[object]", payload)]
+        return tensor(payload)
+    if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
+        return _converted(payload, type_spec.member, tensor, maker)
     if isinstance(type_spec, StructType):
-        members = cast("tuple[object, ...]", payload)
-        values = [to_result(member, t) for member, (_, t) in zip(members, fields_of(type_spec))]
-        return result_maker(type_spec)(values)
-    return _own(payload)
+        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
+        return maker(type_spec)([_converted(member, t, tensor, maker) for member, (_, t) in members])
+    if isinstance(type_spec, FederatedType):
+        return [_converted(item, type_spec.member, tensor, maker) for item in cast(Column, payload).items()]
+    if isinstance(type_spec, SequenceType):
+        elements = cast("Iterable[object]", payload)
+        return [_converted(item, type_spec.element, tensor, maker) for item in elements]
+    return tensor(payload)
 
 
 def to_elements(payload: object, type_spec: Type) -> object:
-    """Returns what `to_result` does, for whoever gets of sequences nothing but their elements.
+    """Returns the result of `to_result`, for a receiver that gets only the elements of sequences.
 
     Raises:
       InvalidValueError: If the order of a sequence differs from pass to pass.
@@ -82,20 +94,13 @@ def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> obje
     Args:
       payload: The payload.
       type_spec: Its type.
-      kept: Whether somebody keeps the payload, for whoever computes the value again; its arrays are copied then.
+      kept: Whether the payload is kept, for a second `compute()`; then its arrays are copied.
     """
-    if isinstance(type_spec, TensorType):
-        return _copied(payload) if kept else _own(payload)
-    if isinstance(type_spec, FederatedType):
-        if is_client_valued(type_spec):
-            return [to_structure(item, type_spec.member, kept=kept) for item in cast(Column, payload).items()]
-        return to_structure(payload, type_spec.member, kept=kept)
-    if isinstance(type_spec, SequenceType):
-        return [to_structure(item, type_spec.element, kept=kept) for item in cast("Iterable[object]", payload)]
-    if isinstance(type_spec, StructType):
-        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
-        return Struct([(name, to_structure(member, t, kept=kept)) for member, (name, t) in members])
-    return _copied(payload) if kept else _own(payload)
+    return _converted(payload, type_spec, _copied if kept else _own, _struct_maker)
+
+
+def _struct_maker(struct: StructType) -> Maker:
+    return lambda members: Struct([(name, member) for (name, _), member in zip(fields_of(struct), members)])
 
 
 def _copied(payload: object) -> object:
@@ -103,10 +108,10 @@ def _copied(payload: object) -> object:
 
 
 def _own(payload: object) -> object:
-    """Returns an array that nobody else can write to or keeps: the leaf's own if it let go of it, else a copy.
+    """Returns an array that only the caller references: the leaf's own if nothing else references it, else a copy.
 
-    A payload array is a read-only view over what a leaf returned or the user gave. If nothing else refers to that
-    buffer, the buffer can be handed out (`ownership.py`). The payload must not be used again.
+    A payload array is a read-only view of a buffer that a leaf returned or the user passed. If nothing else references
+    the buffer, it is returned (`ownership.py`). The payload must not be used again.
     """
     if not isinstance(payload, np.ndarray):
         return payload
@@ -116,7 +121,7 @@ def _own(payload: object) -> object:
         return buffer
     try:
         return array.copy()
-    except MemoryError as error:  # one value may stand for all, as in an extreme over no clients
+    except MemoryError as error:  # one element may stand for all, as in a maximum over no clients
         raise no_memory_for(f"{array.dtype}{list(array.shape)}", array.nbytes) from error
 
 
@@ -149,12 +154,12 @@ def _make_result_maker(struct: StructType) -> Maker:
 
 
 def takes_keywords(container: type) -> bool:
-    """Tells whether a container is built from keywords: named tuples, attrs classes and dataclasses."""
+    """Returns whether a container is built from keywords: a named tuple, attrs class or dataclass."""
     return hasattr(container, "_fields") or attrs.has(container) or is_dataclass(container)
 
 
 def argument_maker(struct: StructType) -> Maker:
-    """Returns the function that builds what a leaf function sees for a struct: access by attribute and by key."""
+    """Returns the function that builds a struct as leaf functions see it: with access by attribute and by key."""
     found = _argument_makers.get(struct)
     return _argument_makers.put(struct, _make_argument_maker(struct)) if found is None else found
 

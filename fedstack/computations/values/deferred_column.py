@@ -1,10 +1,10 @@
-"""Holds values of clients that are elsewhere: what stands for them is sliced and handed on, and read when it is used.
+"""Holds values of clients that are in another store: stand-ins are sliced and passed on, and read when they are used.
 
-| who uses them | reads |
+| user | reads |
 | --- | --- |
-| a phase in this process (`base/client_blocks.py`) | the clients of a block at a time, just before they run |
-| a message to a worker (`codec/packing.py`) | all clients of the worker, unless that reads them itself |
-| everything else | what it asks for |
+| a phase in this process (`base/client_blocks.py`) | the clients of a block, just before they run |
+| a message to a worker (`codec/packing.py`) | all clients of the worker, unless the worker reads them itself |
+| everything else | the values it needs |
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,68 +12,68 @@ from typing import Any, TypeVar, cast
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
-from fedstack.computations.types.language import SequenceType, StructType, Type
-from fedstack.computations.types.type_structure import fields_of, join_path
-from fedstack.computations.values.column_sequence import HasBlocks
-from fedstack.computations.values.columns import Column, Payload, column_from_payloads
+from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, is_string, join_path
+from fedstack.computations.values.column_sequence import BlockSequence, HasBlocks
+from fedstack.computations.values.columns import Column, Payload, RowsColumn, column_from_payloads
 from fedstack.computations.values.records import split_struct
+from fedstack.computations.values.sequences import Batches, Batching
 from fedstack.computations.values.tensor_values import mismatch
 
 Where = Callable[[int], str]
-# Makes a column of values as users give them, one per client, or says which client's does not fit.
+# Makes a column of Python values, one per client, or raises an error that names the client whose value does not fit.
 Build = Callable[[Sequence[object], Type, Where], Column]
 _E = TypeVar("_E", bound="Elsewhere")
 
-# By the names of classes of others what stands here for an object of such a class.
+# Stand-ins for objects of other packages, by the names of their classes.
 _standing_for: "dict[str, type[Elsewhere]]" = {}
-# What stands here for what has rows in columns.
-_standing_for_blocks: "list[Any]" = []
-# By the names of classes of others what their objects are called, and what to give in place of one.
+# Objects of other packages that are not values, by the names of their classes: what they are, and what to pass instead.
 _refused: dict[str, tuple[str, str]] = {}
-# What most values are: nobody asks these where they are.
+# The classes of most values, which are never elsewhere.
 _USUAL = frozenset({int, float, bool, str, bytes, tuple, list, dict, np.ndarray, np.float32, np.float64, np.int32})
 _FIRST = "[client 0]"
 
 
 class Elsewhere:
-    """Stands for a Python value that is elsewhere. It is small, and can be pickled."""
+    """Stands for a Python value in another store. It is small, and can be pickled."""
 
     __slots__ = ()
 
     @classmethod
     def kinds(cls, found: Iterable[Any]) -> "set[type[Elsewhere]]":
-        """Returns the classes of what is read for some of this class."""
+        """Returns the classes of the stand-ins that are read for some of this class."""
         return {cls}
 
     @classmethod
     def read(cls, found: Sequence[Any], member: Type, where: Where) -> Sequence[object]:
-        """Returns values as users would give them, many at a time; on any thread, and it may wait for them.
+        """Returns many values as users would pass them. It is called on any thread, and may block.
 
         Args:
-          found: What stands for them, each of this class.
-          member: The type that they shall fit, which is checked afterwards.
-          where: Gives the path of the value at an index, for messages.
+          found: The stand-ins, each of this class.
+          member: The type that the values should fit; it is checked afterwards.
+          where: Returns the path of the value at an index, for messages.
 
         Raises:
-          FedstackError: If one cannot be read: the first.
+          FedstackError: If a value cannot be read; the error of the first.
         """
         raise NotImplementedError
 
     def check(self, member: Type, place: str) -> None:
-        """Checks what can be known of the value before it is read.
+        """Checks what is known of the value before it is read.
 
         Args:
-          member: The type that it shall fit.
-          place: Where it stands, for messages.
+          member: The type that it should fit.
+          place: The path of the value, for messages.
 
         Raises:
-          TypeMismatchError: If it does not.
+          TypeMismatchError: If it does not fit.
         """
 
 
 def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
-    """Returns a decorator of a class, of which one is made of each object of another one: of the class of that name."""
+    """Returns a decorator for a subclass of `Elsewhere` that stands for objects of the class with the given name."""
 
     def register(kind: type[_E]) -> type[_E]:
         _standing_for[name] = kind
@@ -82,33 +82,27 @@ def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
     return register
 
 
-def stands_for_blocks(kind: "type[_E]") -> "type[_E]":
-    """Makes one of this class of each value that has rows in columns, where no sequence is wanted of it."""
-    _standing_for_blocks.append(kind)
-    return kind
-
-
 def refuse(name: str, found: str, advice: str) -> None:
-    """Makes objects of a class of others no values of clients, whatever it is that they hold.
+    """Refuses objects of a class of another package as values of clients, whatever they contain.
 
     Args:
       name: The name of the class, with its module.
-      found: What its objects are called in messages.
-      advice: What to give in place of one.
+      found: What messages call its objects.
+      advice: What to pass instead.
     """
     _refused[name] = found, advice
 
 
 def refusal(kind: type[object]) -> tuple[str, str] | None:
-    """Returns what objects of a class are called and what to give in place of one, if they are no values."""
+    """Returns what messages call objects of a refused class, and what to pass instead; `None` for other classes."""
     return _refused.get(_name_of(kind))
 
 
 class DeferredColumn(Column):
-    """A value for each client, of which some are elsewhere.
+    """A value for each client, some of them elsewhere.
 
     Attributes:
-      values: For each client what stands for its value, or its payload.
+      values: The stand-in for the value of each client, or its payload.
       place: The path of the value of client 0, for messages.
       first: The index of the first client.
 
@@ -116,9 +110,9 @@ class DeferredColumn(Column):
       values: See above.
       member: The type of the values.
       place: See above.
-      build: Makes a column of them once they are here.
+      build: Makes a column of the values once they are read.
       first: See above.
-      picks: Which field of the values, and of that field, and so on, this is a column of.
+      picks: The field of the values that this is a column of, the field of that field, and so on.
     """
 
     __slots__ = ("_build", "_member", "_picks", "first", "place", "values")
@@ -148,12 +142,12 @@ class DeferredColumn(Column):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is of the values themselves, not of one of their fields."""
+        """Whether this is a column of the values themselves, not of one of their fields."""
         return not self._picks
 
     @property
     def kinds(self) -> set[type[Elsewhere]]:
-        """What stands for the values that are elsewhere."""
+        """The classes of the stand-ins."""
         return _kinds_of(self.values)
 
     def here(self) -> Column:
@@ -190,10 +184,10 @@ class DeferredColumn(Column):
 
 @attrs.frozen
 class _SplitStruct(Elsewhere):
-    """Stands for a struct that is here, some members of which are elsewhere.
+    """Stands for a struct with some members elsewhere.
 
     Attributes:
-      members: Its members in the order of the type, or what stands for them.
+      members: Its members, or their stand-ins, in the order of the type.
     """
 
     members: Sequence[object]
@@ -217,7 +211,7 @@ def _kinds_of(values: Sequence[object]) -> set[type[Elsewhere]]:
 
 
 def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[object]:
-    """Returns values of one type; of those that are elsewhere all of a kind are read together."""
+    """Returns values of one type. Stand-ins of the same class are read together."""
     read = list(values)
     places_of: dict[type[Elsewhere], list[int]] = {}
     for place, value in enumerate(values):
@@ -233,13 +227,13 @@ def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[obje
 def deferred(
     values: Sequence[object], kinds: set[type[object]], member: Type, where: Where, build: Build
 ) -> DeferredColumn | None:
-    """Returns the column of values some of which are elsewhere; `None` if all are here.
+    """Returns a column of values some of which are elsewhere; `None` if all are here.
 
     Args:
-      values: One value per client, as users give them.
+      values: One Python value per client.
       kinds: Their classes.
-      member: The type that each must fit; those that are here are checked at once.
-      where: Gives the path of the value at an index.
+      member: The type that each must fit; values that are here are checked now.
+      where: Returns the path of the value at an index.
       build: Makes a column of values that are here.
     """
     if kinds <= _USUAL:
@@ -266,7 +260,7 @@ def deferred(
 
 
 def _standing_in(value: object, member: Type, where: Where, index: int) -> object:
-    """Returns what stands for a value that is elsewhere, or for one with such members; others as they are."""
+    """Returns the stand-in for a value that is elsewhere, or has members that are; other values as they are."""
     if type(value) not in _USUAL and (made := _standing(type(value), member)) is not None:
         return made(value)
     if not isinstance(member, StructType):
@@ -283,9 +277,72 @@ def _standing(kind: type[object], member: Type) -> Callable[[Any], Elsewhere] | 
     if issubclass(kind, Elsewhere):
         return lambda value: cast(Elsewhere, value)
     if issubclass(kind, HasBlocks) and not isinstance(member, SequenceType):
-        return _standing_for_blocks[0]
+        return ClientRows
     return _standing_for.get(_name_of(kind))
 
 
 def _name_of(kind: type[object]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@attrs.frozen
+class ClientRows(Elsewhere):
+    """Stands for the rows of a client as a struct of arrays, as `fedstack.by_client` returns them, or as batches.
+
+    Any value that has its rows in columns (`HasBlocks`) becomes one, where the type is not a sequence.
+
+    Attributes:
+      source: Has the rows as elements.
+      batching: How rows form batches; `None` for a struct of arrays.
+    """
+
+    source: HasBlocks
+    batching: Batching | None = None
+
+    def check(self, member: Type, place: str) -> None:
+        found = self.source.element_type
+        wanted = member if self.batching is None else member.element if isinstance(member, SequenceType) else None
+        if wanted is None:
+            mismatch(member, f"{self!r} of {found}", place, "declare a sequence of batches")
+        names = _names(found)
+        if isinstance(wanted, (StructType, TensorType)) and _names(wanted) != names:
+            columns = ", ".join(map(str, names or ["no names"]))
+            advice = "declare a struct of arrays with an open first dimension, with these names; or a sequence of rows"
+            mismatch(member, f"{self!r} of rows with {columns}", place, advice)
+
+    @classmethod
+    def read(cls, found: Sequence["ClientRows"], member: Type, where: Where) -> Sequence[object]:
+        return [rows._value(where(index)) for index, rows in enumerate(found)]
+
+    def _value(self, place: str) -> object:
+        element = self.source.element_type
+        column = BlockSequence(self.source).held(element).column
+        arrays = _arrays(column, element, place)
+        return arrays if self.batching is None else Batches(arrays, len(column), self.batching)
+
+    def __repr__(self) -> str:
+        return repr(self.source) if self.batching is None else f"{self.source!r} in batches of {self.batching}"
+
+
+def _names(element: Type) -> "set[str | None] | None":
+    return {name for name, _ in fields_of(element)} if isinstance(element, StructType) else None
+
+
+def _arrays(column: Column, element: Type, place: str) -> Any:
+    """Returns rows as arrays, each with the rows as its first dimension, in the containers of an element."""
+    if isinstance(element, StructType):
+        fields = [(name, _arrays(column.field(i), t, place)) for i, (name, t) in enumerate(fields_of(element))]
+        return dict(fields) if all(name for name, _ in fields) else tuple(member for _, member in fields)
+    if isinstance(column, RowsColumn):
+        return column.values
+    items = cast("Sequence[NDArray[Any]]", column.items())
+    shapes = list(dict.fromkeys(map(np.shape, items)))
+    if len(shapes) > 1:
+        advice = "pad them, or take rows one by one"
+        mismatch("rows of one shape", f"{list(shapes[0])} and {list(shapes[1])}", place, advice)
+    tensor = cast(TensorType, element)
+    rows = np.empty((len(items), *(shapes or [()])[0]), np.object_ if is_string(tensor) else tensor.dtype)
+    for index, item in enumerate(items):
+        rows[index] = item
+    rows.flags.writeable = False
+    return rows

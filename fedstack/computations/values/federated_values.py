@@ -1,7 +1,7 @@
 """Builds the payloads of federated values: one column for all clients, checked in bulk.
 
-A list of plain floats becomes one NumPy vector in a few passes at C speed; only what does not fit the quick way is
-looked at one by one, and then the message names the client.
+A list of plain floats becomes one NumPy vector in a few passes at C speed. Only values that fail the quick check are
+checked one by one, and then the message names the client.
 """
 
 import itertools
@@ -37,9 +37,14 @@ from fedstack.computations.values.columns import (
     column_from_payloads,
 )
 from fedstack.computations.values.deferred_column import Where, deferred, refusal
-from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.records import Record, split_struct
-from fedstack.computations.values.tensor_values import all_read_only, kind_of_dtype, mismatch, normalize_tensor
+from fedstack.computations.values.tensor_values import (
+    all_read_only,
+    kind_of_dtype,
+    mismatch,
+    normalize_tensor,
+    quiet_context,
+)
 from fedstack.computations.values.values import normalize, normalize_sequence
 from fedstack.errors import CardinalityError, InvalidValueError
 from fedstack.foundations.error_text import counted
@@ -55,12 +60,12 @@ def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Pay
     Args:
       value: See `normalize`.
       type_spec: The type to fit.
-      path: Where the value stands, for messages.
+      path: The path of the value, for messages.
 
     Raises:
-      TypeMismatchError: If the value does not fit; the message has the path, and the client where there is one.
+      TypeMismatchError: If the value does not fit; the message has the path and the client.
     """
-    if isinstance(type_spec, TensorType):  # first, here and elsewhere: what is small is made of these
+    if isinstance(type_spec, TensorType):  # first, since small values consist of these
         return normalize_tensor(value, type_spec, path)
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
@@ -78,7 +83,7 @@ def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Pay
 
 
 def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int | None:
-    """Returns the number of clients that a payload has values for, or `None` if it says nothing about it.
+    """Returns the number of clients that a payload has values for; `None` if it has no values of clients.
 
     Raises:
       CardinalityError: If two parts of the payload disagree.
@@ -94,15 +99,15 @@ def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int |
 
 
 def check_clients(payload: Payload, type_spec: Type, clients: int | None) -> None:
-    """Checks that a payload that is to become a value of an executor has values for its number of clients.
+    """Checks that a payload for an executor has values for the executor's number of clients.
 
     Args:
       payload: The payload.
       type_spec: Its type.
-      clients: How many clients the executor has; `None` if that is not known.
+      clients: The executor's number of clients; `None` if it is not known.
 
     Raises:
-      CardinalityError: If it has values for others, or two parts of the payload disagree.
+      CardinalityError: If it has values for another number, or two parts of the payload disagree.
     """
     if isinstance(type_spec, TensorType):
         return
@@ -112,7 +117,7 @@ def check_clients(payload: Payload, type_spec: Type, clients: int | None) -> Non
 
 
 def wrong_number_of_clients(clients: int, found: int) -> CardinalityError:
-    """Returns the error for values of another number of clients than an executor has."""
+    """Returns the error for values for a number of clients that is not the executor's."""
     return CardinalityError(
         f"Expected one value for each of the {counted(clients, 'client')} of this executor, found {found}; create the "
         "executor for as many clients as the values are for (`create_executor`, `set_cardinalities`)"
@@ -167,8 +172,8 @@ def column_from_values(
     Args:
       values: One value per client, in client order.
       member: The type that each must fit.
-      where: Gives the path of the value at an index, for messages.
-      may_be_elsewhere: Whether they may be elsewhere, or members of them: a column of those is read when it is used.
+      where: Returns the path of the value at an index, for messages.
+      may_be_elsewhere: Whether values, or their members, may be elsewhere; such a column is read when it is used.
 
     Raises:
       TypeMismatchError: If a value does not fit; the message names the client.
@@ -195,8 +200,8 @@ def _scalar_column(values: Sequence[object], kinds: set[type[object]], member: T
         return ScalarColumn(np.array(values, dtype))
     if kinds == {float} and kind_of_dtype(dtype) == "f":
         wide = np.array(values, np.float64)
-        narrow = quietly(wide.astype, dtype)
-        if np.logical_and.reduce(np.isfinite(narrow)):  # as `all()`, which takes a way round through Python
+        narrow = quiet_context().run(wide.astype, dtype)
+        if np.logical_and.reduce(np.isfinite(narrow)):  # `all()` without its detour through Python
             return ScalarColumn(narrow)
     elif kinds == {int} and dtype.kind in "iu":
         info = np.iinfo(dtype)
@@ -212,7 +217,7 @@ def _array_column(values: Sequence[object], kinds: set[type[object]], member: Te
     dtype, shape = member.dtype, member.shape
     if kinds == {np.ndarray}:
         arrays = cast("Sequence[np.ndarray]", values)
-        # The quick way is the common one: arrays of exactly this dtype, and of a shape that fits.
+        # The usual case: arrays of exactly this dtype, and of a shape that fits.
         if set(map(_dtype_of, arrays)) == {dtype} and all(shape_fits(s, shape) for s in set(map(_shape_of, arrays))):
             return ListColumn(all_read_only(arrays), list_is_own=True)
     return ListColumn([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)], list_is_own=True)
@@ -241,7 +246,7 @@ def _struct_column(
 def _split_alike(
     values: Sequence[object], kinds: set[type[object]], member: StructType
 ) -> Sequence[Sequence[object]] | None:
-    """Splits structs that all are of one simple class into one list per field; `None` where that is not so."""
+    """Splits structs of one simple class into one list per field; returns `None` for others."""
     fields = fields_of(member)
     if len(kinds) != 1 or not fields:
         return None
@@ -268,7 +273,7 @@ def _split_alike(
 
 
 def _sequence_column(values: Sequence[object], kinds: set[type[object]], member: SequenceType, where: Where) -> Column:
-    """Normalises all elements of all clients in one pass where every sequence is a list, else one by one."""
+    """Normalises the elements of all clients in one pass if every sequence is a list, else one sequence at a time."""
     if not kinds <= {list}:
         return ListColumn([_sequence(value, member, where(i)) for i, value in enumerate(values)])
     lists = cast("Sequence[list[object]]", values)
@@ -300,14 +305,14 @@ def _packed(elements: Iterable[object], element: Type, where: Where) -> Column:
 
 
 def checked_cardinalities(cardinalities: object, most: int | None = None) -> dict[PlacementLiteral, int]:
-    """Returns numbers of participants as a dict of its own, with numbers of Python's.
+    """Returns numbers of participants as a new dictionary of `int`s.
 
     Args:
-      cardinalities: What the user gave.
-      most: The most participants; `None` for any number.
+      cardinalities: What the user passed.
+      most: The largest number of participants; `None` for no limit.
 
     Raises:
-      CardinalityError: If they are no numbers of participants by placement.
+      CardinalityError: If they are not numbers of participants by placement.
     """
     advice = "give {federated_language.CLIENTS: 10}, for example"
     if not isinstance(cardinalities, Mapping):

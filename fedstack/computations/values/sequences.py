@@ -1,8 +1,8 @@
-"""Sequences as clients have them: anything re-iterable, and two kinds that values know more about.
+"""Defines the sequences of clients: anything re-iterable, with special support for two kinds of it.
 
-A sequence is *re-iterable* if it starts again from the front whenever it is iterated. An iterator does not: it is empty
-the second time, and an empty second epoch is a wrong result without an error. So iterators are refused by name wherever
-a sequence enters a computation.
+A sequence is *re-iterable* if each iteration starts from the front. An iterator is not: it is empty the second time,
+and an empty second epoch is a wrong result without an error. So iterators are refused wherever a sequence enters a
+computation.
 """
 
 import functools
@@ -17,9 +17,9 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
 
 T = TypeVar("T")
-# How many elements are made ready at a time where that takes no memory.
+# How many elements are made at a time where they take no memory.
 AHEAD = 16
-# What messages have room for.
+# The limits of the fields in messages.
 MAX_SEED_BYTES = 128
 MAX_SEED = 256**MAX_SEED_BYTES - 1
 MAX_ROUND = 2**64 - 1
@@ -30,7 +30,7 @@ def check_re_iterable(sequence: object, path: str = "value") -> None:
 
     Args:
       sequence: The object that should be a sequence.
-      path: Where it stands, for messages.
+      path: Its path, for messages.
 
     Raises:
       TypeMismatchError: If it can be iterated only once, or not at all, or is text, bytes or a mapping.
@@ -40,7 +40,7 @@ def check_re_iterable(sequence: object, path: str = "value") -> None:
         raise TypeMismatchError(
             f"Expected a re-iterable object of elements, found `{name}`; at {path}; give a list of the elements"
         )
-    # Only for iterators is `iter` known to be free: elsewhere it may open files.
+    # Only of iterators is `iter` known to be free: for other objects it may open files.
     if isinstance(sequence, Iterator) and iter(cast("Iterator[object]", sequence)) is sequence:
         raise TypeMismatchError(
             f"Expected an object that can be iterated again, found the one-shot iterator `{name}`; at {path}; "
@@ -49,7 +49,7 @@ def check_re_iterable(sequence: object, path: str = "value") -> None:
 
 
 class FromGenerator(Generic[T]):
-    """A client's sequence that calls a function for each iteration, so that data can be read lazily each time."""
+    """A client's sequence that calls a function for each iteration, to read data lazily."""
 
     def __init__(self, function: Callable[[], Iterable[T]]) -> None:
         if not callable(function):
@@ -61,14 +61,14 @@ class FromGenerator(Generic[T]):
         self._last: Iterator[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
-        # Being a generator itself, this calls the function only when the first element is asked for.
+        # As a generator, this calls the function only when the first element is requested.
         yield from self.start()
 
     def start(self, path: str | None = None) -> Iterator[T]:
-        """Calls the function and returns the iterator over what it returned.
+        """Calls the function and returns the iterator over its result.
 
         Args:
-          path: Where the sequence stands, for messages.
+          path: The path of the sequence, for messages.
         """
         where = repr(self) if path is None else f"{path}, {self!r}"
         made = cast(object, self._function())  # the user's function need not keep to its type
@@ -79,7 +79,7 @@ class FromGenerator(Generic[T]):
                 "make it a generator function (yield each element) or let it return a list"
             )
         iterator = iter(cast("Iterable[T]", made))
-        # Kept for this one comparison. A used generator holds no data.
+        # Kept only for this comparison. A used generator holds no data.
         if iterator is self._last:
             raise InvalidValueError(
                 f"Expected a new iterator from each call, found the same `{type(iterator).__name__}` twice; "
@@ -93,9 +93,9 @@ class FromGenerator(Generic[T]):
 
 
 class HasPasses:
-    """A sequence that may come in another order each time that it is iterated over.
+    """A sequence whose order may differ from pass to pass.
 
-    Whoever counts the passes says which one it wants: iterating over a payload itself is pass 0, however often.
+    The user of the sequence counts the passes; iterating over a payload directly is always pass 0.
     """
 
     __slots__ = ()
@@ -111,46 +111,46 @@ class HasPasses:
 
 
 def reshuffles(sequence: object) -> bool:
-    """Returns whether a sequence comes in another order each time."""
+    """Returns whether the order of a sequence differs from pass to pass."""
     return isinstance(sequence, HasPasses) and sequence.reshuffles
 
 
 def in_pass(sequence: Iterable[object], number: int) -> Iterator[object]:
-    """Iterates over any sequence, in the order of a pass if it has one of its own."""
+    """Iterates over any sequence, in the order of a pass if that matters."""
     return sequence.in_pass(number) if isinstance(sequence, HasPasses) else iter(sequence)
 
 
 def check_one_order(sequence: object, path: str) -> None:
-    """Refuses a sequence whose order differs from pass to pass where nothing but its elements is handed on.
+    """Refuses a sequence whose order differs from pass to pass, where only its elements can be passed on.
 
     Raises:
-      InvalidValueError: If it does.
+      InvalidValueError: If the order differs.
     """
     if reshuffles(sequence):
         raise InvalidValueError(
-            f"Expected a sequence of one order where only its elements can be passed on, found {sequence!r}, which has "
-            f"a new one in each pass; at {path}; give reshuffle=False to fedstack.batches, or, to workers of this "
-            "release of fedstack, the batches themselves: map over them at the clients that read them"
+            f"Expected a sequence of one order, since only its elements can be passed on here, found {sequence!r}, "
+            f"which has a new order in each pass; at {path}; give reshuffle=False to fedstack.batches, or, to workers "
+            "of this release of fedstack, the batches themselves: map over them at the clients that read them"
         )
 
 
 def drawn_order(seed: int, key: tuple[int, ...], rows: int) -> NDArray[np.intp]:
-    """Returns an order of rows, another one for each seed and key, and the same in every release of NumPy."""
-    # Of raw words: what NumPy's generators draw of them differs from release to release.
+    """Returns an order of rows that depends on the seed and the key only, not on the release of NumPy."""
+    # From raw words: the numbers that NumPy's generators make of them differ from release to release.
     words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(rows)
     return np.argsort(words, kind="stable")
 
 
 @attrs.frozen
 class Batching:
-    """How the rows of a sequence make its batches.
+    """How the rows of a sequence form its batches.
 
     Attributes:
       size: The number of rows in a batch.
-      drop_remainder: Whether the rows that do not fill a batch are left out.
-      seed: Draws the order of the rows; `None` leaves them as they are.
-      round: Draws another order for each value; with a seed only.
-      reshuffles: Whether each pass draws another order, too.
+      drop_remainder: Whether a last batch of fewer rows is left out.
+      seed: The seed of the order of the rows; `None` leaves them as they are.
+      round: Each value gives another order; with a seed only.
+      reshuffles: Whether each pass has another order, too.
     """
 
     size: int
@@ -160,12 +160,12 @@ class Batching:
     reshuffles: bool = False
 
     def count(self, rows: int) -> int:
-        """Returns how many batches there are of so many rows."""
+        """Returns the number of batches of so many rows."""
         whole, rest = divmod(rows, self.size)
         return whole + (rest > 0 and not self.drop_remainder)
 
     def sizes(self, rows: int) -> set[int]:
-        """Returns the sizes that batches of so many rows have."""
+        """Returns the sizes of the batches of so many rows."""
         whole, rest = divmod(rows, self.size)
         return {size for size, found in ((self.size, whole), (rest, rest and not self.drop_remainder)) if found}
 
@@ -177,7 +177,7 @@ class Batching:
             yield cut if order is None else order[cut]
 
     def order(self, rows: int, number: int) -> "NDArray[np.intp] | None":
-        """Returns the order of the rows in a pass; `None` where they stay as they are."""
+        """Returns the order of the rows in a pass; `None` if they stay as they are."""
         if self.seed is None:
             return None
         return drawn_order(self.seed, (self.round, number if self.reshuffles else 0), rows)
@@ -195,8 +195,8 @@ class Batches(HasPasses):
     Attributes:
       arrays: Read-only arrays of shape [num_rows, ...], in dictionaries and tuples nested at will.
       num_rows: The number of examples.
-      batching: How they make batches.
-      fitting: The type of elements that they were last found to fit, and their payload for it.
+      batching: How the rows form batches.
+      fitting: The last element type that they fit, and their payload for it.
     """
 
     def __init__(self, arrays: object, num_rows: int, batching: Batching) -> None:
@@ -226,7 +226,7 @@ class Batches(HasPasses):
             yield _mapped(self.arrays, functools.partial(take, rows=rows))
 
     def over(self, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> "Batches":
-        """Returns the same batches over what `replace` returns for each array, of the same shape and read-only."""
+        """Returns the batches with each array replaced by what `replace` returns, read-only and of the same shape."""
         return Batches(_mapped(self.arrays, replace), self.num_rows, self.batching)
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ class Batches(HasPasses):
 
 
 def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
-    """Returns the same containers with what a function returns for each array."""
+    """Returns the same containers with a function applied to each array."""
     if type(arrays) is dict:
         return {key: _mapped(value, function) for key, value in cast("dict[Any, Any]", arrays).items()}
     if isinstance(arrays, dict):
@@ -248,10 +248,10 @@ def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> An
 
 
 def take(array: NDArray[Any], rows: "slice | NDArray[np.intp]") -> NDArray[Any]:
-    """Returns the rows of a batch, read-only as all are."""
+    """Returns the rows of a batch, read-only."""
     if type(rows) is slice:
-        return array[rows]  # a view is as read-only as what it shows
-    # A third of what indexing takes.
+        return array[rows]  # a view of a read-only array is read-only
+    # In a third of the time that indexing takes.
     batch = np.asarray(array).take(rows, axis=0)
     batch.flags.writeable = False
     return batch

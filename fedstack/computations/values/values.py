@@ -1,4 +1,4 @@
-"""Turns Python and NumPy values into payloads of the language's types, reporting the path of what does not fit.
+"""Converts Python and NumPy values to payloads of the language's types. Errors have the path of the misfit.
 
 | type | payload |
 | --- | --- |
@@ -6,7 +6,7 @@
 | struct | tuple of payloads, in the type's order |
 | sequence | `ColumnSequence`, or a lazy re-iterable of payloads |
 
-Federated values are built out of these in `federated_values`.
+`federated_values.py` builds federated values from these.
 """
 
 import itertools
@@ -31,9 +31,9 @@ from fedstack.computations.values.column_sequence import (
     column_of,
 )
 from fedstack.computations.values.columns import Column, Payload, RowsColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.ownership import snapshot_of
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator, HasPasses, in_pass, reshuffles
-from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import ReadTensor, mismatch, normalize_tensor, read_only
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import text_of
@@ -48,7 +48,7 @@ def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTenso
       value: Python and NumPy values in any container that fits: dictionaries, named tuples, attrs and dataclass
         instances are matched by name, lists and tuples by position.
       type_spec: The type to fit.
-      path: Where the value stands, for messages.
+      path: The path of the value, for messages.
       read: The rule for its tensors.
 
     Raises:
@@ -69,7 +69,7 @@ def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTenso
 
 
 class SequenceView(HasPasses):
-    """A re-iterable sequence of payloads that normalises its source's elements as they stream by."""
+    """A re-iterable sequence of payloads that normalises its source's elements during iteration."""
 
     __slots__ = ("element", "path", "read", "source")
 
@@ -87,14 +87,14 @@ class SequenceView(HasPasses):
         return self.in_pass(0)
 
     def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "SequenceView":
-        """Returns the sequence over arrays that stay as they are, each as `keep` returns it; others come when asked."""
+        """Returns the sequence with existing arrays replaced by what `keep` returns, arrays that do not change."""
         source: object = self.source
-        return (
-            self if type(source) is not Batches else SequenceView(source.over(keep), self.element, self.path, self.read)
-        )
+        if type(source) is not Batches:
+            return self
+        return SequenceView(source.over(keep), self.element, self.path, self.read)
 
     def as_rows(self) -> ColumnSequence | None:
-        """Returns batches by their rows, cast to the types of the elements; `None` for other sequences."""
+        """Returns batches as a sequence over rows of the element's dtypes; `None` for other sequences."""
         source: object = self.source
         rows = _rows_of(source, self.element, self.path, self.read) if isinstance(source, Batches) else None
         return None if rows is None else ColumnSequence(rows, cast(Batches, source).batching)
@@ -105,14 +105,14 @@ class SequenceView(HasPasses):
         index = 0
         try:
             elements = source.start(self.path) if isinstance(source, FromGenerator) else in_pass(self.source, number)
-            # Not by enumerate(), which holds on to the values that it has yielded.
+            # Not by enumerate(), which keeps a reference to the last value.
             for value in cast("Iterable[object]", elements):
                 payload = quick(value)
                 if payload is None:
                     payload = normalize(value, self.element, f"{self.path}[{index}]", self.read)
                 del value
                 if snapshot is not None:
-                    payload = snapshot(payload, None)  # the same array may come again, filled anew
+                    payload = snapshot(payload, None)  # the source may fill the same array again
                 yield payload
                 del payload
                 index += 1
@@ -137,11 +137,11 @@ class SequenceView(HasPasses):
 
 
 def in_lists(sequence: Iterable[object], number: int) -> Iterator[Sequence[object]] | None:
-    """Returns an iterator over lists of a few elements of a sequence; `None` where these have to be made one by one.
+    """Returns an iterator over lists of a few elements of a sequence; `None` if elements are made one by one.
 
     Args:
       sequence: The sequence.
-      number: The pass, if its order differs from pass to pass.
+      number: The number of the pass, if its order differs from pass to pass.
     """
     if isinstance(sequence, ColumnSequence):
         return sequence.lists(number)
@@ -155,14 +155,14 @@ def in_lists(sequence: Iterable[object], number: int) -> Iterator[Sequence[objec
 def _rows_of(
     batches: Batches, element: Type, path: str, read: ReadTensor, *, as_they_are: bool = False
 ) -> Column | None:
-    """Returns the rows of batches as columns of a type that every batch of them fits; `None` where one does not.
+    """Returns the rows of batches as columns, if every batch fits the element type; else `None`.
 
     Args:
       batches: The batches.
       element: The type of a batch.
-      path: Where they stand, for messages.
+      path: The path of the batches, for messages.
       read: The rule for tensors.
-      as_they_are: Whether the arrays must be of the very dtypes, so that none is copied.
+      as_they_are: Whether the arrays must have exactly the dtypes, so that none is copied.
     """
     sizes = batches.batching.sizes(batches.num_rows) or {batches.batching.size}
 
@@ -187,10 +187,10 @@ def _rows_of(
 
 
 def quick_reader(type_spec: Type) -> Callable[[object], object]:
-    """Returns a function that gives the payload of a usual value of a type, and `None` for any other.
+    """Returns a function that returns the payload of a usual value of a type, and `None` for any other.
 
-    Usual are NumPy scalars and arrays of exactly the declared dtypes, alone, in tuples or in dictionaries: what a
-    function of one batch, or of one client, takes and gives.
+    Usual values are NumPy scalars and arrays of exactly the declared dtypes, alone, in tuples or in dictionaries: the
+    arguments and results of most functions.
     """
     if isinstance(type_spec, StructType) and fields_of(type_spec):
         return _struct_reader(type_spec)
@@ -206,7 +206,7 @@ def _scalar_reader(tensor: TensorType) -> Callable[[object], object]:
 
 def _array_reader(tensor: TensorType) -> Callable[[object], object]:
     dtype, shape = tensor.dtype, tensor.shape
-    fitting = shape  # with unknown dimensions, the last shape that fitted; never that of a scalar
+    fitting = shape  # if there are unknown dimensions, the last shape that fitted; never that of a scalar
 
     def read(value: object) -> object:
         nonlocal fitting
@@ -265,7 +265,7 @@ def _is_iterable(value: object) -> TypeGuard[Iterable[object]]:
 
 
 def _is_indexed(value: object) -> bool:
-    """Returns whether a value that cannot be iterated over has elements by index, as a data set of PyTorch."""
+    """Returns whether a value that is not iterable has elements by index, like a dataset of PyTorch."""
     known = isinstance(value, (str, bytes, np.ndarray, Mapping))
     return not known and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
@@ -273,16 +273,16 @@ def _is_indexed(value: object) -> bool:
 def normalize_sequence(
     value: object, sequence: SequenceType, path: str, read: ReadTensor = normalize_tensor
 ) -> Iterable[object]:
-    """Returns the payload of a sequence: a list at once for a list or tuple, a lazy view for other re-iterables.
+    """Returns the payload of a sequence: all elements of a list or tuple, or a lazy view of another re-iterable.
 
     Raises:
-      TypeMismatchError: If `value` cannot be iterated over again and again, or an element does not fit.
+      TypeMismatchError: If `value` is not re-iterable, or an element does not fit.
     """
-    if isinstance(value, Batches):  # there may be one per client, and what comes below takes longer
+    if isinstance(value, Batches):  # first, since there may be one per client
         return _batches(value, sequence.element, path, read)
     if isinstance(value, HasBlocks):
         return _blocks(value, sequence.element, path)
-    if is_data_frame(value):  # which iterates over its names
+    if is_data_frame(value):  # it would iterate over the names of its columns
         mismatch(sequence, describe(value), path, "give fedstack.batches(df, batch_size)")
     if not _is_iterable(value):
         advice = "give a list of elements"
@@ -294,7 +294,7 @@ def normalize_sequence(
     source = value
     if isinstance(source, ShownSequence) and source.element == sequence.element:
         return source.payload
-    # Only of iterators is `iter` known to be free: elsewhere it may open files.
+    # Only of iterators is `iter` known to be free: for other objects it may open files.
     if isinstance(source, Iterator) and iter(source) is source:
         kind = type(source).__name__
         mismatch(
@@ -310,7 +310,7 @@ def normalize_sequence(
 
 
 def _blocks(source: HasBlocks, element: Type, path: str) -> Iterable[object]:
-    """Returns the payload of what has its elements in columns already."""
+    """Returns the payload of a `HasBlocks`."""
     if not element.is_assignable_from(source.element_type):
         advice = "map its elements to that type; for batches of them, give batches(batch_size) of it"
         mismatch(SequenceType(element), f"{source!r} of {source.element_type}", path, advice)
@@ -319,7 +319,7 @@ def _blocks(source: HasBlocks, element: Type, path: str) -> Iterable[object]:
 
 
 def _batches(batches: Batches, element: Type, path: str, read: ReadTensor) -> Iterable[object]:
-    """Returns the payload of batches, of which what can be known beforehand fits."""
+    """Returns the payload of batches, after checking what is known beforehand."""
     fitting = batches.fitting
     if fitting is None or fitting[0] is not element:
         rows = _rows_of(batches, element, path, read, as_they_are=True)
@@ -329,7 +329,7 @@ def _batches(batches: Batches, element: Type, path: str, read: ReadTensor) -> It
         return cast(ColumnSequence, fitting[1])
     if not len(batches):
         return column_of([], element)
-    # What does not fit does not in the first batch, or in one of fewer rows, the last.
+    # A misfit shows in the first batch, or in the last one, which may have fewer rows.
     for index in {0, len(batches) - 1}:
         batch = next(itertools.islice(batches.in_pass(0), index, None))
         normalize(batch, element, f"{path}[{index}]", read)
@@ -341,7 +341,7 @@ def _any_shape(tensor: TensorType) -> TensorType:
 
 
 def _array_rows(source: object, element: Type, path: str, read: ReadTensor) -> ColumnSequence | None:
-    """Returns an array as the sequence of its rows; `None` if they do not fit, or it is none."""
+    """Returns an array as the sequence of its rows; `None` if they do not fit, or it is not an array."""
     if not isinstance(source, np.ndarray) or not isinstance(element, TensorType) or is_string(element):
         return None
     array = cast(np.ndarray, source)

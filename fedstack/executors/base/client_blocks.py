@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from fedstack.computations.leaves.column_calls import ThreadPlace
+from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
@@ -20,7 +20,7 @@ from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, one_
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
-from fedstack.transport.wire.frames import Work
+from fedstack.transport.wire.frames import RunningClients
 
 _BLOCK_SECONDS = 0.004
 # Results from this size on go into the folds client by client: they leave the cache before a block is done.
@@ -61,15 +61,15 @@ class _Block:
     is_counted: bool
     done: int = 0
 
-    def work(self, function: str, now: float) -> Work:
+    def work(self, function: str, now: float) -> RunningClients:
         """Returns the running work, with its client if that is known."""
         if self.is_counted:
             first = min(self.start + self.done, self.stop - 1)
-            return Work(first, 1, function, now - self.begin)
+            return RunningClients(first, 1, function, now - self.begin)
         client = self.place.client()
         if client == self.stop:
             client = None  # all clients have returned
-        return Work(self.start, self.stop - self.start, function, now - self.begin, client)
+        return RunningClients(self.start, self.stop - self.start, function, now - self.begin, client)
 
 
 class ClientBlocks:
@@ -246,7 +246,7 @@ class ClientBlocks:
             with one_blas_thread():
                 self._work(is_judged=not waits)
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[RunningClients]:
         """Returns the running work by blocks, or by clients where they are counted."""
         now, name = time.perf_counter(), name_of(self.program)
         return [block.work(name, now) for block in list(self._working.values())]

@@ -17,8 +17,7 @@ from fedstack.computations.plan.tasks import Fold
 from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_structure import flattener, full_array, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn
-from fedstack.computations.values.quiet import quiet_context, quietly
-from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
+from fedstack.computations.values.tensor_values import kind_of_dtype, quiet_context, read_only
 from fedstack.executors.base.tree_fold import LeafFold, LeafStream, Partial, leaf_columns
 
 
@@ -105,7 +104,7 @@ class TreeState(FoldState):
         return tensor.dtype
 
     def feed(self, start: int, columns: Sequence[Column]) -> None:
-        quietly(self._feed, start, columns)
+        quiet_context().run(self._feed, start, columns)
         self.add_clients(len(columns[0]))
 
     def _feed(self, start: int, columns: Sequence[Column]) -> None:
@@ -135,7 +134,7 @@ class TreeState(FoldState):
                 leaf.merge(theirs)
 
     def result(self) -> object:
-        return quietly(self._total)
+        return quiet_context().run(self._total)
 
     def _total(self) -> object:
         totals = self._finish([leaf.result() for leaf in self.leaves])

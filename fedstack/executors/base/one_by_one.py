@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.leaves.python.used_locals import free_references
+from fedstack.computations.leaves.portability import free_references
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.plan.graph import Function, declared_type
 from fedstack.computations.plan.interpreter import run_once
@@ -27,7 +27,6 @@ from fedstack.computations.plan.program import (
     Program,
 )
 from fedstack.computations.plan.render import function_of, reference, render, selection
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import (
     Executor,
     ExecutorValue,
@@ -51,6 +50,7 @@ from fedstack.executors.base.schedule_run import merged_argument
 from fedstack.executors.base.verb_executor import VerbExecutor, create_known, known_clients_of, pull
 from fedstack.executors.concurrency.coroutines import LazyTask, need_event_loop, owned_by
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.foundations.error_text import with_place
 
 _T = TypeVar("_T")
 

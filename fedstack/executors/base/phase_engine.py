@@ -14,7 +14,6 @@ import numpy as np
 from fedstack.computations.plan.graph import Function
 from fedstack.computations.plan.interpreter import ProgramRunner
 from fedstack.computations.plan.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Executor, RetryableError, Type, computation_pb2
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.computations.values.federated_values import wrong_number_of_clients
@@ -26,6 +25,7 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
 from fedstack.executors.concurrency.progress import observed_phase
+from fedstack.foundations.error_text import with_place
 
 _T = TypeVar("_T")
 _PLACED = ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "placement")

@@ -21,8 +21,7 @@ from fedstack.computations.types.language import (
     struct_elements,
     to_type,
 )
-from fedstack.computations.types.type_checks import check_assignable
-from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_sizes import check_assignable, type_text
 from fedstack.computations.types.type_structure import contains_sequence, fields_of, join_path, type_from_proto
 from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import check_clients, normalize_argument

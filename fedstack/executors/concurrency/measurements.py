@@ -8,10 +8,10 @@ import attrs
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import run_once
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Program
 from fedstack.executors.concurrency.progress import name_of
-from fedstack.transport.wire.frames import Work
+from fedstack.foundations.caches import made_once
+from fedstack.transport.wire.frames import RunningClients
 
 # The most runs for which no second thread is tried.
 _MOST_RUNS_WITHOUT_HELPERS = 64
@@ -63,8 +63,8 @@ class _OneRun:
         self._program = program
         self._begin = begin
 
-    def work(self) -> list[Work]:
-        return [Work(0, 0, name_of(self._program), time.perf_counter() - self._begin)]
+    def work(self) -> list[RunningClients]:
+        return [RunningClients(0, 0, name_of(self._program), time.perf_counter() - self._begin)]
 
 
 def timed_run(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 import attrs
 
 from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Program
 from fedstack.errors import FedstackError
+from fedstack.executors.worker.work import Work
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.observe.events import ClientsChanged, Folded, PhaseEnded, PhaseStarted
+from fedstack.foundations.caches import made_once
+from fedstack.observe.events import NO_SPAN, ClientsChanged, Folded, PhaseEnded, PhaseStarted, Span
 from fedstack.observe.observers import observers
-from fedstack.observe.spans import NO_SPAN, Span
-from fedstack.transport.wire.frames import Heartbeat, Work
+from fedstack.transport.wire.frames import Heartbeat, RunningClients
 
 _MOST_WORK = 8
 _MOST_NAMES = 4
@@ -34,7 +34,7 @@ _MAX_NAME = 100
 class ReportsWork(Protocol):
     """Does work of an invocation and reports what runs."""
 
-    def work(self) -> Iterable[Work]:
+    def work(self) -> Iterable[RunningClients]:
         """Returns what runs now; called from any thread."""
         ...
 
@@ -96,7 +96,7 @@ class ProgressCounts:
         with self._lock:
             self._workers.add(worker)
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[RunningClients]:
         """Returns the work that has run for longest, longest first."""
         with self._lock:
             workers = list(self._workers)

@@ -2,30 +2,21 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from fedstack.computations.leaves.portability import intrinsics_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import ConcreteComputation, FunctionType, Type, computation_pb2
 from fedstack.errors import FedstackError, InvalidValueError, RemoteError
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.base.verb_values import VerbValue, function_error
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
+from fedstack.foundations.error_text import with_place
 from fedstack.transport.wire.status import RemoteTraceback
 
-
-class FetchesValues(Protocol):
-    """Brings values here."""
-
-    def check(self, value: "SessionValue", role: str, /) -> None:
-        """Raises if the session of a value has ended."""
-        ...
-
-    async def fetch(self, value: "SessionValue", /) -> object:
-        """Runs what a value needs, and returns its payload."""
-        ...
+if TYPE_CHECKING:
+    from fedstack.executors.remote.remote_recorder import RemoteRecorder
 
 
 class SessionValue(VerbValue):
@@ -42,7 +33,7 @@ class SessionValue(VerbValue):
     def __init__(
         self,
         executor: VerbExecutor,
-        fetcher: FetchesValues,
+        fetcher: "RemoteRecorder",
         keeper: SessionKeeper,
         value_id: str,
         type_spec: Type,

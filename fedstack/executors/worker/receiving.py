@@ -9,8 +9,12 @@ from google.protobuf.message import Message
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
-from fedstack.computations.leaves.portability import check_received, leaves_to_load, needs_runtime_import
-from fedstack.computations.leaves.version_skew import differing_modules
+from fedstack.computations.leaves.portability import (
+    check_received,
+    differing_modules,
+    leaves_to_load,
+    needs_runtime_import,
+)
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.types.language import computation_pb2
 from fedstack.executors.concurrency.leaf_threads import (

@@ -11,7 +11,7 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.factories import local_executor_factory
-from fedstack.service.cluster.task import Task, task_of
+from fedstack.service.cluster.task import ClusterTask, task_of
 from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.config import HostConfig, unbracketed
@@ -112,7 +112,7 @@ class ServerConfig:
             limits=self.limits,
             policy=self.policy,
             client_credentials=self.client_credentials,
-            reads=reads,
+            reads=None if reads is None else reads.blocks,
         )
 
     def method_service(self) -> MethodService:
@@ -167,7 +167,7 @@ class Server(RegistersMethods, OwnedServer):
                 f"Expected config as fedstack.service.ServerConfig, found {describe(config)}; write ServerConfig(...)"
             )
         self._addresses_file = config.addresses_file
-        self._task = Task(definition, config.all_credentials().uses_tls, config.host)
+        self._task = ClusterTask(definition, config.all_credentials().uses_tls, config.host)
         RegistersMethods.__init__(self, config.method_service())
         self._executors = config.executor_service()
         services = [self._executors, self._methods, *config.services]

@@ -109,7 +109,7 @@ PROTOCOL = "grpc"
 
 
 @attrs.frozen
-class Task:
+class ClusterTask:
     """A task as its server sees it.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from fedstack.computations.types.language import Type, infer_type
-from fedstack.computations.values.snapshots import snapshot_of
+from fedstack.computations.values.ownership import snapshot_of
 from fedstack.computations.values.values import normalize
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import to_declared_type

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import attrs
 
 from fedstack.computations.leaves.work_scope import WorkKind, current_scope
-from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.values import normalize
 from fedstack.errors import CarrierError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value
+from fedstack.foundations.caches import SharedCache
 from fedstack.membership.reaching import reach
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as messages

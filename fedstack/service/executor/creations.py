@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstack.computations.codec.typed_values import read_typed
+from fedstack.computations.codec.unpacking import read_typed
 from fedstack.computations.leaves.work_scope import change_scope
 from fedstack.computations.types.language import Type, computation_pb2
-from fedstack.computations.types.type_checks import check_assignable
-from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_sizes import check_assignable, type_text
 from fedstack.computations.types.type_structure import contains_function, flatten, tensor_leaves, unflatten
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.contexts.invocation import telling_path

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+from fedstack.computations.codec.references import ReadBlocks
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import ReadsReferences
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
@@ -43,7 +43,7 @@ class ExecutorService(Service):
         extensions: bool = True,
         clock: Clock = time.monotonic,
         client_credentials: ClientCredentials | None = None,
-        reads: ReadsReferences | None = None,
+        reads: ReadBlocks | None = None,
     ) -> None:
         limits, policy = limits or ServiceLimits(), policy or CarrierPolicy()
         self._core = ServiceCore(factory, limits, policy, clock, client_credentials, reads)

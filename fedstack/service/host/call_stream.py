@@ -190,7 +190,7 @@ def too_slow(seconds: float, which: str = "first") -> DeadlineExceededError:
 
 
 @attrs.frozen(eq=False)
-class _Kept:
+class _KeptCall:
     """A call that continues after its first answer."""
 
     method: str | None
@@ -209,7 +209,7 @@ class WholeCalls:
 
     def __init__(self, hand_over: Callable[[Task, Task], None]) -> None:
         self._hand_over = hand_over
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptCall] = {}
 
     async def answer(self, method: ExchangeMethod, request: bytes, call: CallStream) -> bytes:
         """Runs a method, and returns its answer, or the id under which it continues."""
@@ -229,14 +229,14 @@ class WholeCalls:
         except BaseException:
             await end_answers(answers)
             raise
-        kept = _Kept(call.method, call.begun, first, answers, asyncio.get_running_loop().create_future())
+        kept = _KeptCall(call.method, call.begun, first, answers, asyncio.get_running_loop().create_future())
         name = uuid.uuid4().hex
         self._kept[name] = kept
         self._hand_over(call.task, asyncio.ensure_future(self._keep(name, kept)))
         call.method = None
         return write_goes_on(name)
 
-    async def _keep(self, name: str, kept: _Kept) -> None:
+    async def _keep(self, name: str, kept: _KeptCall) -> None:
         """Waits for the end of a call that continues, and ends it if it is not joined."""
         try:
             await asyncio.wait([kept.ended], timeout=_JOIN_SECONDS)

@@ -16,9 +16,9 @@ from typing import Any
 
 from fedstack.errors import AddressError
 from fedstack.foundations.deadline import Deadline
-from fedstack.observe.metrics import Metrics
 from fedstack.observe.observers import Subscription, add_observer
-from fedstack.observe.telemetry_api import PrometheusMetricReader, SdkMeterProvider
+from fedstack.observe.telemetry import Metrics
+from fedstack.observe.telemetry_spans import PrometheusMetricReader, SdkMeterProvider
 from fedstack.service.host.config import HostConfig
 from fedstack.service.host.listening import check_free, dialled
 from fedstack.transport.peers.daemon_threads import start_daemon

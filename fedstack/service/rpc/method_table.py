@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Iterator
 import attrs
 
 from fedstack.computations.leaves.declared_types import ParameterTypes
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import ConcreteComputation, computation_pb2
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_federated, contains_function

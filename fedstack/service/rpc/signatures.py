@@ -8,13 +8,12 @@ from typing import cast
 import attrs
 import numpy as np
 
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import ConcreteComputation, FunctionType, StructType, Type, to_type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_nothing, type_from_proto
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
-from fedstack.foundations.error_text import name_text, printable
+from fedstack.foundations.error_text import name_text, printable, with_place
 from fedstack.foundations.value_text import describe
 from fedstack.proto.methods_pb2 import MethodDescription
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import ConcreteComputation, StructType, get_context_stack, to_type
 from fedstack.contexts.in_force import use_context
 from fedstack.errors import ClosedError, InvalidComputationError, LeafError
@@ -30,13 +30,13 @@ from fedstack.testing.promises import promise_of_stacks
 from fedstack.testing.subjects import StackSubject
 
 
-class _Point(NamedTuple):
+class _PointTypes(NamedTuple):
     x: Any
     y: Any
 
 
 @attrs.define
-class _Pair:
+class _PairTypes:
     x: Any
     y: Any
 
@@ -103,8 +103,8 @@ async def results_come_in_the_annotated_containers(subject: StackSubject) -> Non
     context = subject.sync_context()
     members = (np.int32(1), np.float32(2))
     containers: list[tuple[Any, Any]] = [
-        (_Point(np.int32, np.float32), _Point(*members)),
-        (_Pair(np.int32, np.float32), _Pair(*members)),
+        (_PointTypes(np.int32, np.float32), _PointTypes(*members)),
+        (_PairTypes(np.int32, np.float32), _PairTypes(*members)),
         (OrderedDict(b=np.int32, a=np.float32), OrderedDict(b=members[0], a=members[1])),
         ({"b": np.int32, "a": np.float32}, {"b": members[0], "a": members[1]}),
         ((np.int32, np.float32), members),

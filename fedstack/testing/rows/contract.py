@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedstack.computations.codec.arrays import array_to_proto
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import (
     ConcreteComputation,
     FunctionType,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import CLIENTS
 from fedstack.contexts.contexts import AsyncExecutionContext
 from fedstack.contexts.in_force import use_context

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import FunctionType, StructType, computation_pb2
 from fedstack.errors import InvalidComputationError, LeafError, TypeMismatchError, UnsupportedIntrinsicError
 from fedstack.testing.computation_builder import (

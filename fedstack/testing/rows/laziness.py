@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import ConcreteComputation
 from fedstack.errors import LeafError
 from fedstack.testing.computation_builder import as_expression, block, computation, reference, struct

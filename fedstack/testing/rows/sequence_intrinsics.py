@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import SequenceType, StructType, TensorType
 from fedstack.data.client_data import batches
 from fedstack.errors import InvalidValueError

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
 from fedstack.testing.computation_builder import at_clients, at_server, computation, intrinsic, struct
 from fedstack.testing.expectations import expect, expect_error, expect_same, expect_same_bits

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import ClosedError
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.foundations.loop_timers import timers_on
+from fedstack.foundations.deadline import timers_on
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard

@@ -69,7 +69,7 @@ class Data:
 
 
 @attrs.frozen
-class Work:
+class RunningClients:
     """A function that runs, or that ran at a peer's last report.
 
     Attributes:
@@ -94,7 +94,7 @@ class Work:
             message.client = self.client
 
     @classmethod
-    def read(cls, message: extensions_pb2.Work) -> "Work":
+    def read(cls, message: extensions_pb2.RunningClients) -> "RunningClients":
         """Reads the work from its message."""
         client = message.client if message.HasField("client") else None
         return cls(message.first_client, message.clients, message.function, message.seconds, client)
@@ -107,7 +107,7 @@ class Heartbeat:
     done: int = 0
     running: int = 0
     failed: int = 0
-    work: tuple[Work, ...] = ()
+    work: tuple[RunningClients, ...] = ()
 
 
 def _named(name: str) -> str:
@@ -120,7 +120,7 @@ def header_frame(content: bytes) -> bytes:
     return b"".join((_HEADER_TAG, length_of(len(content)), content))
 
 
-def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[Work] = ()) -> bytes:
+def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[RunningClients] = ()) -> bytes:
     """Returns a heartbeat frame: the server works, for so many clients, and on what."""
     heartbeat = extensions_pb2.Heartbeat(done=done, running=running, failed=failed)
     for piece in work:
@@ -215,7 +215,7 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
         return Data(memoryview(parsed.data))
     if kind == "heartbeat":
         beat = parsed.heartbeat
-        work = tuple(map(Work.read, itertools.islice(beat.work, _MOST_WORK)))
+        work = tuple(map(RunningClients.read, itertools.islice(beat.work, _MOST_WORK)))
         return Heartbeat(beat.done, beat.running, beat.failed, work)
     raise InvalidValueError(
         f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes without; the peer may be newer"

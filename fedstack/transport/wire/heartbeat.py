@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Genera
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.foundations.loop_timers import LoopTimer, timers_on
+from fedstack.foundations.deadline import LoopTimer, timers_on
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)

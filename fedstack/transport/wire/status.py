@@ -30,8 +30,7 @@ from google.protobuf.message import DecodeError
 from fedstack import errors
 from fedstack.computations.types.language import RetryableError
 from fedstack.foundations.error_text import printable, shortened
-from fedstack.foundations.source_lines import with_source_lines
-from fedstack.foundations.traceback_filter import cut_own_frames
+from fedstack.foundations.traceback_filter import cut_own_frames, with_source_lines
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words, reason_of
 

@@ -276,7 +276,7 @@ def test_array_from_proto_takes_any_size_where_the_shape_is_open(shape):
         (np.array(["a"]), np.str_, (1,), "found `ndarray`"),
         (np.array([b"a", "b"], np.object_), np.str_, (2,), "found `str`"),
         (np.array([b"a"], np.object_), np.str_, (2,), "Expected str[2], found object[1]"),
-        (np.zeros(1, "M8[s]"), "M8[s]", (1,), "Expected a dtype that the language has, found datetime64[s]"),
+        (np.zeros(1, "M8[s]"), "M8[s]", (1,), "Expected a dtype of the language, found datetime64[s]"),
     ],
 )
 def test_array_to_proto_refuses_what_does_not_fit(payload, dtype, shape, message):

@@ -35,7 +35,7 @@ def source(name: str) -> Any:
 
 
 def references(keys, name="here:1"):
-    group = ReferenceGroup(source(name), keys, fl.to_type(np.int64), Lengths())
+    group = ReferenceGroup(source(name), keys, fl.to_type(np.int64), Lengths().blocks)
     return [Reference(group, place) for place in range(len(keys))]
 
 
@@ -119,5 +119,5 @@ def test_a_worker_reads_nothing_that_its_operator_has_not_named() -> None:
     for_others = WorkScope(policy=CarrierPolicy())
     with for_others.entered(), pytest.raises(CarrierError, match="--data-service ADDRESS"):
         next(own.blocks())
-    with attrs.evolve(for_others, reads=Lengths()).entered():
+    with attrs.evolve(for_others, reads=Lengths().blocks).entered():
         assert next(own.blocks()).values.tolist() == [0, 1, 2]

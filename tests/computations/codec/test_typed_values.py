@@ -4,9 +4,8 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.typed_values import read_typed, write_typed
-from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.codec.packing import Packer, write_typed
+from fedstack.computations.codec.unpacking import Unpacker, read_typed
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.segments import SegmentReader, memory_of
 from fedstack.proto.extensions_pb2 import Creation, TypedValue

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from fedstack.computations.leaves.arguments import SequenceArgument
+from fedstack.computations.leaves.leaf import SequenceArgument
 from fedstack.computations.types.language import SequenceType, to_type
 from fedstack.computations.values.values import normalize
 from fedstack.data.client_data import from_generator

@@ -206,7 +206,7 @@ def test_code_gets_in_if_that_is_allowed():
 
 def test_a_handle_of_another_process_does_not_get_in():
     check_received(handle(PROCESS), CarrierPolicy())
-    with pytest.raises(CarrierError, match="found a handle to 'lost' in another process; send it by reference or by"):
+    with pytest.raises(CarrierError, match="found a handle of another one to 'lost'; send the function by"):
         check_received(handle("another"), OPEN)
 
 

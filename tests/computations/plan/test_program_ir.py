@@ -14,7 +14,7 @@ import fedstack
 from fedstack.computations.plan.graph import type_of
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.plan import PlanCache
-from fedstack.computations.plan.program import LeafSource, Program, Step, closed_program
+from fedstack.computations.plan.program import LeafSource, Program, ProgramStep, closed_program
 from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import PhaseTask
@@ -349,6 +349,6 @@ def test_leaves_are_sent_as_they_are():
     program = closed_program(trace(ADD.proto))
     ir = program_to_ir(program, [fl.StructType([INT, INT])], [INT])
     (step,) = program_from_ir(trace(ir), 1).steps
-    assert isinstance(step, Step)
+    assert isinstance(step, ProgramStep)
     assert isinstance(step.operation, LeafSource)
     assert step.operation.computation == ADD.proto

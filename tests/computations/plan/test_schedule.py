@@ -4,7 +4,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask
 from fedstack.computations.plan.trace import trace

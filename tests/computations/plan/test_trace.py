@@ -13,7 +13,7 @@ from federated_language.proto import computation_pb2
 from google.protobuf.message import DecodeError
 
 import fedstack
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.plan.graph import (
     Callee,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedstack.computations.values.containers import to_result
-from fedstack.computations.values.ownership import take_buffer, whole_buffer
-from fedstack.computations.values.snapshots import snapshot_of
+from fedstack.computations.values.ownership import snapshot_of, take_buffer, whole_buffer
 from fedstack.computations.values.tensor_values import read_only
 
 SIZE = 8192  # float32: large enough to be worth taking

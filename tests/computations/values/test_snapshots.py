@@ -6,7 +6,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.leaves.python.python_functions import PythonLeaf
+from fedstack.computations.leaves.python_functions import PythonLeaf
 from fedstack.computations.values.columns import ListColumn
 
 VECTOR = fl.TensorType(np.float32, [3])
@@ -83,7 +83,7 @@ def test_a_struct_that_a_function_keeps_and_changes_is_copied_through_and_throug
     ],
 )
 def test_what_a_function_lets_go_of_is_not_copied(function, monkeypatch):
-    monkeypatch.setattr("fedstack.computations.values.snapshots.read_only", lambda array: pytest.fail("it was copied"))
+    monkeypatch.setattr("fedstack.computations.values.ownership.read_only", lambda array: pytest.fail("it was copied"))
     assert leaf(function).call(payload(), 0).shape == (3,)
     assert leaf(lambda x: {"a": function(x), "b": (function(x), np.float32(1))}, result=PAIR).call(payload(), 0)
 

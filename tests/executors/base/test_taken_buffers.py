@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.plan.program import Join, Pick, Program, Slot, Step
-from fedstack.computations.plan.sole_readers import read_by_one
+from fedstack.computations.plan.program import Join, Pick, Program, ProgramStep, Slot, read_by_one
 from fedstack.computations.values.ownership import take_buffer
 from fedstack.executors.base import client_blocks, tree_fold
 
@@ -354,7 +353,7 @@ def test_other_arrays_are_never_taken(make):
 
 def program(results):
     """Slots 0 and 1 are an input and a literal, the others are made by steps."""
-    steps = tuple(Step(None, Slot(0), target) for target in (2, 3))  # type: ignore[arg-type]
+    steps = tuple(ProgramStep(None, Slot(0), target) for target in (2, 3))  # type: ignore[arg-type]
     return Program((0,), ((1, np.float32(1)),), steps, tuple(results), 4)
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, bare, programs
 
 import fedstack
-from fedstack.computations.types.bounded_cache import BoundedCache
 from fedstack.contexts import SyncExecutionContext
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.remote.phases import phase_messages
+from fedstack.foundations.caches import BoundedCache
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection

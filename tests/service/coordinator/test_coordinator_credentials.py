@@ -9,7 +9,7 @@ from certificate_files import CertificateFiles
 from serving import served
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.python.function_pickles import dumps
+from fedstack.computations.leaves.function_pickles import dumps
 from fedstack.computations.types.language import infer_type
 from fedstack.errors import FedstackError, InvalidValueError, LeafError
 from fedstack.service import ClusterSpec, Server, ServerConfig

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.python import captures
-from fedstack.computations.types.bounded_cache import SharedCache
+from fedstack.computations.leaves import function_pickles
+from fedstack.foundations.caches import SharedCache
 from fedstack.service import local_worker_pool
 
 
@@ -18,7 +18,7 @@ from fedstack.service import local_worker_pool
 def test_a_large_variable_is_warned_of_once_over_many_calls_on_a_worker(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captures, "_told", SharedCache(10, 10))
+    monkeypatch.setattr(function_pickles, "_warned_of", SharedCache(10, 10))
     table = np.zeros(2_000_000)
 
     def leaf(x: Any) -> Any:
@@ -34,7 +34,7 @@ def test_a_large_variable_is_warned_of_once_over_many_calls_on_a_worker(
         fedstack.use_context(context),
     ):
         assert [computation([1, 2]), computation([3])] == [[1, 2], [3]]
-    assert [record.getMessage() for record in caplog.records if record.name == captures.__name__] == [
+    assert [record.getMessage() for record in caplog.records if record.name == function_pickles.__name__] == [
         "'table' (16 MB) travels with 'leaf' in each call; give it as an argument, or load it in the worker"
     ]
 

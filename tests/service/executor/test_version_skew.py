@@ -17,18 +17,17 @@ from federated_language.proto import computation_pb2
 from serving import Server, served
 
 import fedstack
-from fedstack.computations.leaves import carrier_policy, version_skew
+from fedstack.computations.leaves import carrier_policy, named_functions, portability
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
-from fedstack.computations.leaves.python import source_digests
-from fedstack.computations.leaves.python.source_digests import function_digest, module_digest
+from fedstack.computations.leaves.named_functions import function_digest, module_digest
 from fedstack.errors import CarrierError
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.proto.carriers_pb2 import PythonReference
 from fedstack.transport.peers.io_loop import io_loop
 
-LOGGER = version_skew.__name__
+LOGGER = portability.__name__
 MODULE = """
 import numpy as np
 import fedstack
@@ -52,7 +51,7 @@ OTHER_FUNCTION = MODULE.replace("return helper(x)", "return helper(x + 0)")
 
 @pytest.fixture(autouse=True)
 def nobody_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_skew, "_told", set())
+    monkeypatch.setattr(portability, "_warned_of", set())
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +139,7 @@ def test_a_client_that_comes_when_the_function_is_loaded_already_is_warned_too(
     found = module("skew_constant")
     run(lenient, found.squared)
     caplog.clear()
-    monkeypatch.setattr(version_skew, "_told", set())  # as in another process
+    monkeypatch.setattr(portability, "_warned_of", set())  # as in another process
     run(lenient, found.squared)
     assert [record.args for record in caplog.records if record.name == LOGGER] == [("skew_constant", lenient.target)]
 
@@ -219,7 +218,7 @@ def test_the_digest_of_a_function_is_computed_once_until_its_file_changes(
         read.append(found)
         return getsource(found)
 
-    monkeypatch.setattr(source_digests.inspect, "getsource", counting)
+    monkeypatch.setattr(named_functions.inspect, "getsource", counting)
     module("skew_function_digest")
     functions = [sys.modules["skew_function_digest"].scaled.__wrapped__, sys.modules["skew_function_digest"].helper]
     digests = [[function_digest(function) for function in functions] for _ in range(5)]
@@ -239,7 +238,7 @@ def test_the_digest_of_a_module_is_computed_once_until_its_file_changes(
         read.append(found)
         return getsource(found)
 
-    monkeypatch.setattr(source_digests.inspect, "getsource", counting)
+    monkeypatch.setattr(named_functions.inspect, "getsource", counting)
     found = module("skew_digest")
     digests = {module_digest("skew_digest") for _ in range(5)}
     assert (len(digests), read) == (1, [found])
@@ -256,6 +255,6 @@ def test_what_has_no_source_file_has_no_digest(name: str) -> None:
 def test_a_worker_that_names_modules_which_nobody_here_has_is_not_listened_to(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    version_skew.warn_of_differing(["no_such_module_anywhere", "x" * 10_000, "\n"], "a worker")
+    portability.warn_of_differing(["no_such_module_anywhere", "x" * 10_000, "\n"], "a worker")
     assert not caplog.records
-    assert not version_skew._told
+    assert not portability._warned_of

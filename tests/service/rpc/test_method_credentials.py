@@ -12,7 +12,7 @@ import pytest
 from certificate_files import CertificateFiles
 from served_methods import WALL, add
 
-from fedstack.computations.leaves.python.function_pickles import dumps
+from fedstack.computations.leaves.function_pickles import dumps
 from fedstack.errors import AuthenticationError, InvalidValueError, LeafError, RemoteError
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.service import ClusterSpec, Server, ServerConfig, rpc

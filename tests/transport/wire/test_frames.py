@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstack.errors import InvalidValueError
+from fedstack.executors.worker.work import Work
 from fedstack.foundations.segments import Rows, SegmentReader
 from fedstack.proto.extensions_pb2 import Frame, HandshakeRequest, Heartbeat
 from fedstack.transport.wire import frames
 from fedstack.transport.wire.frames import (
     Data,
     Header,
-    Work,
     data_frames,
     header_frame,
     heartbeat_frame,

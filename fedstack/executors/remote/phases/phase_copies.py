@@ -4,7 +4,7 @@ import uuid
 import weakref
 from collections.abc import Iterable
 
-from fedstack.computations.values.shared_column import SharedColumn
+from fedstack.computations.values.columns import SharedColumn
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.proto.extensions_pb2 import PhaseRequest
 

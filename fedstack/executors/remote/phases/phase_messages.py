@@ -13,15 +13,12 @@ from google.protobuf import any_pb2
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.leaves.python.carriers import code_version
+from fedstack.computations.leaves.carriers import code_version
 from fedstack.computations.plan.intrinsics import find_intrinsic
-from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.plan import plans
-from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program
+from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program, read_by_one
 from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
-from fedstack.computations.plan.sole_readers import read_by_one
-from fedstack.computations.plan.tasks import Fold, Phase, Signature
-from fedstack.computations.types.bounded_cache import SharedCache
+from fedstack.computations.plan.tasks import Fold, Phase, ProgramTypes
 from fedstack.computations.types.language import (
     CLIENTS,
     FederatedType,
@@ -31,13 +28,13 @@ from fedstack.computations.types.language import (
     computation_pb2,
 )
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
-from fedstack.computations.values.columns import Column
-from fedstack.computations.values.shared_column import SharedColumn
+from fedstack.computations.values.columns import Column, SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.base.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phases.phase_copies import PhaseCopies
+from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
-from fedstack.observe.spans import NO_SPAN, Span, is_id
+from fedstack.observe.events import NO_SPAN, Span, is_id
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
 
@@ -46,10 +43,10 @@ _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 KeptInput = Callable[[str], "tuple[Column, Type]"]
 # A function that travels by value takes with it what it captures; there are as many phases as plans are kept.
-_templates: "SharedCache[object, _Kept]" = SharedCache(1000, 256 << 20)
+_templates: "SharedCache[object, _PhaseTemplate]" = SharedCache(1000, 256 << 20)
 
 
-class _Kept(NamedTuple):
+class _PhaseTemplate(NamedTuple):
     """A request without values, and the versions of the functions in it."""
 
     versions: tuple[bytes, ...]
@@ -158,7 +155,7 @@ def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends
     keys = _template_keys(phase)
     kept = _templates.get(keys.get(portable_key))
     if kept is None or kept.versions != versions:
-        kept = _Kept(versions, _template(phase, portable))
+        kept = _PhaseTemplate(versions, _template(phase, portable))
         # One key for all versions of its functions, so that the last one takes the place of that before.
         _templates.put(keys.setdefault(portable_key, object()), kept, kept.template.ByteSize())
     return kept.template
@@ -318,7 +315,9 @@ def _read_fold(message: PhaseRequest.Fold, results: Sequence[Type], unpacker: Un
     return fold, FoldArgument(values, [captures for _, _, captures in functions])
 
 
-def _read_function(message: PhaseRequest.Function, unpacker: Unpacker) -> tuple[Program, Signature, Sequence[object]]:
+def _read_function(
+    message: PhaseRequest.Function, unpacker: Unpacker
+) -> tuple[Program, ProgramTypes, Sequence[object]]:
     program = program_from_ir(plans.plan_content(message.computation), 1 + len(message.capture))
     declared = cast(FunctionType, type_from_proto(message.computation.type))
     inputs = [member for _, member in fields_of(cast(StructType, declared.parameter))]
@@ -331,7 +330,7 @@ def _read_function(message: PhaseRequest.Function, unpacker: Unpacker) -> tuple[
         if not wanted.is_assignable_from(type_spec):
             raise InvalidComputationError(f"Expected a captured {wanted}, found {type_spec}")
         captures.append(unpacker.unpack(capture.value, type_spec))
-    return program, Signature(tuple(inputs), results[0][1]), captures
+    return program, ProgramTypes(tuple(inputs), results[0][1]), captures
 
 
 def check_first_client(request: PhaseRequest) -> None:

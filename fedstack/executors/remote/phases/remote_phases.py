@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.leaves.version_skew import warn_of_differing
+from fedstack.computations.leaves.portability import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import (

@@ -6,10 +6,9 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.typed_values import write_typed
+from fedstack.computations.codec.packing import Packer, write_typed
 from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.leaves.version_skew import warn_of_differing
+from fedstack.computations.leaves.portability import warn_of_differing
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import ResourceLimitError

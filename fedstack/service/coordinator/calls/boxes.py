@@ -11,9 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.typed_values import read_typed, write_typed
-from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.codec.packing import Packer, write_typed
+from fedstack.computations.codec.unpacking import Unpacker, read_typed
 from fedstack.computations.types.language import TensorType, Type, infer_type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
 from fedstack.computations.values.containers import to_result

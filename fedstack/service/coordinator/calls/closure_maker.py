@@ -4,13 +4,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from fedstack.computations.leaves.python.python_computation import PythonComputation
+from fedstack.computations.leaves.python_computation import PythonComputation
 from fedstack.computations.types.language import ConcreteComputation, FederatedType, StructType, Type
-from fedstack.computations.types.type_checks import check_assignable
+from fedstack.computations.types.type_sizes import check_assignable
 from fedstack.computations.types.type_structure import fields_of, join_path
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
+from fedstack.computations.values.ownership import snapshot_of
 from fedstack.computations.values.records import split_struct
-from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.errors import TypeMismatchError
 from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.calls.closures import (

@@ -17,9 +17,8 @@ import attrs
 import numpy as np
 
 from fedstack.computations.leaves.declared_types import check_returns
-from fedstack.computations.leaves.python.captures import variables_of
-from fedstack.computations.leaves.python.function_pickles import dumps, loads
-from fedstack.computations.leaves.python.python_computation import bound, python_computation
+from fedstack.computations.leaves.function_pickles import dumps, loads, variables_of
+from fedstack.computations.leaves.python_computation import bound, python_computation
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.values.tensor_values import describe

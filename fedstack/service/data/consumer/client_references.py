@@ -11,8 +11,8 @@ from fedstack.computations.codec.references import Reference, ReferenceGroup
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, computation_pb2
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
-from fedstack.computations.values.client_rows import ClientRows
 from fedstack.computations.values.column_sequence import BlockSequence
+from fedstack.computations.values.deferred_column import ClientRows
 from fedstack.data.client_data import batching_of
 from fedstack.errors import InvalidValueError
 from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
@@ -91,8 +91,8 @@ def reader_of_this_process() -> ReferenceReader:
 
 def _restored(source: bytes, key: bytes, element: bytes, client_id: Any) -> ClientReference:
     type_spec = type_from_proto(computation_pb2.Type.FromString(element))
-    reader = None if current_scope().is_for_others else reader_of_this_process()
-    return ClientReference(ReferenceGroup(any_pb2.Any.FromString(source), [key], type_spec, reader), 0, client_id)
+    read = None if current_scope().is_for_others else reader_of_this_process().blocks
+    return ClientReference(ReferenceGroup(any_pb2.Any.FromString(source), [key], type_spec, read), 0, client_id)
 
 
 class RegisteredClients:
@@ -141,7 +141,7 @@ class RegisteredClients:
         source = any_pb2.Any()
         source.Pack(self.registered)
         keys = [key_of(client, self.id_type) for client in client_ids]
-        group = ReferenceGroup(source, keys, self.element_type, self._reader)
+        group = ReferenceGroup(source, keys, self.element_type, self._reader.blocks)
         return [ClientReference(group, place, client) for place, client in enumerate(client_ids)]
 
     def write(self, message: ClientSelections) -> None:

@@ -5,10 +5,9 @@ from typing import TypeAlias, cast
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
 from fedstack.computations.types.language import Type
-from fedstack.data.argument_checks import checked_positive
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
-from fedstack.foundations.number_checks import check_number
+from fedstack.foundations.number_checks import check_number, checked_positive
 from fedstack.foundations.value_text import describe
 from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import DescribeDatasetRequest

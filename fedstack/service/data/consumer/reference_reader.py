@@ -16,12 +16,12 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.codec.references import Reference, ReferenceGroup
-from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import SequenceType, Type, computation_pb2
 from fedstack.computations.values.columns import Column, concatenate, empty_column
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text
 from fedstack.proto.client_references_pb2 import ClientDataset
 from fedstack.proto.data_service_pb2 import ReadRequest
@@ -299,7 +299,7 @@ class ReferenceReader(ClosesOnExit):
         dataset = _dataset_of(data.content)
         if not dataset.HasField("client") or not isinstance(type_spec, SequenceType):
             raise InvalidValueError(f"Expected data of a client, a sequence, found {type_spec}; at a data block")
-        return Reference(ReferenceGroup(data.content, [dataset.client], type_spec.element, self), 0)
+        return Reference(ReferenceGroup(data.content, [dataset.client], type_spec.element, self.blocks), 0)
 
     def __repr__(self) -> str:
         allowed = "any data service" if self._allowed is None else ", ".join(self._allowed.values())

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, shape_fits, tensor_leaves
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
-from fedstack.computations.values.quiet import quietly
-from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
-from fedstack.data.arrow_arrays import (
+from fedstack.computations.values.tensor_values import kind_of_dtype, quiet_context, read_only
+from fedstack.data.client_columns import (
     check_nothing_null,
     dense,
     imported_pyarrow,
@@ -166,7 +165,7 @@ class ArrowReader:
             raise TypeMismatchError(f"Expected rows of {tensor}, found {rows.dtype}{list(rows.shape[1:])}; in {place}")
         if kind == "S":
             return column_over(rows, TensorType(np.str_, rows.shape[1:]), len(rows), place)
-        values = quietly(np.asarray, rows, dtype)
+        values = quiet_context().run(np.asarray, rows, dtype)
         if narrows:
             lost = (np.isinf(values) & np.isfinite(rows)).reshape(len(rows), -1).any(axis=1)
             for row in np.flatnonzero(lost)[:1].tolist():

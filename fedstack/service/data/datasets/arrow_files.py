@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
-from fedstack.data.arrow_arrays import imported_pyarrow
+from fedstack.data.client_columns import imported_pyarrow
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe, shorten
 from fedstack.service.data.datasets.arrow_elements import ArrowReader, arrow_type, check_text, type_of_arrow

@@ -13,10 +13,10 @@ from fedstack.computations.types.type_structure import fields_of, is_scalar, is_
 from fedstack.computations.values.column_sequence import BlockSequence, HasBlocks
 from fedstack.computations.values.columns import Column, RowsColumn, StructColumn
 from fedstack.computations.values.sequences import MAX_SEED, drawn_order
-from fedstack.data.argument_checks import checked_seed
 from fedstack.data.client_tables import group_rows
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.number_checks import checked_seed
 from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.pipeline import Pipeline
 from fedstack.service.data.datasets.sources import ArraysSource, Source

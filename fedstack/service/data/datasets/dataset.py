@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from fedstack.computations.values.client_rows import ClientRows
-from fedstack.data.argument_checks import checked_integer, checked_positive
+from fedstack.computations.values.deferred_column import ClientRows
 from fedstack.data.client_data import batching_of, frozen_arrays
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.number_checks import checked_integer, checked_positive
 from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets import files
 from fedstack.service.data.datasets.arrow_files import (

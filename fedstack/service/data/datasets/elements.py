@@ -13,7 +13,6 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, run_columns
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import Program, closed_program
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import (
     ConcreteComputation,
     FunctionType,
@@ -36,6 +35,7 @@ from fedstack.executors.concurrency.coroutines import RunInline
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.leaf_executor import LeafEngine
 from fedstack.executors.sequence_executor import SequenceEngine
+from fedstack.foundations.error_text import with_place
 from fedstack.foundations.value_text import describe
 from fedstack.service.data.reading.blocks import tensor_of_rows
 from fedstack.service.data.reading.budget import Blocks, BlockSize

@@ -13,8 +13,8 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.computations.values.sequences import MAX_SEED
-from fedstack.data.argument_checks import checked_flag, checked_integer, checked_positive, checked_seed
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.number_checks import checked_flag, checked_integer, checked_positive, checked_seed
 from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets import rearranging_steps, steps
 from fedstack.service.data.datasets.elements import (

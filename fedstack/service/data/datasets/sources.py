@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fedstack.computations.plan.interpreter import run_once
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
 from fedstack.computations.values.columns import Column, Payload, ScalarColumn, StructColumn
 from fedstack.computations.values.sequences import FromGenerator
 from fedstack.computations.values.values import SequenceView
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError, TypeMismatchError
-from fedstack.foundations.error_text import name_text
+from fedstack.foundations.error_text import name_text, with_place
 from fedstack.service.data.datasets.elements import ElementFunction
 from fedstack.service.data.reading.blocks import (
     Gathering,

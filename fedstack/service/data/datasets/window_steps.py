@@ -13,8 +13,8 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string, tensor_leaves
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, StructColumn, concatenate
 from fedstack.computations.values.tensor_values import normalize_tensor
-from fedstack.data.argument_checks import checked_integer
 from fedstack.errors import InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.number_checks import checked_integer
 from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.steps import Asks, BatchStep, Step, Upstream, batch_type
 from fedstack.service.data.reading.blocks import Gathering, picked, stacked

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import attrs
 import numpy as np
 
-from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES, Unpacker, announced_bytes
+from fedstack.computations.codec.payload_sizes import announced_bytes
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES, Unpacker
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves

@@ -9,11 +9,11 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.column_sequence import HasBlocks
 from fedstack.computations.values.columns import Column, StructColumn
 from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of, key_of
 from fedstack.service.data.datasets.dataset import Dataset

@@ -10,8 +10,6 @@ import attrs
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.types.bounded_cache import BoundedCache
-from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Type
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, read_message
@@ -19,7 +17,9 @@ from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.worker.receiving import receive
 from fedstack.executors.worker.work import Work
+from fedstack.foundations.caches import BoundedCache
 from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.error_text import with_place
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.reading.blocks import sized_blocks, without_first

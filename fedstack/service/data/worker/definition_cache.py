@@ -8,10 +8,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
-from fedstack.computations.types.bounded_cache import BoundedCache
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.worker.receiving import receive
+from fedstack.foundations.caches import BoundedCache
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import Commit, DatasetDescription, DescribeDatasetRequest

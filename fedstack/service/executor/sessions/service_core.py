@@ -9,8 +9,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.references import ReadBlocks
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import ReadsReferences, SystemScope, WorkKind, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import SystemScope, WorkKind, current_scope, set_scope
 from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
@@ -19,10 +20,8 @@ from fedstack.computations.types.language import (
     computation_pb2,
     get_context_stack,
 )
-from fedstack.computations.types.name_sizes import count_name_bytes
-from fedstack.computations.types.type_memory import let_go_of_types, recent_types
-from fedstack.computations.types.type_sizes import count_leaves, least_leaves, struct_depth
-from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.types.type_sizes import count_leaves, count_name_bytes, least_leaves, struct_depth
+from fedstack.computations.types.type_structure import recent_types, release_unused_types, type_from_proto
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
@@ -30,6 +29,7 @@ from fedstack.executors.concurrency.jobs import AbandonedWork
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.receiving import Admission
+from fedstack.executors.worker.work import Work
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
@@ -37,7 +37,6 @@ from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
 from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.wire.frames import Work
 
 _MOST_WORK = 20
 
@@ -159,9 +158,9 @@ class ServiceCore:
         policy: CarrierPolicy,
         clock: Clock = time.monotonic,
         client_credentials: ClientCredentials | None = None,
-        reads: ReadsReferences | None = None,
+        reads: ReadBlocks | None = None,
     ) -> None:
-        let_go_of_types()
+        release_unused_types()
         self.factory = factory
         self.limits = limits
         self.policy = policy

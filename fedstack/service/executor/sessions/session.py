@@ -52,7 +52,7 @@ class Started:
     waiting: int = 0
 
 
-class _Kept(dict[str, Any]):
+class _KeptValues(dict[str, Any]):
     """The values that functions keep between calls. They count as values of the session.
 
     Args:
@@ -110,7 +110,7 @@ class Session:
         self.clients = clients
         self.takes_any_number = takes_any_number
         self.bytes = 0
-        self.closures = ClosureScope(None, _Kept(lambda: self.check_room(0)))
+        self.closures = ClosureScope(None, _KeptValues(lambda: self.check_room(0)))
         self.caller = current_scope().caller
         self.ended = ""
         self.started = Started()

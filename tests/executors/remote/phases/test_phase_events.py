@@ -15,7 +15,7 @@ from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import WorkerUnavailableError
 from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.observe import CallEnded, CallRetried, CallStarted, ClientsChanged, PhaseEnded, PhaseStarted
-from fedstack.observe.spans import NO_SPAN, Span, new_id
+from fedstack.observe.events import NO_SPAN, Span, new_id
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.service import local_worker_pool
 from fedstack.service.executor.executor_service import ExecutorService

@@ -9,8 +9,7 @@ import pytest
 from recording_connection import RecordingConnection
 
 import fedstack
-from fedstack.computations.values.columns import ListColumn, ScalarColumn
-from fedstack.computations.values.shared_column import SharedColumn
+from fedstack.computations.values.columns import ListColumn, ScalarColumn, SharedColumn
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import RemoteError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.worker.phase_pipeline import PhaseHost

@@ -119,7 +119,7 @@ def test_workers_are_waited_for_and_who_waits_too_long_is_told(service: DataServ
         clients = RegisteredClients(empty.target, "rows")
         (reference,) = clients.references([1])
         clients.close()
-        object.__setattr__(reference.group, "reader", reader)
+        object.__setattr__(reference.group, "read", reader.blocks)
         with pytest.raises(
             RemoteError, match=rf"found none within 0.3 s; start one with .*--data-worker {empty.target}"
         ):

@@ -152,7 +152,7 @@ def test_a_reference_to_something_else_is_refused(content) -> None:
         source.value = content
     else:
         source.Pack(content)
-    group = ReferenceGroup(source, [b"a"], TensorType(np.int64), ReferenceReader())
+    group = ReferenceGroup(source, [b"a"], TensorType(np.int64), ReferenceReader().blocks)
     with pytest.raises(CarrierError, match="Expected a reference to a fedstack.v1.ClientDataset"):
         next(Reference(group, 0).blocks())
 

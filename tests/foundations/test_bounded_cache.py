@@ -13,7 +13,7 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.portability import portable
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.plan.plan import PlanCache
-from fedstack.computations.types.bounded_cache import BoundedCache
+from fedstack.foundations.caches import BoundedCache
 from fedstack.leaves import Destination
 from fedstack.testing.computation_builder import computation, literal
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.leaves import function_pickles, python_functions
+from fedstack.computations.leaves.carriers import portable_carrier
+from fedstack.computations.leaves.function_pickles import variables_of
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.python import captures, handles
-from fedstack.computations.leaves.python.captures import variables_of
-from fedstack.computations.leaves.python.carriers import portable_carrier
-from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.errors import CarrierError
+from fedstack.foundations.caches import SharedCache
 
 LARGE = np.zeros(2_000_000)  # 16 MB
 
 
 @pytest.fixture(autouse=True)
 def nobody_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captures, "_told", SharedCache(10, 10))
+    monkeypatch.setattr(function_pickles, "_warned_of", SharedCache(10, 10))
 
 
 def decorated(function: Callable[..., Any]) -> Any:
@@ -159,7 +159,7 @@ def test_a_function_that_refers_to_itself_and_to_nothing_yet_has_no_variables() 
 def test_a_function_that_is_decorated_anew_in_each_round_is_warned_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handles, "_MANY", 5)
+    monkeypatch.setattr(python_functions, "_MANY", 5)
 
     def new_work(number: int) -> Any:
         def work(x: Any) -> Any:
@@ -171,14 +171,14 @@ def test_a_function_that_is_decorated_anew_in_each_round_is_warned_of_once(
         mapped(decorated(new_work(number)))
     assert [record.getMessage() for record in caplog.records] == [
         "'work' has been decorated and built into computations 5 times, and all of these stay in memory; decorate it "
-        "once, and give what differs as an argument"
+        "once, and pass what differs as an argument"
     ]
 
 
 def test_different_functions_of_one_name_are_not_counted_together(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handles, "_MANY", 3)
+    monkeypatch.setattr(python_functions, "_MANY", 3)
     for function in (lambda x: x, lambda x: x + 1, lambda x: x + 2, lambda x: x + 3):
         mapped(decorated(function))
     assert not caplog.records

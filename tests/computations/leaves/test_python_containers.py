@@ -9,7 +9,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.leaves.python.python_containers import (
+from fedstack.computations.leaves.computation_pickles import (
     Containers,
     containers_of,
     from_message,

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.python.handles import registry
-from fedstack.computations.leaves.python.python_computation import PythonComputation
+from fedstack.computations.leaves.python_computation import PythonComputation
+from fedstack.computations.leaves.python_functions import registry
 from fedstack.computations.values.records import Record
 from fedstack.errors import (
     CarrierError,

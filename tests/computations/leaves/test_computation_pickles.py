@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.python.function_pickles import dumps, loads
+from fedstack.computations.leaves.function_pickles import dumps, loads
 
 CLIENTS_FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
 

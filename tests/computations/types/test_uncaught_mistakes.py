@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.contexts import uncaught_mistakes
+from fedstack.computations.types import language_mistakes
 
 FIX = "To fix it: send what is at the server to the clients first, with fl.federated_broadcast."
 SCRIPT = """
@@ -93,7 +93,7 @@ def shell(monkeypatch):
 def install_twice():
     for _ in range(2):
         context = fedstack.create_sync_local_execution_context()
-        uncaught_mistakes.set_default_context(context)
+        language_mistakes.set_default_context(context)
         fl.framework.set_no_default_context()
         context.close()
 

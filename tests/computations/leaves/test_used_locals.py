@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.code_modules import AS_GOOD_AS_CODE
-from fedstack.computations.leaves.python.named_functions import resolve_reference, resolves_to_itself
-from fedstack.computations.leaves.python.python_functions import PythonLeaf
+from fedstack.computations.leaves.carrier_policy import AS_GOOD_AS_CODE, CarrierPolicy
+from fedstack.computations.leaves.named_functions import resolve_reference, resolves_to_itself
+from fedstack.computations.leaves.python_functions import PythonLeaf
 from fedstack.errors import CarrierError
 
 MODULE = """
@@ -218,13 +217,13 @@ def test_no_body_of_a_module_is_run_in_another_way_than_by_its_import(work, modu
 
 
 @pytest.mark.parametrize(
-    "allowed", ["*", "fedstack", "fedstack.computations", "fedstack.computations.leaves.python.function_pickles"]
+    "allowed", ["*", "fedstack", "fedstack.computations", "fedstack.computations.leaves.function_pickles"]
 )
 def test_no_reference_reaches_into_fedstack_but_its_example(allowed):
     policy = CarrierPolicy(modules=[allowed])
     for module in (
         "fedstack",
-        "fedstack.computations.leaves.python.function_pickles",
+        "fedstack.computations.leaves.function_pickles",
         "fedstack.service.pool.worker_pool",
     ):
         with pytest.raises(CarrierError, match="call it in a function of a module of your own"):

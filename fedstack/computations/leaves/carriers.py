@@ -1,4 +1,4 @@
-"""Carries Python functions inside computations: by handle here, by reference or by value to other processes.
+"""Carries Python functions in computations: by handle in this process, by reference or by value to others.
 
 | carrier | content | loading it |
 | --- | --- | --- |
@@ -6,8 +6,7 @@
 | by reference | `PythonReference` | imports an allow-listed, installed module |
 | by value | `PickledPython` | executes code; only where allowed |
 
-A handle is made at decoration. It becomes one of the others in one place, `portable_carrier`, when a computation leaves
-the process.
+A handle is made when a function is decorated. `portable_carrier` replaces it when a computation leaves the process.
 """
 
 import hashlib
@@ -18,19 +17,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
-from fedstack.computations.leaves.leaf import Leaf
-from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
-from fedstack.computations.leaves.python.captures import unwritable_variable, warn_if_large
-from fedstack.computations.leaves.python.function_pickles import dumps, loads
-from fedstack.computations.leaves.python.handles import find_function, handle_of, known_function
-from fedstack.computations.leaves.python.named_functions import (
-    LOADING_ERRORS,
-    describe_error,
-    resolve_reference,
-    resolves_to_itself,
-    script_of,
-)
-from fedstack.computations.leaves.python.python_containers import (
+from fedstack.computations.leaves.computation_pickles import (
     Containers,
     containers_of,
     from_message,
@@ -38,8 +25,20 @@ from fedstack.computations.leaves.python.python_containers import (
     to_message,
     with_containers,
 )
-from fedstack.computations.leaves.python.python_functions import PythonLeaf
-from fedstack.computations.leaves.python.source_digests import check_unchanged, function_digest, module_digest
+from fedstack.computations.leaves.function_pickles import dumps, loads, unwritable_variable, warn_if_large
+from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.named_functions import (
+    LOADING_ERRORS,
+    check_unchanged,
+    describe_error,
+    function_digest,
+    module_digest,
+    resolve_reference,
+    resolves_to_itself,
+    script_of,
+)
+from fedstack.computations.leaves.python_functions import PythonLeaf, find_function, handle_of, known_function
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.language import FunctionType, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
@@ -58,24 +57,23 @@ class HandleRuntime(LeafRuntime):
         return True
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
+        self._handle(computation)
+
+    def _handle(self, computation: computation_pb2.Computation) -> carriers_pb2.PythonHandle:
         handle = _unpack(computation, carriers_pb2.PythonHandle)
         if handle.process != PROCESS:
             raise CarrierError(
-                f"Expected a function that can travel, found a handle to {name_text(handle.name)!r} in another "
-                "process; send it by reference or by value"
+                f"Expected a function of this process, found a handle of another one to {name_text(handle.name)!r}; "
+                "send the function by reference or by value: define it at the top of an installed module, or allow "
+                "Python code"
             )
+        return handle
 
     def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
         return portable_carrier(content, destination)
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
-        handle = _unpack(computation, carriers_pb2.PythonHandle)
-        if handle.process != PROCESS:
-            raise CarrierError(
-                f"Expected a function of this process, found a handle of another one to {name_text(handle.name)!r}; "
-                "send the computation with a carrier that travels: define the function at the top of an installed "
-                "module, or allow Python code by value"
-            )
+        handle = self._handle(computation)
         found = known_function(handle)
         if found is None:
             raise CarrierError(f"The function {name_text(handle.name)!r} was garbage collected")
@@ -177,9 +175,9 @@ def _python_version() -> str:
 
 
 def code_version(content: any_pb2.Any) -> bytes | None:
-    """Returns what tells apart the states of a function that goes by value; `None` for other contents.
+    """Returns a digest of a function that is sent by value, with its captures; `None` for other contents.
 
-    Such a function takes along what it refers to as that is now: globals of a script, closures, helpers.
+    Such a function is sent with the current state of what it refers to: globals of a script, closures, helpers.
     """
     handle = handle_of(content)
     found = None if handle is None else known_function(handle)
@@ -187,19 +185,19 @@ def code_version(content: any_pb2.Any) -> bytes | None:
         return None
     try:
         return hashlib.sha256(dumps((found.function, containers_of(found.parameter)))).digest()
-    except Exception:  # sending it will tell
+    except Exception:  # sending it raises the same error
         return b""
 
 
 def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
-    """Returns a carrier that can leave this process for the content of a handle; other contents as they are.
+    """Returns a portable carrier for the content of a handle; other contents as they are.
 
     Args:
       content: The content of a `data` block.
-      destination: Where it is to go.
+      destination: The destination.
 
     Raises:
-      CarrierError: If the function can go neither by reference nor, where not allowed, by value.
+      CarrierError: If the function can be sent neither by reference nor, if not allowed, by value.
     """
     handle = handle_of(content)
     if handle is None:
@@ -222,7 +220,7 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
     elif destination.takes_code:
         try:
             pickled = dumps((function, containers))
-        except Exception as error:  # what it refers to may refuse in any way
+        except Exception as error:  # objects that it refers to may raise anything
             variable = unwritable_variable(function)
             where = f"; at its variable {variable!r}" if variable else ""
             raise CarrierError(
@@ -235,8 +233,8 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
         script = script_of(function)
         why = f" (a worker that imported {script} would run it)" if script else ""
         raise CarrierError(
-            f"Expected a function that can travel, found {found.name!r}, which is local to this process{why}; define "
-            f"it at the top of a module that is installed on the worker, or {destination.advice}"
+            f"Expected a portable function, found {found.name!r}, which is local to this process{why}; define it at "
+            f"the top of a module that is installed on the worker, or {destination.advice}"
         )
     return result
 

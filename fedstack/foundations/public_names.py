@@ -1,26 +1,28 @@
-"""Shows the options of functions that take them as a `TypedDict`, and refuses others with the one that was meant."""
+"""Shows users which names exist: those that a package imports on first use, and the options of a function."""
 
 import difflib
 import functools
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# What options are called elsewhere, and were once.
+# Options by the names that they have elsewhere, or had once.
 _OTHER_NAMES = {"max_threads": "max_concurrent_clients"}
 
 
 def takes_options(options: type | None = None, **defaults: object) -> Callable[[_F], _F]:
     """Returns a decorator that refuses unknown options, and shows the known ones in signature and docstring.
 
-    Type checkers see `**options: Unpack[...]`, and people only that: Tab and `help()` see what stands here.
+    Type checkers read `**options: Unpack[...]`; completion and `help()` read the signature that is set here.
 
     Args:
-      options: The `TypedDict` of the function's `**options`; its docstring has them as attributes. `None` for a
+      options: The `TypedDict` of the function's `**options`; its docstring lists them as attributes. `None` for a
         function that names its parameters itself.
-      **defaults: What options are when they are not given.
+      **defaults: The defaults of the options.
     """
 
     def decorate(function: _F) -> _F:
@@ -54,7 +56,7 @@ def defaults_of(*functions: Callable[..., object]) -> dict[str, Any]:
 
 
 def _with_attributes(function: Callable[..., object], options: type) -> str:
-    """Returns the docstring of a function with the options of a `TypedDict` in place of its name."""
+    """Returns the docstring of a function, with the reference to the `TypedDict` replaced by its options."""
     _, _, attributes = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")
     return inspect.cleandoc(function.__doc__ or "").replace(f"  **options: See `{options.__name__}`.", attributes)
 
@@ -65,3 +67,31 @@ def _refuse(given: Mapping[str, object], known: Collection[str]) -> None:
     close = difflib.get_close_matches(unknown[0], names, 1)
     advice = f"; write {names[close[0]]}" if close else "; leave it out"
     raise TypeError(f"Expected options among {', '.join(sorted(known))}, found {', '.join(unknown)}{advice}")
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str], subpackages: Collection[str] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Returns the `__getattr__` and the `__dir__` of a package.
+
+    Args:
+      package: The name of the package.
+      modules: The names that the package exports, each with its module below `fedstack`.
+      subpackages: Subpackages that are accessible without an import of their own.
+    """
+
+    def get(name: str) -> object:
+        if name in modules:
+            value = getattr(importlib.import_module(f"fedstack.{modules[name]}"), name)
+            setattr(sys.modules[package], name, value)
+            return value
+        if name in subpackages:
+            return importlib.import_module(f"{package}.{name}")
+        # `name` and `obj` let Python suggest a similar name out of `names()`.
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+
+    def names() -> list[str]:
+        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*own, *modules, *subpackages})
+
+    return get, names

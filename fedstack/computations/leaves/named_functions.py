@@ -1,5 +1,6 @@
-"""Refers to Python functions by module and qualified name, and finds them again."""
+"""Refers to Python functions by module and qualified name, finds them again, and compares versions by their source."""
 
+import hashlib
 import importlib
 import inspect
 import os
@@ -8,27 +9,27 @@ from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TypeGuard, cast
 
-from fedstack.computations.leaves.python.source_digests import note_file
 from fedstack.errors import CarrierError
+from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text, text_of
 from fedstack.foundations.value_text import shorten
 
-# Loading runs what somebody wrote: it can raise anything, and may want to end the process. Ctrl-C is not its own.
+# Loading runs code of others, which may raise anything, or exit. Ctrl-C is not raised by it.
 LOADING_ERRORS = (Exception, SystemExit)
-# What Python calls the module that is run as a program, `multiprocessing` that of its parent, and `runpy` a file.
+# The names of modules that are run as a program: by Python, of the parent by `multiprocessing`, and by `runpy`.
 _PROGRAMS = ("__main__", "__mp_main__", "<run_path>")
 
 
 class Decorated:
-    """A base of computations of a function, their `__wrapped__`: a reference to one means that function."""
+    """The base of computations of a function, their `__wrapped__`: a reference to one refers to that function."""
 
 
 def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
-    """Imports `module` and finds `qualname` in it; a decorated computation gives the function inside.
+    """Imports `module` and returns the function `qualname` in it, also that of a decorated computation.
 
     Raises:
-      CarrierError: If there is no such module or function, it is another module's and only imported there, it is no
-        function, or the module cannot be imported or may not be.
+      CarrierError: If there is no such module or function, the function is only imported there from another module,
+        it is not a function, or the module cannot be imported or must not be.
     """
     if not _may_be_imported(module):
         raise CarrierError(f"Expected the name of a module that may be imported, found {name_text(module)!r}")
@@ -48,7 +49,7 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
 
 
 def _may_be_imported(module: str) -> bool:
-    """Returns whether it is the name of a module, and neither of `__main__`, a program, nor of `__init__`.
+    """Returns whether a text is the name of a module other than `__main__` and `__init__`.
 
     The latter is the body of a package, which would run again under another name.
     """
@@ -60,7 +61,7 @@ def _function_in(imported: object, module: str, qualname: str) -> Callable[..., 
     """Returns the function or class that a module defines under a name."""
     found = _member_of(imported, module, qualname)
     shown = name_text(f"{module}:{qualname}")
-    # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
+    # Allowing a module that imports `os` must not allow `os.system`.
     if _names_of(found) != (module, qualname):
         raise CarrierError(f"Expected a function defined as {shown}, found {_shown(found)} there")
     if not callable(found):
@@ -69,10 +70,10 @@ def _function_in(imported: object, module: str, qualname: str) -> Callable[..., 
 
 
 def _member_of(imported: object, module: str, qualname: str) -> object:
-    """Returns what a module has under a name, by way of its classes only.
+    """Returns a member of a module, or of a class in it.
 
-    Nothing but the import runs: neither `__getattr__` of modules and classes, nor properties. What decorators made is
-    taken as it is, so that what they do is done.
+    No code runs, neither `__getattr__` of modules and classes, nor properties. Objects that decorators made are
+    returned as they are, so that a call does what the decorator does.
     """
     found: object = imported
     for name in qualname.split("."):
@@ -93,11 +94,11 @@ _NOTHING = object()
 
 
 def _is_class(found: object) -> TypeGuard[type]:
-    return issubclass(type(found), type)  # isinstance() would ask the object for its class
+    return issubclass(type(found), type)  # isinstance() would read the object's own `__class__`
 
 
 def _names_of(found: object) -> tuple[object, object]:
-    """Returns module and qualified name of an object as it was defined, without asking it: it may be of any class."""
+    """Returns the module and qualified name of an object's definition, without running code of its class."""
     if _is_class(found):
         namespace = cast("Mapping[str, object]", _CLASS["__dict__"].__get__(found))
         return namespace.get("__module__"), _CLASS["__qualname__"].__get__(found)
@@ -112,7 +113,7 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 
 
 def _shown(found: object) -> str:
-    """Names what was found by its class and its own name: what `repr` says is up to it."""
+    """Describes an object by its class and name, without its `repr`."""
     names = ":".join(name for name in _names_of(found) if isinstance(name, str))
     return f"a `{type(found).__name__}`" + (f" {shorten(names)}" if names else "")
 
@@ -128,7 +129,7 @@ def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns what to say of an error of loading: its class and text, and what to do where that can be known."""
+    """Describes an error of loading by its class and text, with advice if there is any."""
     text = text_of(error)
     advice = ""
     if isinstance(error, ImportError):
@@ -139,7 +140,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def resolves_to_itself(function: Callable[..., object]) -> bool:
-    """Returns whether a reference to a function leads to it again. It imports nothing."""
+    """Returns whether a reference to a function leads back to it. It imports nothing."""
     module = getattr(function, "__module__", None)
     if not isinstance(module, str) or not _may_be_imported(module) or is_script(module):
         return False
@@ -152,12 +153,12 @@ def resolves_to_itself(function: Callable[..., object]) -> bool:
 
 
 def is_script(module: object) -> bool:
-    """Returns whether a process that imported this module would run a program.
+    """Returns whether importing a module would run a program.
 
-    A program has been started from it, as `python -m package` does, or computations are called by its own top level.
+    The program was started from it, as by `python -m package`, or its own top level is being executed.
 
     Args:
-      module: What an object has as `__module__`.
+      module: The `__module__` of an object.
     """
     if not isinstance(module, str):
         return False
@@ -166,7 +167,86 @@ def is_script(module: object) -> bool:
 
 
 def script_of(function: Callable[..., object]) -> str:
-    """Returns the name of the file of the program that a function belongs to; nothing if there is none."""
+    """Returns the name of the file of the program that a function belongs to; empty if there is none."""
     module = getattr(function, "__module__", None)
     file = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) and is_script(module) else None
     return os.path.basename(file or "")
+
+
+_FileState = tuple[int, int]
+# The modification time and size of each file of imported functions, as of the first function.
+_files_as_imported: dict[str, _FileState] = {}
+_MAX_DIGESTS = 1000
+# By the function's code or the module's name, the file, and the state of the file.
+_digests: SharedCache[tuple[object, str | None, _FileState | None], bytes] = SharedCache(_MAX_DIGESTS, _MAX_DIGESTS)
+
+
+def function_digest(function: Callable[..., object]) -> bytes:
+    """Returns the SHA-256 of a function's source; empty if there is no source."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return _made_of(function) if code is None else _digest_of(function, code, code.co_filename)
+
+
+def module_digest(module: str) -> bytes:
+    """Returns the SHA-256 of the source file of a module; empty if there is none.
+
+    Args:
+      module: The name of a module that has been imported.
+    """
+    found = sys.modules.get(module)
+    return b"" if found is None else _digest_of(found, module, getattr(found, "__file__", None))
+
+
+def _digest_of(found: Callable[..., object] | ModuleType, named: object, file: str | None) -> bytes:
+    """Returns a digest, which is cached until the file is modified."""
+    key = named, file, _state_of(file)
+    digest = _digests.get(key)
+    if digest is None:
+        digest = _made_of(found)
+        _digests.put(key, digest, 1)
+    return digest
+
+
+def _made_of(found: Callable[..., object] | ModuleType) -> bytes:
+    try:
+        return hashlib.sha256(inspect.getsource(found).encode()).digest()
+    except (OSError, TypeError):
+        return b""
+
+
+def note_file(function: Callable[..., object]) -> None:
+    """Records the state of the file of an imported function, unless it is recorded already."""
+    file, state = _file_of(function)
+    if state is not None:
+        _files_as_imported.setdefault(file, state)
+
+
+def check_unchanged(function: Callable[..., object]) -> None:
+    """Checks that the file of a function has not been modified since its import: only its current source is known.
+
+    Raises:
+      CarrierError: If it has been modified.
+    """
+    file, state = _file_of(function)
+    if state is not None and _files_as_imported.get(file, state) != state:
+        raise CarrierError(
+            f"The file of {function.__module__}:{function.__qualname__} has changed since it was imported; restart the "
+            "worker"
+        )
+
+
+def _file_of(function: Callable[..., object]) -> tuple[str, _FileState | None]:
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    return file or "", _state_of(file)
+
+
+def _state_of(file: str | None) -> _FileState | None:
+    """Returns the modification time and the size of a file; `None` if there is none."""
+    try:
+        found = os.stat(file or "")
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,8 +1,10 @@
-"""Keeps what was used last, up to a number of things and of bytes."""
+"""Defines the caches: of the entries used most recently, and of what is derived from an object of a plan."""
 
+import functools
 import threading
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from fedstack.foundations.after_fork import renew_after_fork
 
@@ -11,11 +13,11 @@ _V = TypeVar("_V")
 
 
 class BoundedCache(Generic[_K, _V]):
-    """A cache that lets go of what has been used longest ago; for one thread at a time.
+    """A cache that drops the least recently used entries; for one thread at a time.
 
     Args:
-      max_items: The most things in it.
-      max_bytes: The most bytes that they may have together; what alone has more is kept until something else comes.
+      max_items: The largest number of entries.
+      max_bytes: The largest total size in bytes; a single larger entry stays until the next one is added.
     """
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
@@ -25,7 +27,7 @@ class BoundedCache(Generic[_K, _V]):
         self.bytes = 0
 
     def get(self, key: _K) -> _V | None:
-        """Returns what is kept under a key, which is used by that."""
+        """Returns the value of a key, and marks it as the most recently used."""
         found = self._items.get(key)
         if found is None:
             return None
@@ -33,7 +35,7 @@ class BoundedCache(Generic[_K, _V]):
         return found[0]
 
     def put(self, key: _K, value: _V, size: int) -> None:
-        """Keeps something that has so many bytes."""
+        """Adds a value of the given size in bytes."""
         before = self._items.pop(key, None)
         self.bytes += size - (0 if before is None else before[1])
         self._items[key] = value, size
@@ -49,7 +51,7 @@ class BoundedCache(Generic[_K, _V]):
 
 
 class SharedCache(BoundedCache[_K, _V]):
-    """A `BoundedCache` for any number of threads. In a forked child one that was just being used begins empty."""
+    """A `BoundedCache` for any number of threads. In a forked child it is empty if a thread was using it."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         super().__init__(max_items, max_bytes)
@@ -57,7 +59,7 @@ class SharedCache(BoundedCache[_K, _V]):
         renew_after_fork(self)
 
     def get(self, key: _K) -> _V | None:
-        # As above, word for word: this is in the path of each call.
+        # Repeats the method above, without calling it: this is on the path of each call.
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -74,3 +76,26 @@ class SharedCache(BoundedCache[_K, _V]):
             self._items = OrderedDict()
             self.bytes = 0
         self._lock = threading.Lock()
+
+
+# The results of `made_once` for one object, by the decorated function.
+Made: TypeAlias = dict[Callable[[Any], object], Any]
+
+
+def made_once(make: Callable[[_K], _V]) -> Callable[[_K], _V]:
+    """Decorates a function of an object of a plan: its result is computed once and stored in the object's `made`.
+
+    The result lives as long as the object. Two threads may both compute it, but all callers get the one stored first.
+    Errors are not stored.
+    """
+
+    @functools.wraps(make)
+    def find(keeper: Any) -> _V:
+        made: Made = keeper.made
+        try:
+            return made[make]
+        except KeyError:
+            pass
+        return made.setdefault(make, make(keeper))
+
+    return find

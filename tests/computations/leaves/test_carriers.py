@@ -19,10 +19,10 @@ from google.protobuf import any_pb2
 import fedstack
 from fedstack.computations.leaves import carrier_policy, leaf_runtimes
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.carriers import portable_carrier
+from fedstack.computations.leaves.function_pickles import dumps, loads
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
-from fedstack.computations.leaves.python.carriers import portable_carrier
-from fedstack.computations.leaves.python.function_pickles import dumps, loads
-from fedstack.computations.leaves.python.named_functions import resolve_reference
+from fedstack.computations.leaves.named_functions import resolve_reference
 from fedstack.errors import CarrierError
 from fedstack.leaves import Destination, Leaf, LeafRuntime
 from fedstack.proto import carriers_pb2
@@ -133,7 +133,7 @@ def test_every_decoration_has_a_handle_of_its_own():
 def test_a_handle_of_another_process_is_refused():
     refused(
         with_content(carriers_pb2.PythonHandle(process="elsewhere", serial=1, name="triple")),
-        "Expected a function of this process, found a handle of another one to 'triple'; send the computation with",
+        "Expected a function of this process, found a handle of another one to 'triple'; send the function by",
     )
 
 
@@ -182,9 +182,7 @@ def test_a_decorated_function_and_a_static_method_leave_by_reference_too(library
 @pytest.mark.parametrize("make", [lambda: lambda x: x, lambda: make_closure(3), lambda: make_main()])
 def test_a_function_that_has_no_name_elsewhere_leaves_by_value_where_that_is_allowed(make):
     computation = decorated(make())
-    with pytest.raises(
-        CarrierError, match="Expected a function that can travel, found .*; define it at the top of a module"
-    ):
+    with pytest.raises(CarrierError, match="Expected a portable function, found .*; define it at the top of a module"):
         portable(computation)
     assert portable(computation, allow_by_value=True)[1] == "PickledPython"
 

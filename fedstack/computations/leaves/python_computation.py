@@ -9,13 +9,12 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.leaves.computation_pickles import WrittenFunction, write_function
 from fedstack.computations.leaves.declared_types import ParameterTypes, parameter_type, plain_type
-from fedstack.computations.leaves.leaf_errors import raise_leaf_error
-from fedstack.computations.leaves.python.computation_pickles import WrittenFunction, write_function
-from fedstack.computations.leaves.python.function_pickles import Reduced
-from fedstack.computations.leaves.python.handles import PythonFunction, handle_content, keep_function
-from fedstack.computations.leaves.python.named_functions import Decorated
-from fedstack.computations.leaves.python.python_functions import bind
+from fedstack.computations.leaves.function_pickles import Reduced
+from fedstack.computations.leaves.leaf import raise_leaf_error
+from fedstack.computations.leaves.named_functions import Decorated
+from fedstack.computations.leaves.python_functions import PythonFunction, bind, handle_content, registry
 from fedstack.computations.types.language import (
     ConcreteComputation,
     FunctionType,
@@ -27,8 +26,7 @@ from fedstack.computations.types.language import (
     get_context_stack,
     infer_type,
 )
-from fedstack.computations.types.language_mistakes import note_fix
-from fedstack.computations.types.missing_context import explain_missing_contexts
+from fedstack.computations.types.language_mistakes import explain_missing_contexts, note_fix
 from fedstack.computations.types.type_structure import (
     common_type,
     fields_of,
@@ -72,11 +70,11 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
     # The language calls these when it builds this computation into another one, which then holds a copy of the handle.
 
     def to_building_block(self) -> object:
-        keep_function(self._serial)
+        registry.keep(self._serial)
         return super().to_building_block()
 
     def to_compiled_building_block(self) -> object:
-        keep_function(self._serial)
+        registry.keep(self._serial)
         return super().to_compiled_building_block()
 
     @overload

@@ -1,1 +1,0 @@
-"""Leaf computations that are Python functions."""
