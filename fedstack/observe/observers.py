@@ -215,7 +215,7 @@ class Observers:
         """Delivers the events so far, and removes all observers; at the end of the process."""
         deadline = Deadline(_FLUSH_AT_EXIT_SECONDS)
         for subscription in self.present:
-            subscription.remove(deadline.left)
+            subscription.remove(deadline.left or 0.0)
 
     def __repr__(self) -> str:
         return f"<Observers {list(self.present)}>"

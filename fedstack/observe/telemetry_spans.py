@@ -29,7 +29,7 @@ try:
     from opentelemetry.metrics import Meter as Meter
     from opentelemetry.metrics import MeterProvider as MeterProvider
     from opentelemetry.metrics import get_meter_provider as get_meter_provider
-    from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider  # noqa: F401 - for the page of metrics
+    from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider  # noqa: F401  # pyright: ignore[reportUnusedImport]  # for the page of metrics
     from opentelemetry.trace import (
         NonRecordingSpan,
         Span,

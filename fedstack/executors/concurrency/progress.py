@@ -19,7 +19,6 @@ import attrs
 from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
 from fedstack.computations.plan.program import Program
 from fedstack.errors import FedstackError
-from fedstack.executors.worker.work import Work
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.caches import made_once
 from fedstack.observe.events import NO_SPAN, ClientsChanged, Folded, PhaseEnded, PhaseStarted, Span
@@ -171,7 +170,7 @@ class PhaseReport:
         self._progress = progress
         self._clients = clients
         self._begun = self._done = self._failed = 0
-        self._work: tuple[Work, ...] = ()
+        self._work: tuple[RunningClients, ...] = ()
         self._heard = 0.0
         self.running: list[int] = []
 
@@ -203,7 +202,7 @@ class PhaseReport:
         done = min(max(self._done, beat.done), begun - self._failed)
         self._reach(begun, done, min(max(self._failed, beat.failed), begun - done))
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[RunningClients]:
         """Returns what ran at the last heartbeat; a change brings the next heartbeat soon."""
         since = time.monotonic() - self._heard
         return [attrs.evolve(work, seconds=work.seconds + since) for work in self._work]

@@ -94,7 +94,7 @@ class RunningClients:
             message.client = self.client
 
     @classmethod
-    def read(cls, message: extensions_pb2.RunningClients) -> "RunningClients":
+    def read(cls, message: extensions_pb2.Work) -> "RunningClients":
         """Reads the work from its message."""
         client = message.client if message.HasField("client") else None
         return cls(message.first_client, message.clients, message.function, message.seconds, client)

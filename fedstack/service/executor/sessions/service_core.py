@@ -29,7 +29,6 @@ from fedstack.executors.concurrency.jobs import AbandonedWork
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.receiving import Admission
-from fedstack.executors.worker.work import Work
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
@@ -37,6 +36,7 @@ from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
 from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.wire.frames import RunningClients
 
 _MOST_WORK = 20
 
@@ -52,7 +52,7 @@ class RunningWork:
         """Adds the counts of a call's work."""
         self._sessions[progress] = session_id
 
-    def longest(self) -> list[tuple[Work, str]]:
+    def longest(self) -> list[tuple[RunningClients, str]]:
         """Returns what has run longest, each with the id of its session; not all of it if there is much."""
         found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
         return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)
