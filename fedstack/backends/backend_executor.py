@@ -46,7 +46,7 @@ class BackendPhases(PhaseEngine):
     ) -> FoldedPhase:
         await need_event_loop()
         backend, losses, is_over = self._backend, current_scope().losses, asyncio.Event()
-        suspects = losses.suspects(phase) if losses else []
+        suspects: Sequence[Suspects] = losses.suspects(phase) if losses else ()
 
         async def search() -> None:
             part = PhaseAtClients(phase, inputs, arguments, clients)
@@ -56,7 +56,7 @@ class BackendPhases(PhaseEngine):
 
         if suspects and not backend.searches_apart:
             await search()
-            suspects = []
+            suspects = ()
         places = await backend.with_room(await backend.places(), self._num_clients)
         counts = even_counts(self._num_clients, len(places))
         runners, clients_of = backend.runners(phase, places, counts, self._caller)

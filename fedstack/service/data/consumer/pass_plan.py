@@ -39,7 +39,7 @@ class TakenRange:
       worker: The worker that is to read it; empty for any.
       shard: Whether it is every `last`-th element of the whole dataset, from that of the number `first` on.
       rows: How many of its elements are here, from its beginning on.
-      most_rows: How many of them have been here at the same time, at most.
+      most_rows: How many of them have been here at the same time, at most, when a worker was lost.
     """
 
     id: int
@@ -261,9 +261,14 @@ class PassPlan:
         one, place.range, place.asked = place.range, None, None
         if not place.is_listed:
             del self._places[worker]
-        if was_there and one is not None:
+        if one is None:
+            return 0
+        if one.rows > one.most_rows:
+            one.most_rows = one.rows
+            self._ledger.forget(one)
+        if was_there:
             self._ledger.lose(one, worker)
-        return 0 if one is None else self._put_back(one, error)
+        return self._put_back(one, error)
 
     def _put_back(self, one: TakenRange, error: Exception) -> int:
         one.worker = b""
@@ -278,7 +283,7 @@ class PassPlan:
             self.missing = None if missing < 0 or self.missing is None else self.missing + missing
             return missing
         raise WorkerUnavailableError(
-            f"{self._ledger.losses(one)} workers in a row got lost over the element {max(one.rows, one.most_rows)} of "
+            f"{self._ledger.losses(one)} workers in a row got lost over the element {one.most_rows} of "
             f"splits {one.first} to {one.last - 1}; see why, in their logs; the last one: {error}"
         ) from error
 
@@ -321,9 +326,6 @@ class PassPlan:
         place.asked = None
         for column in columns:
             read.range.rows += len(column)
-            if read.range.rows > read.range.most_rows:
-                read.range.most_rows = read.range.rows
-                self._ledger.forget(read.range)
             self._hand_over(read.range, column)
         if not columns:
             self._hand_over(read.range, None)
