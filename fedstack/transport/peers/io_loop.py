@@ -101,9 +101,6 @@ class Outcome(Generic[_T]):
                 self._callbacks.popleft()(self)
 
 
-_T = TypeVar("_T", covariant=True)
-
-
 class LoopCalls:
     """Calls functions on one event loop, in the order in which other threads add them.
 
