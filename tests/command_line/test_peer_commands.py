@@ -394,7 +394,7 @@ def test_a_socket_whose_server_takes_nobody_is_said_not_to_answer(
             with contextlib.suppress(BlockingIOError):
                 client.connect(str(path))
         found = complaint(capsys, f"unix:{path}", "--timeout", "0.5")
-    assert found.startswith(f"Cannot use the server at unix:{path}: it does not answer (it accepts connections, and ")
+    assert found.startswith(f"Cannot use the server at unix:{path}: it does not answer (it accepts connections and ")
 
 
 @pytest.mark.long

@@ -283,7 +283,7 @@ def test_an_option_with_which_no_call_would_go_well_is_wrong_usage(arguments: li
 
 
 def test_more_clients_by_default_than_there_may_be_are_wrong_usage() -> None:
-    with pytest.raises(click.UsageError, match=r"Expected at most 5 clients .*, found 6; "):
+    with pytest.raises(click.UsageError, match=r"Expected at most 5 default clients .*, found 6; "):
         serve_command.make_server(options_of("--clients", 6, "--max-clients", 5))
 
 

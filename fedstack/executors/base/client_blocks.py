@@ -241,7 +241,7 @@ class ClientBlocks:
             delay = max(delay / 2, _HELPER_DELAY_SECONDS) if calls else min(2 * delay, _HELPER_MOST_DELAY_SECONDS)
 
     def _help(self, waits: bool) -> None:
-        """Works beside the others; where these do not only wait, as long as that makes the work go on quicker."""
+        """Works beside the others; unless those only wait, for as long as that speeds the work up."""
         if self._next < self.clients.stop:
             with one_blas_thread():
                 self._work(is_judged=not waits)

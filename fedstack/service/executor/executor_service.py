@@ -100,7 +100,7 @@ class ExecutorService(Service):
         (self._extensions or ExecutorExtensions(self._core)).report(status)
 
     def drain(self) -> None:
-        """Opens no more sessions; those that are open go on."""
+        """Opens no more sessions; existing ones continue."""
         self._core.drain()
 
     async def handed_over(self) -> None:

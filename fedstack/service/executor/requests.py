@@ -43,7 +43,7 @@ def unary_sized(request: type[_M], handle: Callable[[_M, int], Awaitable[Message
 
 
 def unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine from message to message, of which the second is small."""
+    """Returns the method of a coroutine that takes a message and returns a small one."""
     return unary_sized(request, lambda message, _: handle(message))
 
 

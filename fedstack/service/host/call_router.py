@@ -301,7 +301,7 @@ async def _abort(context: Context, code: Code, message: str, metadata: Metadata 
 
 
 def _known_error(error: Exception, name: str) -> Exception:
-    """Returns the error to answer with, in our words where Python, protobuf or the machine raised it."""
+    """Returns the error to answer with; errors of Python, protobuf or the machine get our words."""
     if isinstance(error, DecodeError):
         return InvalidValueError(f"Expected a message for {name}, found bytes that are not one: {error}")
     # The frames of these errors hold the excessive data; the client has no use for them.

@@ -194,7 +194,7 @@ class MetricsPage:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         return self._server.url
 
     def __enter__(self) -> "MetricsPage":

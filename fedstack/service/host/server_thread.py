@@ -85,7 +85,7 @@ class ServerThread(ClosesOnExit):
         if timeout is not None:
             check_number("timeout", timeout)
         if not (self.server.has_started or self._closed):
-            raise ClosedError("Expected a server that has been started, found one that has not; call start() first")
+            raise ClosedError("Expected a started server, found one that was not started; call start() first")
         with contextlib.suppress(asyncio.TimeoutError):
             await Deadline(timeout).wait(self.server.wait())
         return self.server.has_stopped

@@ -101,7 +101,6 @@ class Outcome(Generic[_T]):
                 self._callbacks.popleft()(self)
 
 
-
 class LoopCalls:
     """Calls functions on one event loop, in the order in which other threads add them.
 

@@ -40,7 +40,7 @@ def test_the_last_line_of_a_task_counts(file):
 def test_whoever_had_an_address_before_another_task_is_missing(file):
     append_address(file, "worker", 1, "localhost:5000")
     append_address(file, "worker", 0, "localhost:5000")
-    with pytest.raises(DeadlineExceededError, match="found none of task 1 of job 'worker'; start what"):
+    with pytest.raises(DeadlineExceededError, match="found none of task 1 of job 'worker'; start the missing"):
         wait_for_addresses(CLUSTER, file, 0)
 
 

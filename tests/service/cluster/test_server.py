@@ -83,7 +83,7 @@ def test_the_definition_of_a_server_has_the_real_port_and_the_given_one_stays():
 def test_a_known_port_is_told_before_the_start_and_any_free_one_is_not():
     assert Server({"worker": ["localhost:7000"]}, start=False).target == "grpc://localhost:7000"
     server = Server(LOCAL, start=False)
-    with pytest.raises(ClosedError, match="found one that has not; call start"):
+    with pytest.raises(ClosedError, match="found one that was not started; call start"):
         _ = server.target
     assert repr(server) == "<Server of task 0 of job 'worker', not started>"
     server.stop()
@@ -159,7 +159,7 @@ def test_a_started_server_may_be_started_again_and_a_stopped_one_may_not():
 
 def test_join_tells_whether_the_server_has_stopped():
     server = Server(LOCAL, start=False)
-    with pytest.raises(ClosedError, match="found one that has not; call start"):
+    with pytest.raises(ClosedError, match="found one that was not started; call start"):
         server.join()
     server.start()
     assert server.join(0.01) is False

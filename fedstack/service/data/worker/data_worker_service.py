@@ -172,10 +172,12 @@ class DataWorkerService(Service):
         with self._open(received.message, opening.result()) as stream:
             is_last = False
             while not is_last:
-                coming = Work(result_of(stream.take()))
-                async for beat in coming.beats(self._no_clients, self._rules.heartbeat_seconds):
-                    yield beat
-                sent = coming.result()
+                taken = stream.take()
+                if not taken.done():
+                    coming = Work(result_of(taken))
+                    async for beat in coming.beats(self._no_clients, self._rules.heartbeat_seconds):
+                        yield beat
+                sent = taken.result()
                 parcel = _NO_MORE if sent is None else sent.parcel
                 is_last = parcel.is_last
                 yield parcel

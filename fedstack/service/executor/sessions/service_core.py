@@ -192,7 +192,7 @@ class ServiceCore:
         return (factory.max_threads or 0) if isinstance(factory, ResourceManagingExecutorFactory) else 0
 
     def drain(self) -> None:
-        """Opens no more sessions; those that are open go on."""
+        """Opens no more sessions; existing ones continue."""
         self._draining = True
 
     def check_takes_clients(self) -> None:
@@ -284,7 +284,7 @@ class ServiceCore:
             work.close()  # it may have been cancelled before it began
 
     async def _sweep(self) -> None:
-        """Ends sessions whose leases run out, as long as there are any."""
+        """Ends expired sessions, until none is left."""
 
         def pause() -> float:
             due = self.sessions.sweep()

@@ -156,7 +156,7 @@ class SessionTable:
             session.end(why)
 
     def sweep(self) -> float | None:
-        """Ends the sessions whose leases have run out; returns the seconds until the next might."""
+        """Ends expired sessions; returns the seconds until the next may expire."""
         for session_id in self._leases.expired():
             session = self._sessions.pop(session_id, None)
             if session is not None:
