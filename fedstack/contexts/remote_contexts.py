@@ -6,7 +6,7 @@ from fedstack.computations.types.language_mistakes import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.stacks.remote_factory import RemoteExecutorFactory, WorkerTargets, remote_executor_factory
-from fedstack.foundations.public_names import defaults_of, takes_options
+from fedstack.foundations.public_names import defaults_of, options_for, takes_options
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -45,16 +45,7 @@ _DEFAULTS = defaults_of(remote_executor_factory, SyncExecutionContext)
 
 
 def _factory(targets: WorkerTargets, options: RemoteOptions) -> RemoteExecutorFactory:
-    return remote_executor_factory(
-        targets,
-        options.get("default_num_clients", 0),
-        options.get("max_fanout", 100),
-        options.get("dispose_batch_size", 20),
-        options.get("stream_structs", False),
-        credentials=options.get("credentials"),
-        connect_seconds=options.get("connect_seconds", 10.0),
-        data_backend=options.get("data_backend"),
-    )
+    return remote_executor_factory(targets, **options_for(remote_executor_factory, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
@@ -67,8 +58,7 @@ def create_sync_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    factory = _factory(targets, options)
-    return SyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=options.get("progress"))
+    return SyncExecutionContext(_factory(targets, options), **options_for(SyncExecutionContext, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
@@ -81,8 +71,7 @@ def create_async_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    factory = _factory(targets, options)
-    return AsyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=options.get("progress"))
+    return AsyncExecutionContext(_factory(targets, options), **options_for(AsyncExecutionContext, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
