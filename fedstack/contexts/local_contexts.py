@@ -45,7 +45,9 @@ _DEFAULTS = defaults_of(local_executor_factory, SyncExecutionContext)
 
 def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
     chosen = options_for(local_executor_factory, options)
-    return local_executor_factory(**chosen | {"max_concurrent_clients": 1} if options.get("debug") else chosen)
+    if options.get("debug"):
+        chosen["max_concurrent_clients"] = 1
+    return local_executor_factory(**chosen)
 
 
 @takes_options(LocalOptions, **_DEFAULTS)
