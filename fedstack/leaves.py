@@ -1,4 +1,4 @@
-"""Leaf computations, for those who write a runtime for another kind of them than Python functions."""
+"""The interface for runtimes of leaf computations that are not Python functions."""
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf import Leaf

@@ -1,6 +1,6 @@
 """Makes the stacks that run client work on workers in other processes, and contexts over them, in one line each."""
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.backends.backend_executor import BackendExecutorFactory
 from fedstack.backends.workers_backend import WorkersBackend
@@ -11,12 +11,12 @@ from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
-from fedstack.foundations.public_names import defaults_of, takes_options
+from fedstack.foundations.public_names import defaults_of, options_for, takes_options
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from typing import Unpack  # for type checkers only: Python 3.10 has none
+    from typing import Unpack  # for type checkers only: Python 3.10 does not have it
 
 
 @takes_options()
@@ -40,7 +40,7 @@ def remote_executor_factory(
       targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of one,
         channels, stubs, what resolves to addresses, or a `local_worker_pool`. A channel that has failed dials again in
         gRPC's own time, in the end up to two minutes later; an address is used as soon as the worker is there.
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      default_num_clients: The number of clients of computations whose arguments have none.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
       stream_structs: Whether structs go to peers without extensions leaf by leaf.
@@ -70,10 +70,10 @@ def remote_executor_factory(
 
 
 class RemoteOptions(TypedDict, total=False):
-    """What the functions take that make remote contexts, such as `create_sync_remote_execution_context`.
+    """The options of the functions that make remote contexts, such as `create_sync_remote_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      default_num_clients: The number of clients of computations whose arguments have none.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
       stream_structs: Whether structs go to peers without extensions leaf by leaf.
@@ -81,7 +81,7 @@ class RemoteOptions(TypedDict, total=False):
       connect_seconds: How long to wait for the first worker.
       data_backend: Resolves `data` blocks at the server that are not functions.
       retry_policy: What to do about retryable errors, a dead worker's among them; five attempts by default.
-      progress: True to show how many clients are done, or what shows it.
+      progress: True to show how many clients are done, or a function that shows it.
     """
 
     default_num_clients: int
@@ -98,12 +98,8 @@ class RemoteOptions(TypedDict, total=False):
 _DEFAULTS = defaults_of(remote_executor_factory, SyncExecutionContext)
 
 
-def _made(targets: WorkerTargets, options: RemoteOptions) -> dict[str, Any]:
-    """Returns the arguments of a context."""
-    given: dict[str, Any] = {**options}
-    policy, progress = given.pop("retry_policy", None), given.pop("progress", None)
-    factory = remote_executor_factory(targets, **given)
-    return {"factory": factory, "retry_policy": policy, "progress": progress}
+def _factory(targets: WorkerTargets, options: RemoteOptions) -> BackendExecutorFactory:
+    return remote_executor_factory(targets, **options_for(remote_executor_factory, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
@@ -116,7 +112,7 @@ def create_sync_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    return SyncExecutionContext(**_made(targets, options))
+    return SyncExecutionContext(_factory(targets, options), **options_for(SyncExecutionContext, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
@@ -129,7 +125,7 @@ def create_async_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    return AsyncExecutionContext(**_made(targets, options))
+    return AsyncExecutionContext(_factory(targets, options), **options_for(AsyncExecutionContext, options))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)

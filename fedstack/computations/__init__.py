@@ -1,1 +1,1 @@
-"""What runs: values and their codec, leaf computations and their runtimes, plans, client data."""
+"""What runs: types, values and their codec, leaf computations and their runtimes, plans."""

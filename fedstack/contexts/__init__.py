@@ -1,4 +1,4 @@
-"""Who asks: execution contexts, over any factory of executors."""
+"""Execution contexts, over any executor factory."""
 
 from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.contexts.language_tracing import use_language_tracing

@@ -28,7 +28,7 @@ class StackExplanation:
         self._add(executor, 0)
 
     def _add(self, executor: Executor, depth: int) -> None:
-        if not isinstance(executor, VerbExecutor):  # one of another package, of which nothing more is known
+        if not isinstance(executor, VerbExecutor):  # one of another package
             self.lines.append((depth, type(executor).__name__))
             return
         self.lines.append((depth, executor.label))
@@ -88,7 +88,7 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
             num_clients = max(1, known)  # a stack without clients would differ
         try:
             executor = factory.create_executor({CLIENTS: num_clients})
-        except ClosedError:  # the factory's, of which the user may not know
+        except ClosedError:  # about the factory, which the user may not know
             raise closed_error() from None
         return StackExplanation(type(computation).__name__, executor)
     if not isinstance(computation, ConcreteComputation):

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from fedstack.computations.leaves.work_scope import (
     Environment,
+    begin_invocation,
     change_scope,
     current_scope,
     set_scope,
@@ -144,9 +145,8 @@ class Invoker:
 
     async def _invoke(self, comp: ConcreteComputation, arg: object, call: ObservedCall | None) -> object:
         signature = comp.type_signature
-        outer, losses = current_scope(), LossLedger()
-        span = outer.span if call is None else call.span
-        set_scope(outer.of_invocation(self._environment, losses, span))
+        losses = LossLedger()
+        outer = begin_invocation(self._environment, losses, None if call is None else call.span)
         try:
             payload: object = None
             cardinalities: Cardinalities = {}

@@ -7,7 +7,7 @@ from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExec
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
-from fedstack.foundations.public_names import defaults_of, takes_options
+from fedstack.foundations.public_names import defaults_of, options_for, takes_options
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -44,13 +44,10 @@ _DEFAULTS = defaults_of(local_executor_factory, SyncExecutionContext)
 
 
 def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
-    return local_executor_factory(
-        options.get("default_num_clients", 0),
-        options.get("max_fanout", 100),
-        options.get("clients_per_thread"),
-        1 if options.get("debug") else options.get("max_concurrent_clients"),
-        data_backend=options.get("data_backend"),
-    )
+    chosen = options_for(local_executor_factory, options)
+    if options.get("debug"):
+        chosen["max_concurrent_clients"] = 1
+    return local_executor_factory(**chosen)
 
 
 @takes_options(LocalOptions, **_DEFAULTS)
@@ -64,12 +61,7 @@ def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> Sy
       InvalidValueError: If the value of an option is invalid.
       TypeError: If an option does not exist.
     """
-    return SyncExecutionContext(
-        _factory(options),
-        retry_policy=options.get("retry_policy"),
-        progress=options.get("progress"),
-        debug=options.get("debug", False),
-    )
+    return SyncExecutionContext(_factory(options), **options_for(SyncExecutionContext, options))
 
 
 @takes_options(LocalOptions, **_DEFAULTS)
@@ -87,9 +79,7 @@ def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> A
         raise TypeError(
             "Expected debug in a sync context, found it in an async one; use create_sync_local_execution_context"
         )
-    return AsyncExecutionContext(
-        _factory(options), retry_policy=options.get("retry_policy"), progress=options.get("progress")
-    )
+    return AsyncExecutionContext(_factory(options), **options_for(AsyncExecutionContext, options))
 
 
 @takes_options(LocalOptions, **_DEFAULTS)

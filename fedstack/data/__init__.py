@@ -1,1 +1,1 @@
-"""What clients have: batches, tables, columns of data frames."""
+"""The data of clients: batches, tables, columns of data frames."""

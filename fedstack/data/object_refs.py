@@ -49,7 +49,7 @@ def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
     if not ray.is_initialized():  # ray.get would start another Ray
         raise InvalidValueError(
             f"Expected a value, found an ObjectRef of a Ray that has been shut down; at {where(0)}; call ray.init() "
-            "and make the value anew"
+            "and make the value again"
         )
     try:
         return ray.get(list(refs))

@@ -1,1 +1,1 @@
-"""What `fedstack demo` runs around the example of federated averaging: rounds, table, picture."""
+"""Runs the example of federated averaging for `fedstack demo`: rounds, table, picture."""

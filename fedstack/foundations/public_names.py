@@ -55,6 +55,12 @@ def defaults_of(*functions: Callable[..., object]) -> dict[str, Any]:
     return {each.name: each.default for each in found if each.default is not each.empty}
 
 
+def options_for(function: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the options that are parameters of a function or class."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in parameters}
+
+
 def _with_attributes(function: Callable[..., object], options: type) -> str:
     """Returns the docstring of a function, with the reference to the `TypedDict` replaced by its options."""
     _, _, attributes = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")

@@ -29,7 +29,7 @@ try:
     from opentelemetry.metrics import Meter as Meter
     from opentelemetry.metrics import MeterProvider as MeterProvider
     from opentelemetry.metrics import get_meter_provider as get_meter_provider
-    from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider  # noqa: F401  # pyright: ignore[reportUnusedImport]  # for the page of metrics
+    from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider  # pyright: ignore[reportUnusedImport]  # for the page of metrics
     from opentelemetry.trace import (
         NonRecordingSpan,
         Span,
@@ -45,6 +45,8 @@ try:
     from opentelemetry.trace import get_tracer_provider as get_tracer_provider
 except ImportError as error:
     raise ImportError('OpenTelemetry is not installed: pip install "fedstack[metrics]"') from error
+
+__all__ = ["SdkMeterProvider"]
 
 # Spans whose end is never observed, such as those of lost workers, are ended beyond this number.
 _MOST_OPEN = 10_000

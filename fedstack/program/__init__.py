@@ -1,4 +1,4 @@
-"""Parts of programs: runs of many computations, written against `federated_language.program`."""
+"""Components of programs, runs of many computations, for `federated_language.program`."""
 
 from fedstack.program.dataset_data_source import DatasetDataSource, DatasetDataSourceIterator
 

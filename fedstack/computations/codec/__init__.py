@@ -1,1 +1,1 @@
-"""Every value as bytes, and back: as the messages of the language, or as ours, with the memory of arrays beside."""
+"""Converts values to bytes and back: as messages of the language, or as ours with the memory of arrays beside them."""

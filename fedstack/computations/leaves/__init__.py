@@ -1,1 +1,1 @@
-"""Leaf computations: what a runtime is, and what leaves this process."""
+"""Leaf computations: their runtimes, which of them may leave or enter a process, and those of Python functions."""

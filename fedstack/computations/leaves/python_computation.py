@@ -44,11 +44,11 @@ _R = TypeVar("_R")
 class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
     """A leaf computation of a Python function. It keeps the function alive, and runs in any fedstack executor.
 
-    Type checkers see a function with the parameters and the result of the one inside; inside of a federated
-    computation, where it is given the language's values, a call gives another one.
+    Type checkers see a function with the parameters and the result of the decorated one. In a federated computation a
+    call with values of the language returns another.
 
     Attributes:
-      __wrapped__: The function inside. Called as it is, it runs without types, checks or a context.
+      __wrapped__: The decorated function. Called directly, it runs without types, checks or a context.
     """
 
     __wrapped__: Callable[_P, _R]
@@ -67,7 +67,7 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
         self._function = function
         self._serial = serial
 
-    # The language calls these when it builds this computation into another one, which then holds a copy of the handle.
+    # The language calls these when it builds this computation into another one, which then has a copy of the handle.
 
     def to_building_block(self) -> object:
         registry.keep(self._serial)
@@ -88,7 +88,7 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
                 return super().__call__(*args)
             parameter = self._function.parameter
             fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
-            # The language matches names with members of the type; it does not know what others are called.
+            # The language matches keywords with members of the type only, not with parameters.
             if any(field in kwargs for field, _ in fields):
                 return super().__call__(*args, **kwargs)
             return super().__call__(*self.by_position(args, kwargs))
@@ -101,11 +101,11 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
         return bound(inspect.signature(self._function.function), self._function.name, args, kwargs).args
 
     def __get__(self, instance: object, owner: type | None = None) -> "PythonComputation[_P, _R]":
-        """Returns itself, also as a member of a class. What has a `__get__` is shown by `help` as a function is."""
+        """Returns itself, also as a member of a class. An object with `__get__` is shown as a function by `help`."""
         return self
 
     def __reduce__(self) -> Reduced:
-        """Says how to write the computation: functions of scripts refer to computations that they call."""
+        """Returns how to pickle the computation, for functions of scripts that call it."""
         return _rebuilt, (write_function(self._function),)
 
     def __repr__(self) -> str:
@@ -115,10 +115,10 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
 def bound(
     signature: inspect.Signature, name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> inspect.BoundArguments:
-    """Returns what the parameters of a function get in a call.
+    """Returns the arguments of a call, bound to the parameters of a function.
 
     Raises:
-      TypeMismatchError: If it cannot be called with that.
+      TypeMismatchError: If the function cannot be called with these arguments.
     """
     try:
         return signature.bind(*args, **kwargs)
@@ -142,27 +142,27 @@ def python_computation(
     '(<float32,float32> -> float32)'
 
     The function gets NumPy scalars and read-only arrays of exactly the declared dtypes. It reads structs by attribute
-    and by key, and can pass them on with `**`; instances of attrs classes and dataclasses by attribute alone. A field
-    with the name of a method of its container, as `keys`, is read by key. The function may be called from several
-    threads at once. What it returns is taken as it is then: an array may be filled anew in the next call, but not by
+    and by key, and can pass them on with `**`; instances of attrs classes and dataclasses by attribute only. A field
+    with the name of a method of its container, such as `keys`, is read by key. The function may be called on several
+    threads at once. Its result is read when it returns: it may fill a returned array again in its next call, but not on
     another thread meanwhile.
 
     Args:
       parameter_types: One type per parameter of the function, as a sequence, or as a mapping by name; `None` or empty
         for a function without parameters; a single type stands for a list of one. Each entry is anything that the
         language converts to a type. A function of one parameter has that type; one of several has a struct of them.
-      result_type: The type of what the function returns. Left out, it is taken from the return annotation or, failing
-        that, from one evaluation on zeros; from two where parameters have unknown dimensions or sequences and the
-        result is no scalar: dimensions that differ are unknown ones. Python's own numbers count as float32 and
-        int32 then, as everywhere in the language, and a result that does not fit is an error.
+      result_type: The type of the function's result. If left out, it is taken from the return annotation or, failing
+        that, from one evaluation on zeros; from two if parameters have unknown dimensions or sequences and the result
+        is not a scalar: dimensions that differ are unknown. Python's own numbers then count as float32 and int32, as
+        everywhere in the language, and a result that does not fit is an error.
 
     Returns:
       The decorator.
 
     Raises:
-      InvalidComputationError: If the number of types is not that of the parameters, a type is no plain type, or the
-        result type is left out and cannot be found.
-      ResourceLimitError: If a type has more structs inside each other than a message of protobuf can hold.
+      InvalidComputationError: If the number of types is not that of the parameters, a type is not a plain type, or the
+        result type is left out and cannot be inferred.
+      ResourceLimitError: If a type has more nested structs than a message of protobuf can hold.
     """
     if inspect.isroutine(parameter_types):
         raise InvalidComputationError(
@@ -179,11 +179,10 @@ def python_computation(
                 PythonFunction(function, name, parameter, result)
             )
         except (DecodeError, RecursionError) as error:
-            # What the language's own conversion of a type to a message ends in.
+            # Raised by the language's own conversion of a type to a message.
             raise ResourceLimitError(
-                f"Expected types for {name!r} with at most about 30 structs inside each other, found more "
-                f"({type(error).__name__}): protobuf, which holds them, stops at 100 levels; put members that are far "
-                "inside into one struct further out"
+                f"Expected types for {name!r} with at most about 30 nested structs, found more "
+                f"({type(error).__name__}): protobuf stops at 100 levels; move deeply nested members to an outer struct"
             ) from error
         functools.update_wrapper(computation, function, updated=())
         return computation
@@ -209,7 +208,7 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
     call = bind(function, parameter)
 
     def call_on_zeros(open_size: int) -> Type:
-        # Dividing by a zero that nobody gave is nothing to warn of, or to fail for where warnings are errors.
+        # Divisions by these zeros must not warn, or fail where warnings are errors.
         with np.errstate(all="ignore"):
             try:
                 value = call(None if parameter is None else zeros(parameter, open_size))
@@ -231,11 +230,11 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
         ) from error
     if parameter is None or not has_open_sizes(parameter) or (isinstance(found, TensorType) and is_scalar(found)):
         return found
-    # Which sizes of the result go by those that the parameter leaves open shows with other ones.
+    # Another size shows which sizes of the result depend on those that the parameter leaves open.
     try:
         other = call_on_zeros(2)
     except (FedstackError, TypeError, ValueError, NotImplementedError, AttributeError):
-        return found  # a function for such values only
+        return found  # the function does not accept other sizes
     common = common_type(found, other)
     if common is None:
         raise InvalidComputationError(
@@ -246,7 +245,7 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
 
 
 def _without_records(value: object) -> object:
-    """Returns structs that a function was given and passed on in containers whose names the language sees."""
+    """Returns a value with the records that a function has passed on in containers whose names the language reads."""
     if isinstance(value, Record):
         members = tuple(_without_records(member) for member in tuple(value))
         return members if None in value.__names__ else OrderedDict(zip(value.__names__, members))

@@ -154,7 +154,7 @@ class WorkScope:
         """Returns the addition of a system; `None` if there is none."""
         return cast("_E | None", self.systems.get(system))
 
-    def of_invocation(self, environment: Environment, losses: Any, span: Span | None) -> "WorkScope":
+    def of_invocation(self, environment: Environment, losses: Any, span: Span) -> "WorkScope":
         """Returns the scope of an invocation within this one, which counts its own clients only."""
         systems = self.systems
         if systems:
@@ -165,7 +165,7 @@ class WorkScope:
             environment=environment,
             progress=None,
             losses=losses,
-            span=self.span if span is None else span,
+            span=span,
             systems=systems,
         )
 
@@ -202,6 +202,19 @@ def set_scope(scope: WorkScope) -> None:
 def change_scope(**changes: Any) -> None:
     """Gives the current scope other values in some fields, as `set_scope` does."""
     _scope.set(_scope.get().replace(**changes))
+
+
+def begin_invocation(environment: Environment, losses: Any, span: Span | None) -> WorkScope:
+    """Enters the scope of an invocation, and returns the outer one, which `set_scope` restores at its end.
+
+    Args:
+      environment: See `WorkScope`.
+      losses: See `WorkScope`.
+      span: The span of the call; `None` for that of the outer scope.
+    """
+    outer = _scope.get()
+    _scope.set(outer.of_invocation(environment, losses, outer.span if span is None else span))
+    return outer
 
 
 def current_policy() -> CarrierPolicy:

@@ -35,7 +35,7 @@ from fedstack.computations.types.type_structure import (
 )
 from fedstack.foundations.error_text import size_text
 
-# The width of a line of functions, of which there may be many.
+# The width of a line of functions.
 _WIDTH = 84
 _NOTHING = "Nothing runs: the result is known from the beginning."
 

@@ -1,7 +1,7 @@
 """Measures types, writes them for messages, and checks one against another.
 
-A struct may repeat the same type many times, so a few bytes can stand for any number of tensors: whoever walks or
-prints a type of a peer measures it first.
+A struct may repeat the same type many times, so a few bytes can stand for any number of tensors. The type of a peer is
+measured before anything walks or prints it.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""Values: payloads, columns of them, and their codec."""
+"""Values: payloads, columns of them, sequences, and conversions from and to Python values."""

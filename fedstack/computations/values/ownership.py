@@ -22,7 +22,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def _sequence_stays(payload: object, argument: object, element: Snapshot | None)
     given = cast("tuple[object, ...]", argument) if isinstance(argument, tuple) else (argument,)
     if any(payload is member for member in given):
         return payload  # the caller's, which the function cannot fill
-    snapshot = cast(Any, getattr(payload, "snapshot", None))
+    snapshot = cast("Callable[[Callable[[np.ndarray], object]], object] | None", getattr(payload, "snapshot", None))
     if snapshot is not None:
         return snapshot(lambda array: _stays(array, None))
     if element is None or not isinstance(payload, list):

@@ -218,7 +218,7 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
         return _split_named(cast("Mapping[str, object]", value), struct, path)
     if isinstance(value, Struct):
         return _split_pairs(struct_elements(value), struct, path)
-    if isinstance(value, tuple) and hasattr(cast(object, value), "_asdict"):
+    if issubclass(type(value), tuple) and hasattr(value, "_asdict"):
         return _split_pairs(list(cast(Any, value)._asdict().items()), struct, path)
     if attrs.has(type(value)):
         names = [field.name for field in attrs.fields(type(value))]

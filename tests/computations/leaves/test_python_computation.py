@@ -552,7 +552,7 @@ def test_types_of_28_structs_inside_each_other_are_taken():
 
 @pytest.mark.parametrize("levels", [40, 500])
 def test_types_nested_beyond_the_limit_of_protobuf_are_refused_with_the_name_of_the_function(levels):
-    message = "for 'too_deep' with at most about 30 structs .* protobuf.* stops at 100 levels; put"
+    message = "for 'too_deep' with at most about 30 nested structs, .* protobuf stops at 100 levels; move"
 
     def too_deep(x):
         return in_structs(x, levels)

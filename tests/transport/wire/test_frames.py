@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstack.errors import InvalidValueError
-from fedstack.executors.worker.work import Work
 from fedstack.foundations.segments import Rows, SegmentReader
 from fedstack.proto.extensions_pb2 import Frame, HandshakeRequest, Heartbeat
 from fedstack.transport.wire import frames
 from fedstack.transport.wire.frames import (
     Data,
     Header,
+    RunningClients,
     data_frames,
     header_frame,
     heartbeat_frame,
@@ -169,13 +169,13 @@ def test_a_heartbeat_counts_clients():
 
 
 def test_a_heartbeat_tells_what_runs():
-    work = (Work(7, 1, "train", 8.5), Work(0, 0, "update", 0.25))
+    work = (RunningClients(7, 1, "train", 8.5), RunningClients(0, 0, "update", 0.25))
     assert parse_frame(heartbeat_frame(work=work)) == frames.Heartbeat(work=work)
 
 
 @pytest.mark.parametrize("name", ["x" * 1_000_000, "\ud800", "\x1b[2J"], ids=["long", "surrogate", "control"])
 def test_any_name_of_a_function_fits_into_a_heartbeat(name):
-    frame = heartbeat_frame(work=[Work(0, 1, name, 1.0)])
+    frame = heartbeat_frame(work=[RunningClients(0, 1, name, 1.0)])
     assert len(frame) < 300
     assert parse_frame(frame).work[0].function.isprintable()
 
