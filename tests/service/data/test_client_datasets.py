@@ -68,7 +68,7 @@ def test_a_column_that_is_missing_or_no_scalar_is_refused() -> None:
 
 
 def test_a_dataset_without_end_has_no_clients() -> None:
-    with pytest.raises(InvalidValueError, match="Expected a sequence that ends"):
+    with pytest.raises(InvalidValueError, match="Expected a finite sequence"):
         len(Dataset.from_arrays(TABLE).repeat().by_client("who"))
 
 

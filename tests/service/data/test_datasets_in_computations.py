@@ -98,5 +98,5 @@ def test_a_dataset_without_end_can_be_read_from_and_not_be_held() -> None:
     endless = Dataset.range(3).repeat()
     with fedstack.create_sync_local_execution_context():
         assert first(endless) == 0
-        with pytest.raises((InvalidValueError, LeafError), match="Expected a sequence that ends"):
+        with pytest.raises((InvalidValueError, LeafError), match="Expected a finite sequence"):
             length(endless)
