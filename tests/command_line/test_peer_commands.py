@@ -374,7 +374,7 @@ def test_a_server_that_is_paused_is_said_not_to_answer(
             for command in ("check", "status"):
                 seconds = str(0.5 * slowness())
                 assert main([command, server.target, "--timeout", seconds, *map(str, ours)]) == 1
-                expected = f"Cannot use the server at {server.target}: it does not answer (it accepts connections, and "
+                expected = f"Cannot use the server at {server.target}: it does not answer (it accepts connections and "
                 assert expected in capsys.readouterr().err
 
 

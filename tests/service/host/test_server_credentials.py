@@ -276,7 +276,7 @@ def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path, caplog: p
         path.unlink()
         time.sleep(1.1)
         assert [lets_in("new"), lets_in("old")] == [True, False]
-    assert [record.getMessage() for record in caplog.records if "Going on with" in record.getMessage()] == [
+    assert [record.getMessage() for record in caplog.records if "Keeping the previous" in record.getMessage()] == [
         f"Keeping the previous content of {path}: Expected a token on a line of {path}, found none"
     ]
 
