@@ -1,7 +1,7 @@
-"""Writes the output of a server: its logs, as text or as JSON lines, and the prints of the functions that it runs.
+"""Writes a server's output: its logs, as text or JSON lines, and whatever the functions that it runs print.
 
-All of it goes to standard error, and output that cannot be written is dropped: a full disk, or a reader that has left,
-must not become an error of a function that prints.
+Everything goes to standard error. Output that cannot be written is dropped, so that a full disk or a closed pipe does
+not raise an error in a function that prints.
 """
 
 import contextlib

@@ -26,11 +26,11 @@ _MOST_WORK = 100  # of a peer that reports more than it should
 
 @attrs.frozen
 class Chunking:
-    """The sizes at which arrays travel in chunks.
+    """Size thresholds for sending arrays in chunks.
 
     Attributes:
-      large_bytes: The size from which an array travels beside its message.
-      chunk_bytes: The most bytes of arrays in one frame.
+      large_bytes: Arrays of at least this size are sent separately from their message.
+      chunk_bytes: The maximum number of array bytes in one frame.
     """
 
     large_bytes: int = attrs.field(default=LARGE_BYTES, validator=whole_number_validator(0, _MOST_BYTES))
