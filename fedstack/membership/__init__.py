@@ -1,1 +1,1 @@
-"""Who is there: peers that are dialled and may be lost, and how long callers wait for them."""
+"""Tracks which peers can be reached: they are dialled and may be lost, and callers wait for them for a limited time."""

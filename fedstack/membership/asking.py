@@ -1,4 +1,4 @@
-"""Finds out whether peers are there: all that a membership asks of stubs and their connections."""
+"""Checks whether peers are reachable: everything that a membership asks of stubs and their connections."""
 
 import asyncio
 import contextvars
@@ -11,20 +11,20 @@ from fedstack.membership.member import AnyMember, M, MemberState
 from fedstack.membership.members import FIRST_PAUSE, LONGEST_PAUSE, Members
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 
-# How long it may take to find out whether a member that was away listens now.
+# How long the check may take whether a member that was away is listening again.
 _LOOK_SECONDS = 0.5
-# How often to look for losses as long as there are observers.
+# How often to look for losses while there are observers.
 _WATCH_SECONDS = 0.1
 
 
 class Asker(Generic[M]):
-    """Asks members whether they are there, when the machine says so. Used on the transport's loop.
+    """Asks members whether they are reachable when the state machine requests it. Runs on the transport's loop.
 
     Args:
-      members: The machine, which hears the answers.
+      members: The state machine, which receives the answers.
       io: The transport's loop.
       go_on: A method to call after an answer, and when it is time to look or to ask again; it calls `step`. Asking
-        ends once the object of that method is gone.
+        ends once the object that the method is bound to is garbage-collected.
     """
 
     def __init__(self, members: Members[M], io: IoLoop, go_on: Callable[[], None]) -> None:
@@ -36,10 +36,10 @@ class Asker(Generic[M]):
         weakref.finalize(self, _abandon, self._tasks, io).atexit = False
 
     def step(self, *, watches: bool = False) -> None:
-        """Asks the members that are due, and stops asking those that need not be asked any more.
+        """Asks the members that are due, and stops asking those that no longer need to be asked.
 
         Args:
-          watches: Whether to look for losses now and then though no member is to be asked.
+          watches: Whether to look for losses periodically even if no member is to be asked.
         """
         if watches and self._seconds_to_look() <= 0:
             self.look()
@@ -62,18 +62,18 @@ class Asker(Generic[M]):
         return self._looked + _WATCH_SECONDS - self._members.clock()
 
     def look(self) -> None:
-        """Finds out, without asking them, which members are known to have ended; this takes time for each of them."""
+        """Checks, without asking them, which members are known to have ended; takes time for each member."""
         self._looked = self._members.clock()
         for member in self._members.members:
             loss = member.stub.loss()
-            # Of one that was found again this may be old; its answer will tell.
+            # For a member that was found again this may be outdated; its answer decides.
             if loss is not None and (member.stub.is_gone or member.state is not MemberState.BACK):
                 self._members.lost(member, loss, for_good=member.stub.is_gone)
 
     def heard(self, member: M, error: Exception | None) -> None:
-        """Records that a member has answered or failed; called by the task that has asked it."""
+        """Records that a member has answered or failed; called by the task that asked it."""
         if self._tasks.get(member) is not asyncio.current_task():
-            return  # cancelled, and what it awaited ended at the same time
+            return  # cancelled just as the awaited work ended
         del self._tasks[member]
         loss = member.stub.loss()
         if error is None:
@@ -85,33 +85,33 @@ class Asker(Generic[M]):
         _call(self._go_on)
 
     async def end(self) -> None:
-        """Stops asking, and returns once that is done; the machine is closed before."""
+        """Stops asking, and returns once all tasks have ended; the state machine must be closed before."""
         tasks = list(self._tasks.values())
         self.step()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ask(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception | None], None]]") -> None:
-    """Asks a member whether it is there. This refers to that member only, and so keeps nothing else alive."""
+    """Asks a member whether it is reachable. Refers to that member only, and so keeps nothing else alive."""
     found: Exception | None = None
     try:
         await _reach(member)
     except Exception as error:
-        found = error.with_traceback(None)  # its frames would be kept as long as the member is away
+        found = error.with_traceback(None)  # its frames would otherwise be kept while the member is away
     hear = heard()
     if hear is not None:
         hear(member, found)
 
 
 def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
-    """Calls a method of something if that is still there."""
+    """Calls a method if its object still exists."""
     found = method()
     if found is not None:
         found()
 
 
 def _abandon(tasks: "dict[M, asyncio.Task[None]]", io: IoLoop) -> None:
-    """Stops asking for a membership that is gone; a finalizer."""
+    """Stops asking on behalf of a membership that is gone; a finalizer."""
 
     def end() -> None:
         for task in tasks.values():
@@ -121,10 +121,10 @@ def _abandon(tasks: "dict[M, asyncio.Task[None]]", io: IoLoop) -> None:
 
 
 async def _reach(member: AnyMember) -> None:
-    """Returns once a member can be reached and has said what it can do.
+    """Returns once a member can be reached and has reported its capabilities.
 
     Raises:
-      FedstackError: If it cannot be, or is of no use.
+      FedstackError: If it cannot be reached, or cannot be used.
     """
     while True:
         await member.stub.connection.wait_ready(LONGEST_PAUSE)
@@ -134,10 +134,10 @@ async def _reach(member: AnyMember) -> None:
             return
         if member.stub.is_gone:
             raise loss
-        await asyncio.sleep(FIRST_PAUSE)  # it was started anew, which is not known everywhere yet
+        await asyncio.sleep(FIRST_PAUSE)  # it was restarted, which is not known everywhere yet
 
 
 async def listening(members: Sequence[M]) -> list[M]:
-    """Returns those of some members that can be reached now, whatever was so before."""
+    """Returns the members among those given that can be reached now, whatever their state was before."""
     found = await asyncio.gather(*(member.stub.connection.look(_LOOK_SECONDS) for member in members))
     return [member for member, listens in zip(members, found) if listens]

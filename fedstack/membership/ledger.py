@@ -1,21 +1,21 @@
-"""Records what was lost with which workers, and decides what is suspected of ending them and how often is enough.
+"""Records which work was lost with which workers, and decides which work is suspected of ending them and when to stop.
 
-Work that ends the process it runs in (a crash in native code, `os._exit`) would take one worker after the other, since
-each attempt runs it somewhere else. Units of work are the clients of a phase, a closure, a range of a dataset. All of
-them follow one rule:
+Work that ends the process it runs in (a crash in native code, `os._exit`) would take down one worker after another,
+since each attempt runs it somewhere else. Units of work are the clients of a phase, a closure, or a range of a dataset.
+All of them follow one rule:
 
-1. *A loss is recorded* for all that a worker had when its connection broke off. A worker that could not be dialled, was
-   full, was draining or has fallen silent is no such loss.
-2. *Two losses make a suspicion.* Attempts share the clients of a phase anew, so their ranges overlap rather than equal
-   each other: suspects are the clients in two of them. A suspect runs where it costs others nothing: a closure with
-   nothing beside it, clients in a search (`search.py`), while the clients that are not suspected run as usual.
-3. *Blame needs more.* A search names the client in a `LeafError`, which is the user's and not tried again. If it finds
-   none, the losses came from elsewhere and are forgotten. What cannot be cut into parts is given up after four losses.
+1. *A loss is recorded* for all work that a worker had when its connection broke. A worker that could not be dialled,
+   was full, was draining or has fallen silent does not count as a loss.
+2. *Two losses make a suspicion.* Each attempt splits the clients of a phase differently, so ranges overlap rather than
+   match: suspects are the clients in two of them. A suspect runs where it cannot harm other work: a closure runs with
+   nothing beside it, clients run in a search (`search.py`), while the clients that are not suspected run as usual.
+3. *Blame needs more.* A search names the client in a `LeafError`, which is the user's error and is not retried. If it
+   finds none, the losses had another cause and are forgotten. Work that cannot be split is given up after four losses.
 
-How a process has ended says what did it. SIGSEGV, SIGBUS, SIGABRT and an exit of its own come from what ran there.
-SIGKILL comes from an operator, the machine, or the kernel where memory runs out, whatever has taken it: it neither
-blames nor clears, as do other signals that people send. Such a loss makes no suspicion; it is recorded all the same,
-for the message where workers are lost again and again. Where the status is not known, as of a worker on another
+The exit status of a process points to the cause. SIGSEGV, SIGBUS, SIGABRT and an exit of its own come from the work
+that ran there. SIGKILL comes from an operator, the machine, or the kernel when memory runs out, whatever used it up:
+like other signals that people send, it neither blames nor clears the work. Such a loss raises no suspicion, but it is
+still recorded, for the message when workers are lost repeatedly. If the status is not known, as for a worker on another
 machine, a loss counts, since only a search can blame.
 """
 
@@ -27,17 +27,17 @@ import attrs
 
 SUSPECTED = 2
 ENOUGH = 4
-# The most clients that are named, in a message and to a worker.
+# The most clients to name, both in a message and to a worker.
 _MOST_NAMED = 100
 _SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _NEUTRAL = frozenset(-int(getattr(signal, name)) for name in _SENT_BY_OTHERS if hasattr(signal, name))
 
 
 def may_be_its_own(status: int | None) -> bool:
-    """Returns whether what ran in a process may have ended it.
+    """Returns whether the work that ran in a process may have ended it.
 
     Args:
-      status: What `subprocess` calls its return code; `None` where that is not known.
+      status: The process's return code, as in `subprocess`; `None` if it is not known.
     """
     return status not in _NEUTRAL
 
@@ -47,13 +47,13 @@ class LostWork:
     """Work that a worker had when it was lost.
 
     Attributes:
-      work: A phase, a closure, a range; only its identity counts.
-      units: Which clients of a phase; of other work, all there is.
+      work: A phase, a closure, or a range; only its identity counts.
+      units: The clients, for a phase; other work is a single unit.
       worker: The worker.
-      running: The units that ran when it was last heard of.
-      is_sure: Whether it had begun with them.
-      find_status: Returns how the worker's process has ended, once that is known.
-      status: What that has returned.
+      running: The units that were running when the worker was last heard from.
+      is_sure: Whether the worker is known to have started on the units.
+      find_status: Returns the exit status of the worker's process, once it is known.
+      status: The status that `find_status` returned.
     """
 
     work: object
@@ -67,7 +67,7 @@ class LostWork:
     @property
     def counts(self) -> bool:
         """Whether the work may have ended the worker."""
-        if self.status is None:  # the connection may break off before the system has let go of the process
+        if self.status is None:  # the connection may break before the system has reaped the process
             self.status = self.find_status()
         return may_be_its_own(self.status)
 
@@ -78,8 +78,8 @@ class Suspects:
 
     Attributes:
       clients: The clients.
-      running: Those of them that ran when a worker was last heard of.
-      workers: The workers that were lost with some of them; one that was lost twice is there twice.
+      running: The clients among them that were running when a worker was last heard from.
+      workers: The workers that were lost with some of them; a worker that was lost twice is listed twice.
     """
 
     clients: range
@@ -88,11 +88,11 @@ class Suspects:
 
     @property
     def losses(self) -> int:
-        """How many workers have ended with some of them."""
+        """How many workers have ended while they had some of the clients."""
         return len(self.workers)
 
     def overlaps(self, units: range) -> bool:
-        """Returns whether some of them are in a range."""
+        """Returns whether some of the clients are in a range."""
         return _overlap(self.clients, units)
 
     def __str__(self) -> str:
@@ -101,10 +101,10 @@ class Suspects:
 
 
 class LossLedger:
-    """The losses of one invocation, of one coordinator, or of one pass over a dataset. Not safe for threads."""
+    """The losses of one invocation, of one coordinator, or of one pass over a dataset. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._lost: dict[int, list[LostWork]] = {}  # by the identity of the work, which its entries keep
+        self._lost: dict[int, list[LostWork]] = {}  # by the identity of the work; its entries keep the work alive
 
     def __len__(self) -> int:
         return sum(map(len, self._lost.values()))
@@ -119,28 +119,28 @@ class LossLedger:
         is_sure: bool = True,
         find_status: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Records that a worker was lost that had a part of some work; see `LostWork`."""
+        """Records that a worker was lost while it had a part of some work; see `LostWork`."""
         lost = LostWork(work, units, worker, frozenset(running) & frozenset(units), is_sure, find_status)
         self._lost.setdefault(id(work), []).append(lost)
 
     def forget(self, work: object) -> None:
-        """Forgets the losses of some work: it has got further, or is not to blame."""
+        """Forgets the losses of some work: it has made progress, or is not to blame."""
         self._lost.pop(id(work), None)
 
     def losses(self, work: object, unit: int = 0) -> int:
-        """Returns how many workers some work, or one client of a phase, may have ended."""
+        """Returns the number of workers that some work, or one client of a phase, may have ended."""
         return sum(unit in lost.units for lost in self._counted(work))
 
     def is_suspected(self, work: object) -> bool:
-        """Returns whether work that is one unit is to run with nothing beside it."""
+        """Returns whether work that is a single unit must run with nothing beside it."""
         return id(work) in self._lost and self.losses(work) >= SUSPECTED
 
     def is_enough(self, work: object) -> bool:
-        """Returns whether work that is one unit is to be given up."""
+        """Returns whether work that is a single unit must be given up."""
         return self.losses(work) >= ENOUGH
 
     def suspects(self, phase: object) -> list[Suspects]:
-        """Returns the clients that were in two of a phase's losses, in their order."""
+        """Returns the clients that were in two of a phase's losses, in order."""
         lost = self._counted(phase)
         bounds = sorted({bound for one in lost for bound in (one.units.start, one.units.stop)})
         found: list[range] = []
@@ -153,7 +153,7 @@ class LossLedger:
         return [_suspects(clients, lost) for clients in found]
 
     def told(self) -> str:
-        """Returns a line for the end of a message: which clients may have ended workers; empty if none has."""
+        """Returns a line for the end of a message: the clients that may have ended workers; empty if there are none."""
         everything = [lost for some in self._lost.values() for lost in some]
         suspects = [found for some in self._lost.values() for found in self.suspects(some[0].work)]
         twice = [(found.clients, found.running) for found in suspects]

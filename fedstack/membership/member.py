@@ -1,4 +1,4 @@
-"""Defines what is known of one peer that may be lost."""
+"""Defines the known state of one peer that may be lost."""
 
 import enum
 import math
@@ -13,45 +13,45 @@ _S = TypeVar("_S", bound=ServiceStub)
 
 
 class MemberState(enum.Enum):
-    """What is known of a member. It is in exactly one of these states; values are words for people."""
+    """The known state of a member. A member is in exactly one state; values are human-readable."""
 
     NEW = "not asked yet"
-    """Nothing has been heard of it."""
+    """It has not been heard from yet."""
     READY = "ready"
     AWAY = "away"
-    """It was lost or does not answer, and may be back at any time."""
+    """It was lost or does not answer, and may return at any time."""
     BACK = "back"
-    """It was away and was found, or said, to be there again. It has not answered since."""
+    """It was away and was found or reported to be back, but has not answered since."""
     WRONG = "of no use"
-    """What is wrong with it does not become right by waiting, such as a token that it refuses."""
+    """It has a problem that waiting does not solve, such as a token that it refuses."""
     GONE = "gone"
-    """It has ended for good."""
+    """It has ended permanently."""
     REMOVED = "removed"
 
 
 HOPELESS = frozenset({MemberState.WRONG, MemberState.GONE, MemberState.REMOVED})
-"""In these states waiting does not help."""
+"""States in which waiting does not help."""
 
 
 @attrs.define(eq=False, repr=False)
 class Member(Generic[_S]):
-    """One peer that is dialled. Only its `Members` change its state, on the transport's loop; any thread may read it.
+    """A peer that is dialled. Only its `Members` change its state, on the transport's loop; any thread may read it.
 
-    Subclasses know what to ask it, and keep what it says of itself.
+    Subclasses define the question to ask it, and keep what it reports about itself.
 
     Attributes:
       stub: Calls it. `Members` use its address only.
-      supervised: Whether something else says when it is lost and when it is back, so that it is not searched for.
+      supervised: Whether something else reports when it is lost and when it is back, so that no search is needed.
       can_look: Whether it can be looked for at any time; if not, only waiting shows that it is back.
-      state: What is known of it.
-      cause: Why it is not ready, where that is known.
-      asking: Whether it is being asked now if it is there.
-      ask_at: When to ask it next; `None` if it is being asked or need not be.
-      pause: How long to wait after the next attempt in vain, in seconds.
-      refusal: What it said when it had no room for a session; `None` if it has, as far as is known.
-      refused_at: When it said so.
-      gap: How long callers waited for each other when it last had too much to do, in seconds; see `Members.gap`.
-      strained_at: When that was.
+      state: Its known state.
+      cause: Why it is not ready, if known.
+      asking: Whether it is currently being asked if it is reachable.
+      ask_at: When to ask it next; `None` if it is being asked or does not need to be.
+      pause: How long to wait after the next failed attempt, in seconds.
+      refusal: Its answer when it had no room for a session; `None` if it has room, as far as is known.
+      refused_at: When it refused.
+      gap: How long callers waited for each other when it was last overloaded, in seconds; see `Members.gap`.
+      strained_at: When it was last overloaded.
     """
 
     stub: _S
@@ -68,10 +68,10 @@ class Member(Generic[_S]):
     strained_at: float = -math.inf
 
     async def ask(self) -> None:
-        """Asks the peer, which can be reached, whether it is of use; keeps what it says of itself.
+        """Asks the peer, which can be reached, whether it can be used; keeps what it reports about itself.
 
         Raises:
-          FedstackError: If it is not.
+          FedstackError: If it cannot be used.
         """
 
     @property
@@ -81,15 +81,15 @@ class Member(Generic[_S]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known to be there."""
+        """Whether it is known to be ready."""
         return self.state is MemberState.READY
 
     def cause_after(self, seconds: float) -> str:
-        """Returns why it is not there, in a line, for a caller that has waited that long."""
+        """Returns a line that says why it is not ready, for a caller that has waited that long."""
         return f"no answer within {seconds:g} s" if self.cause is None else self.line_of(self.cause)
 
     def line_of(self, error: Exception) -> str:
-        """Returns what an error of this member says, in a line."""
+        """Returns the message of one of this member's errors as a single line."""
         known = error.causes.get(self.address) if isinstance(error, FedstackError) else None
         found = str(error).removeprefix(f"The call to {self.address} failed with ")
         return known or found.partition("\n")[0]

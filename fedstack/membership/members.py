@@ -1,4 +1,4 @@
-"""Decides which members are ready, which are asked again and when: a state machine without sockets, tasks or logs."""
+"""Decides which members are ready, which to ask again and when: a state machine without sockets, tasks or logs."""
 
 import heapq
 import itertools
@@ -15,10 +15,10 @@ from fedstack.membership.member import M, MemberState
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
-# How long a member that had no room is not asked again, as long as others have some.
+# How long a member that had no room is not asked again while others have room.
 FULL_SECONDS = 5.0
-# How long callers wait for each other after a member had too much to do, at first and at most; how long it takes until
-# that is half as long again, and until the same member may make it twice as long.
+# How long callers wait for each other after a member was overloaded, at first and at most; how long it takes until that
+# time is halved, and until the same member may double it again.
 _FIRST_GAP, _LONGEST_GAP = 0.01, 1.0
 _HALF_SECONDS = 15.0
 _STRAIN_SECONDS = 5.0
@@ -28,12 +28,12 @@ AGAIN_SECONDS = 0.25
 
 @attrs.frozen
 class Change(Generic[M]):
-    """A member has come into another state.
+    """A change of a member's state.
 
     Attributes:
       member: The member.
-      before: What was known of it until then.
-      after: What is known of it from then on.
+      before: Its state until the change.
+      after: Its state from the change on.
       cause: Why it is not ready.
     """
 
@@ -44,14 +44,14 @@ class Change(Generic[M]):
 
 
 class Members(Generic[M]):
-    """The members there are, and what is known of each.
+    """The members and the known state of each.
 
-    Events go in by methods: a member is added, has answered, has failed, is lost. Decisions come out: which members are
-    ready, which are `due` to be asked. A `Wait` decides for a caller that waits. What an event costs does not grow with
-    the number of members. Not safe for threads.
+    Events come in through methods: a member is added, has answered, has failed, is lost. Decisions come out: which
+    members are ready, and which are `due` to be asked. A `Wait` decides for a waiting caller. The cost of an event does
+    not grow with the number of members. Not thread-safe.
 
     Args:
-      connect_seconds: How long a caller waits for the first member that is ready.
+      connect_seconds: How long a caller waits for the first ready member.
       clock: Returns the time in seconds.
     """
 
@@ -60,7 +60,7 @@ class Members(Generic[M]):
         self._connect_seconds = connect_seconds
         self._members: tuple[M, ...] = ()
         self._numbers: Counter[MemberState] = Counter()
-        # When to ask whom; what does not agree with the member any more does not count.
+        # Which member to ask when; an entry that no longer agrees with its member does not count.
         self._agenda: list[tuple[float, int, M]] = []
         self._entries = itertools.count()
         self._at_rest: list[M] = []
@@ -71,39 +71,39 @@ class Members(Generic[M]):
 
     @property
     def members(self) -> tuple[M, ...]:
-        """All of them, in the order in which they were added."""
+        """All members, in the order in which they were added."""
         return self._members
 
     @property
     def ready(self) -> list[M]:
-        """Those that are ready."""
+        """The members that are ready."""
         return [member for member in self._members if member.is_ready]
 
     @property
     def number_ready(self) -> int:
-        """How many are ready."""
+        """How many members are ready."""
         return self._numbers[MemberState.READY]
 
     @property
     def states(self) -> set[MemberState]:
-        """The states in which there are any."""
+        """The states that at least one member is in."""
         return {state for state, number in self._numbers.items() if number}
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, and gives no members any more."""
+        """Whether it was closed, and returns no more members."""
         return self._closed
 
     # What happens to members.
 
     def add(self, member: M) -> None:
-        """There is one more member; nothing has been heard of it."""
+        """Adds a member that has not been heard from yet."""
         self._members = (*self._members, member)
         self._numbers[member.state] += 1
         self._ask_soon(member)
 
     def remove(self, member: M) -> None:
-        """A member is not used any more. What is heard of it from here on does not count."""
+        """Removes a member. Anything heard from it from now on does not count."""
         self._members = tuple(other for other in self._members if other is not member)
         self._strained.pop(member, None)
         self._rest(member)
@@ -111,15 +111,15 @@ class Members(Generic[M]):
         self._numbers[MemberState.REMOVED] = 0
 
     def answered(self, member: M) -> None:
-        """A member is there."""
+        """Records that a member has answered, and so is ready."""
         if member.state in (MemberState.REMOVED, MemberState.GONE) or self._closed:
             return
-        self._gave_up = None  # also where nobody waits for members as long as there are some, as a coordinator
+        self._gave_up = None  # also if no caller waits while there are members, as with a coordinator
         self._rest(member)
         self._becomes(member, MemberState.READY, None)
 
     def failed(self, member: M, error: Exception) -> None:
-        """A member that was being asked has not answered; it is asked again, after pauses that grow."""
+        """Records that a member that was being asked has not answered; it is asked again, after growing pauses."""
         if not member.asking:
             return
         member.asking = False
@@ -128,12 +128,12 @@ class Members(Generic[M]):
         self._becomes(member, _state_after(error), error)
 
     def lost(self, member: M, error: Exception, *, for_good: bool = False) -> None:
-        """A member was found, or is said, to be away.
+        """Records that a member was found or reported to be away.
 
         Args:
           member: The member.
           error: Why.
-          for_good: Whether it does not come back.
+          for_good: Whether it will never come back.
         """
         if member.state is MemberState.REMOVED or self._closed:
             return
@@ -146,22 +146,22 @@ class Members(Generic[M]):
         self._becomes(member, MemberState.GONE if for_good else _state_after(error), error)
 
     def returned(self, member: M) -> None:
-        """A member that was away was found, or is said, to be there again; it is asked at once."""
+        """Records that a member that was away was found or reported to be back; it is asked at once."""
         if member.state not in (MemberState.READY, MemberState.BACK, MemberState.REMOVED) and not self._closed:
             self._rest(member)
             self._ask_soon(member)
             self._becomes(member, MemberState.BACK, member.cause)
 
     def full(self, member: M, refusal: ResourceLimitError) -> bool:
-        """A member has no room for one more session; returns whether that is news."""
+        """Records that a member has no room for another session; returns whether that is news."""
         is_news = member.refusal is None
         self._strain(member)
-        # Not that error itself: it is raised, and its frames would be kept as long as the member is full.
+        # Not the error itself: it is raised, and its frames would be kept while the member is full.
         member.refusal, member.refused_at = ResourceLimitError(str(refusal)), self.clock()
         return is_news
 
     def has_room(self, member: M) -> None:
-        """A member has made room for a session."""
+        """Records that a member has room for a session again."""
         member.refusal = None
 
     def close(self) -> None:
@@ -171,10 +171,10 @@ class Members(Generic[M]):
         for member in self._members:
             self._rest(member)
 
-    # What is to be done.
+    # Decisions.
 
     def due(self) -> list[M]:
-        """Returns the members that are to be asked now if they are there; they count as being asked from here on."""
+        """Returns the members to ask now whether they are reachable; they count as being asked from now on."""
         due: list[M] = []
         while self.seconds_to_due() == 0:
             _, _, member = heapq.heappop(self._agenda)
@@ -183,12 +183,12 @@ class Members(Generic[M]):
         return due
 
     def take_at_rest(self) -> list[M]:
-        """Returns those that were being asked and need not be any more, since the last call of this method."""
+        """Returns the members that have stopped needing to be asked since the last call of this method."""
         members, self._at_rest = self._at_rest, []
         return members
 
     def seconds_to_due(self) -> float | None:
-        """Returns how long it is until a member is to be asked; `None` if none is."""
+        """Returns the number of seconds until a member is due to be asked; `None` if none is."""
         while self._agenda:
             at, _, member = self._agenda[0]
             if member.ask_at == at:
@@ -197,19 +197,19 @@ class Members(Generic[M]):
         return None
 
     def take_changes(self) -> list[Change[M]]:
-        """Returns what has changed since the last call of this method, in order."""
+        """Returns the changes since the last call of this method, in order."""
         changes, self._changes = self._changes, []
         return changes
 
     def is_full(self, member: M) -> bool:
-        """Returns whether a member had no room so short a time ago that it is not to be asked for some."""
+        """Returns whether a member refused a session so recently that it should not be asked for room yet."""
         return member.refusal is not None and self.clock() - member.refused_at < FULL_SECONDS
 
     def patience(self) -> float:
-        """Returns how long a caller is to wait from now on for the first member that is ready, in seconds.
+        """Returns how long a caller should wait from now on for the first ready member, in seconds.
 
-        After a wait in vain the next ones are short until a member is there: they are asked all the time. But some
-        connections dial more seldom the longer their peer was away, and get the time since then.
+        After a failed wait, the next waits are short until a member is ready: members are asked all the time. But some
+        connections dial less often the longer their peer was away; they get the time that has passed since then.
         """
         if self._gave_up is None:
             return self._connect_seconds
@@ -218,15 +218,15 @@ class Members(Generic[M]):
         return min(self._connect_seconds, again)
 
     def waited(self, *, in_vain: bool) -> None:
-        """A caller has waited for members; see `patience`."""
+        """Records that a caller has waited for members; see `patience`."""
         self._gave_up = self.clock() if in_vain else None
 
     def gap(self) -> float:
-        """Returns how long a caller is to wait after the one before it until it uses the members that are ready.
+        """Returns how many seconds a caller should wait after the previous caller before it uses the ready members.
 
-        A member that is silent, or says that it is full, has too much to do, and callers that try again each by itself
-        give it no less: what has brought 5,000 calls to a stop brings them to a stop again. So all callers wait for
-        each other, twice as long each time that it happens again, and half as long after a while without.
+        A member that is silent, or reports that it is full, is overloaded, and callers that retry independently do
+        not reduce its load: whatever stalled 5,000 calls stalls them again. So all callers wait for each other, twice
+        as long each time that it happens again, and half as long after a while without an overload.
         """
         if not self._strained:
             return 0.0
@@ -243,7 +243,7 @@ class Members(Generic[M]):
         return member.gap * 0.5 ** ((now - member.strained_at) / _HALF_SECONDS)
 
     def _strain(self, member: M) -> None:
-        """A member has too much to do; that many callers find that out at the same time counts once."""
+        """Records that a member is overloaded; counts once even if many callers notice at the same time."""
         now = self.clock()
         if now - member.strained_at >= _STRAIN_SECONDS:
             member.gap = min(max(_FIRST_GAP, 2 * self._gap_of(member, now)), _LONGEST_GAP)
@@ -260,7 +260,7 @@ class Members(Generic[M]):
         heapq.heappush(self._agenda, (at, next(self._entries), member))
 
     def _rest(self, member: M) -> None:
-        """Makes an end of asking a member; what it still answers does not count."""
+        """Stops asking a member; an answer that still arrives does not count."""
         if member.asking:
             self._at_rest.append(member)
         member.asking, member.ask_at = False, None

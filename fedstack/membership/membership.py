@@ -1,4 +1,4 @@
-"""Carries out what `Members` decide: asks peers on the transport's loop, lets callers wait, notifies observers."""
+"""Carries out the decisions of `Members`: asks peers on the transport's loop, lets callers wait, notifies observers."""
 
 import asyncio
 import contextvars
@@ -21,14 +21,14 @@ _logger = logging.getLogger(__name__)
 
 
 class Membership(Generic[M]):
-    """Peers that come and go, for callers on any loop. Only this speaks to their connections.
+    """Peers that come and go, for callers on any loop. Only this class talks to their connections.
 
-    Members are asked from the first use on, and until this is closed or dropped; connections end with their stubs then.
+    Members are asked from the first use until this is closed or dropped; then the connections end with their stubs.
 
     Args:
-      members: Those of the beginning. Their stubs are closed with this.
-      connect_seconds: How long to wait for the first that is ready.
-      clock: Returns the time in seconds; by default that of the loop.
+      members: The initial members. Their stubs are closed with this.
+      connect_seconds: How long to wait for the first ready member.
+      clock: Returns the time in seconds; by default, the clock of the loop.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Membership(Generic[M]):
         self._io: IoLoop = members[0].stub.io if members else io_loop
         self._members: Members[M] = Members(connect_seconds, clock or self._io.time)
         self._asker: Asker[M] = Asker(self._members, self._io, self._step)
-        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, unlike a set: who waits longest wakes first
+        self._waiters: dict[asyncio.Future[None], None] = {}  # ordered, unlike a set: the longest waiter wakes first
         self._observers = MembershipObservers[M]()
         self._turns = asyncio.Lock()
         self._last_turn = -math.inf
@@ -53,33 +53,33 @@ class Membership(Generic[M]):
 
     @property
     def io(self) -> IoLoop:
-        """The loop where their connections are."""
+        """The loop that their connections run on."""
         return self._io
 
     @property
     def members(self) -> tuple[M, ...]:
-        """All members that there are."""
+        """All members."""
         return self._members.members
 
     # For callers.
 
     async def ready(self) -> list[M]:
-        """Returns the members that are ready, one at least; waits for it if need be.
+        """Returns the ready members, at least one; waits for the first if necessary.
 
         Raises:
-          NoWorkersError: If none is, within the time to connect; the message has all addresses and causes.
-          FedstackError: If none will be, however long one waits: a wrong token will not become right.
+          NoWorkersError: If none is ready within the time to connect; the message has all addresses and causes.
+          FedstackError: If waiting cannot help, as with a wrong token.
         """
         return await self._io.run(self._ready())
 
     def by_room(self, members: Sequence[M]) -> tuple[list[M], list[M]]:
-        """Returns those members that may have room for a session, and those that lately had none."""
+        """Returns the members that may have room for a session, and those that recently had none."""
         by_room: tuple[list[M], list[M]] = [], []
         for member in members:
             by_room[self._members.is_full(member)].append(member)
         return by_room
 
-    # What is learned of members. From any thread; it holds for all calls that follow.
+    # News about members. May be called from any thread; it applies to all calls that follow.
 
     def add(self, member: M) -> M:
         """Adds a member, which is asked at once; returns it."""
@@ -89,17 +89,17 @@ class Membership(Generic[M]):
         return member
 
     def remove(self, member: M) -> None:
-        """Stops using a member. What runs there goes on; its connection ends with its stub."""
+        """Stops using a member. Work that runs there continues; its connection ends with its stub."""
         self._post(lambda: self._members.remove(member))
 
     def lost(self, member: M, error: Exception) -> Exception:
-        """Records that a member was found away; it is looked after until it is back. Returns the best cause known."""
+        """Records that a member was found away; it is watched until it is back. Returns the best known cause."""
         found, for_good = member.stub.loss() or error, member.stub.is_gone
         self._post(lambda: self._members.lost(member, found, for_good=for_good))
         return found
 
     def returned(self, member: M) -> None:
-        """Records that a member is said to be there again."""
+        """Records that a member is reported to be back."""
         self._post(lambda: self._members.returned(member))
 
     def full(self, member: M, refusal: ResourceLimitError) -> None:
@@ -112,33 +112,33 @@ class Membership(Generic[M]):
         self._post(note)
 
     def has_room(self, member: M) -> None:
-        """Records that a member has made room for a session."""
+        """Records that a member has room for a session again."""
         if member.refusal is not None:
             self._post(lambda: self._members.has_room(member))
 
     def subscribe(self, observer: MembershipObserver[M]) -> Callable[[], None]:
-        """Notifies an observer of what becomes of members from now on; returns what ends that.
+        """Notifies an observer of changes of members from now on; returns a function that unsubscribes it.
 
-        Losses that a source of members knows of, such as the end of a pool's process, are noticed without any call. An
-        observer that raises is dropped.
+        Losses that a source of members knows about, such as the end of a pool's process, are noticed without any call.
+        An observer that raises is dropped.
         """
         end = self._observers.add(observer)
-        self._post(lambda: None)  # from here on the members are looked after
+        self._post(lambda: None)  # from here on the members are watched
         return end
 
     def close(self, users: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
-        """Closes the connections. Idempotent; waits for it where that blocks no event loop.
+        """Closes the connections. Idempotent; waits until they are closed unless that would block an event loop.
 
         Args:
-          users: End what uses the connections, on the transport's loop. Calls may go on: they end with their sessions,
-            which the peers would keep for a while if the connections were closed first.
+          users: Functions that end the users of the connections, on the transport's loop. Calls may still run: they end
+            with their sessions, which the peers would keep for a while if the connections were closed first.
         """
         if not self._closed:
             self._closed = True
             self._io.finish(self._close(users))
 
     def _post(self, event: Callable[[], object]) -> None:
-        """Lets an event happen on the transport's loop, in the order in which this is called."""
+        """Runs an event on the transport's loop; events run in the order of these calls."""
 
         def happen() -> None:
             event()
@@ -146,7 +146,7 @@ class Membership(Generic[M]):
 
         self._io.loop.call_soon_threadsafe(happen, context=contextvars.Context())
 
-    # On the transport's loop, from here on.
+    # From here on, everything runs on the transport's loop.
 
     def _join(self, member: M) -> None:
         member.can_look = member.stub.connection.can_look
@@ -157,10 +157,10 @@ class Membership(Generic[M]):
             members = await self._found()
             if not self._members.gap():
                 return members
-            async with self._turns:  # in the order in which callers came
+            async with self._turns:  # in the order in which callers arrived
                 await asyncio.sleep(max(0.0, self._last_turn + self._members.gap() - self._members.clock()))
                 self._last_turn = self._members.clock()
-            if all(member.is_ready for member in members):  # else each caller would find out by itself
+            if all(member.is_ready for member in members):  # otherwise each caller would find out by itself
                 return members
 
     async def _found(self) -> list[M]:
@@ -175,7 +175,7 @@ class Membership(Generic[M]):
             timer.cancel()
 
     def _announce(self, seconds: float) -> None:
-        """Says that a caller waits, once until a member is ready."""
+        """Logs that a caller waits, once until a member is ready."""
         if self._members.ready or self._has_announced or seconds <= reaching.QUIET_SECONDS:
             return
         self._has_announced = True
@@ -206,8 +206,8 @@ class Membership(Generic[M]):
                     finally:
                         del self._waiters[waiter]
                     if waiter.done():
-                        # Members that become ready one by one wake us as often as there are members, so a look at all
-                        # of them has time until the pauses or the wait are over.
+                        # Members that become ready one by one wake this caller once per member, so checking all of
+                        # them can wait until the pauses or the wait are over.
                         has_looked = False
                         continue
             self._look()
@@ -217,7 +217,7 @@ class Membership(Generic[M]):
         self._step()
 
     def _step(self) -> None:
-        """Carries out what was decided after events."""
+        """Carries out the decisions that follow from events."""
         self._asker.step(watches=bool(self._observers) and not self._closed)
         changes = self._members.take_changes()
         for change in changes:

@@ -1,4 +1,4 @@
-"""Notifies observers of what becomes of members."""
+"""Notifies observers of changes of members."""
 
 import logging
 from collections.abc import Callable
@@ -13,16 +13,16 @@ _logger = logging.getLogger(__name__)
 
 
 class MembershipObserver(Generic[M]):
-    """Hears what becomes of members, on the transport's loop. Override what you want to know; it must not block."""
+    """Receives changes of members on the transport's loop. Override the methods you need; they must not block."""
 
     def ready(self, member: M) -> None:
-        """A member is ready, for the first time or again."""
+        """Called when a member is ready, for the first time or again."""
 
     def lost(self, member: M, error: Exception) -> None:
-        """A member that was ready is not any more; called once, however that was found out."""
+        """Called when a member that was ready no longer is; once, however the loss was noticed."""
 
     def removed(self, member: M) -> None:
-        """A member has been removed."""
+        """Called when a member has been removed."""
 
 
 class MembershipObservers(Generic[M]):
@@ -35,7 +35,7 @@ class MembershipObservers(Generic[M]):
         return len(self._observers)
 
     def add(self, observer: MembershipObserver[M]) -> Callable[[], None]:
-        """Adds one; returns what removes it."""
+        """Adds an observer; returns a function that removes it."""
         self._observers = (*self._observers, observer)
         return lambda: self._remove(observer)
 
@@ -43,7 +43,7 @@ class MembershipObservers(Generic[M]):
         self._observers = tuple(other for other in self._observers if other is not observer)
 
     def tell(self, change: Change[M]) -> None:
-        """Notifies all of them, and those of this process; one that raises is dropped."""
+        """Notifies all observers, and those of this process; an observer that raises is dropped."""
         if observers.present:
             _report(change)
         for observer in self._observers:
@@ -55,17 +55,17 @@ class MembershipObservers(Generic[M]):
                 elif (cause := _loss(change)) is not None:
                     observer.lost(change.member, cause)
             except Exception as error:
-                log_raised(_logger, repr(observer), error, "it is told nothing more of workers")
+                log_raised(_logger, repr(observer), error, "it receives no more news of workers")
                 self._remove(observer)
 
 
 def _loss(change: Change[M]) -> Exception | None:
-    """Returns why a member was lost that was ready."""
+    """Returns the reason why a member that was ready is lost; `None` if it is not."""
     return change.cause if change.before is MemberState.READY else None
 
 
 def _report(change: Change[M]) -> None:
-    """Makes an event for the observers of this process."""
+    """Emits an event for the observers of this process."""
     member = change.member
     if change.after is MemberState.READY:
         observers.tell(WorkerReady(worker=member.address))

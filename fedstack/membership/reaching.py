@@ -1,7 +1,7 @@
-"""Waits for one peer: what those do who have a single one, as the caller of methods or a session has.
+"""Waits for one peer: for callers that have a single peer, such as the caller of methods or of a session.
 
-Of many peers a `Membership` knows all the time which are there. Of a single one its callers find out as they need it,
-all in the same way: `reach` before the first call and after a loss, `answered` for calls that may be made again.
+A `Membership` always knows which of many peers are ready. The callers of a single peer find out as they need it, all
+in the same way: `reach` before the first call and after a loss, `answered` for calls that may be repeated.
 """
 
 import asyncio
@@ -18,22 +18,22 @@ from fedstack.transport.wire.connection_errors import listed
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 QUIET_SECONDS = 2.5
-"""How long a caller waits without a word about it; longer than it takes to find out why a peer is away."""
-# How long one attempt to reach a peer may take, a look whether it is back, and the pause after both.
+"""How many seconds a caller waits before it is logged; longer than it takes to find out why a peer is away."""
+# How long one attempt to reach a peer may take, how long a check whether it is back, and the pause after both.
 _READY_SECONDS = 0.25
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
-# How often a peer that is not back is asked what is wrong.
+# How often a peer that is not back is asked for the cause.
 _ASK_SECONDS = 1.0
 
 
 def say_waiting(what: str, seconds: float | None, causes: Mapping[str, str] | Exception | str) -> None:
-    """Writes the one line about callers that wait.
+    """Logs the line about waiting callers.
 
     Args:
-      what: What for, as in `the worker at localhost:8000`.
-      seconds: How long they wait at most; `None` for any time.
-      causes: Why that is not there: an error or a text, or one for each address.
+      what: The thing that they wait for, as in `the worker at localhost:8000`.
+      seconds: How long they wait at most; `None` for no limit.
+      causes: Why it is not ready: an error or a text, or one for each address.
     """
     limit = "" if Deadline(seconds).left is None else f", for {seconds:g} s at most"
     found = listed(causes) if isinstance(causes, Mapping) else f" {causes}"
@@ -41,11 +41,11 @@ def say_waiting(what: str, seconds: float | None, causes: Mapping[str, str] | Ex
 
 
 class WaitNotice:
-    """Says that a caller waits, once and only if it takes more than a moment.
+    """Logs that a caller waits, once and only if it takes more than a moment.
 
     Args:
-      what: What for.
-      seconds: How long it waits at most; `None` for any time.
+      what: The thing that it waits for.
+      seconds: How long it waits at most; `None` for no limit.
       clock: Returns the time in seconds.
     """
 
@@ -56,7 +56,7 @@ class WaitNotice:
         self._has_said = False
 
     def waits(self, cause: Exception | str) -> None:
-        """The caller still waits, for this reason."""
+        """Records that the caller still waits, for this reason."""
         if self._quiet.is_over and not self._has_said:
             self._has_said = True
             say_waiting(self._what, self._seconds, cause)
@@ -65,16 +65,16 @@ class WaitNotice:
 async def reach(stub: ServiceStub, seconds: float | None = None) -> None:
     """Returns once a peer can be reached; runs on the transport's loop.
 
-    A peer that was lost is dialled apart from its connection, several times a second: the connection by itself dials
-    more seldom the longer the peer was away, and knows only then that it is back. What does not become right by
-    waiting, such as a token that the peer refuses, is found out meanwhile.
+    A lost peer is dialled separately from its connection, several times a second: the connection itself dials less
+    often the longer the peer was away, and only notices then that it is back. Problems that waiting does not solve,
+    such as a token that the peer refuses, are detected meanwhile.
 
     Args:
       stub: Calls the peer.
-      seconds: How long to wait for it; `None` for any time.
+      seconds: How long to wait for it; `None` for no limit.
 
     Raises:
-      WorkerUnavailableError: If it cannot be reached within that time, or has ended for good.
+      WorkerUnavailableError: If it cannot be reached within that time, or has ended permanently.
       FedstackError: If waiting does not help.
     """
     deadline = Deadline(seconds, stub.io.time)
@@ -103,13 +103,13 @@ async def answered(
     seconds: float | None = None,
     on_loss: Callable[[FedstackError], None] = lambda error: None,
 ) -> _T:
-    """Returns what a peer answers, which is asked again when it is back if it was lost; runs on the transport's loop.
+    """Returns the answer of a peer; if the peer is lost, asks again once it is back. Runs on the transport's loop.
 
     Args:
       stub: Calls the peer.
-      ask: Makes the call, as in `lambda: stub.take(request)`; one that may be made twice.
-      seconds: How long the peer may be away; `None` for any time.
-      on_loss: Called with the error when a call fails because the peer is not there.
+      ask: Makes the call, as in `lambda: stub.take(request)`; it must be safe to repeat.
+      seconds: How long the peer may be away; `None` for no limit.
+      on_loss: Called with the error when a call fails because the peer is unreachable.
 
     Raises:
       WorkerUnavailableError: If it cannot be reached within that time.

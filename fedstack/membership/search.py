@@ -1,20 +1,21 @@
-"""Finds which units of work end the process they run in, by running fewer and fewer of them: a state machine.
+"""Finds the units of work that end the process they run in, by running fewer and fewer of them: a state machine.
 
-It says what to run next and hears how that went; what runs it is the driver's: child processes of a worker that say
-what they are at, or tasks at the workers of an engine, of which nothing is known but that a worker was lost.
+It says what to run next and receives the outcome. The driver runs it: in child processes of a worker that report which
+unit they are running, or as tasks at the workers of an engine, where all that is known is that a worker was lost.
 
-Where a run *sees* what it is at, all units run, one after the other and then all at once:
+If a run *sees* which unit it is running, all units run, first one after another and then all at once:
 
-* one that ended the process is run again alone; if it ends that too, it is found. Else those after it are run;
-* if none ends a process alone, but they have ended one together, the smallest range that does is found by moving its
-  end and then its beginning inwards, each by halving.
+* a unit that ended the process runs again alone; if it ends that process too, it is found. Otherwise the units after
+  it run;
+* if no unit ends a process alone, but together they have ended one, the smallest range that does so is found by moving
+  its end and then its start inwards, each by halving.
 
-Where it does not, a run of nothing comes first: what ends a worker without any client is none of them. Then the
-suspects are halved. The half that ends its worker has the culprit; if the first survives, it is in the other. The one
-that is left has to end a worker alone, so a loss by chance leads nowhere; one that does so only with others is not
+If it does not, an empty run comes first: if that ends a worker, no client is to blame. Then the suspects are halved.
+The half that ends its worker has the culprit; if the first half survives, the culprit is in the other. The last suspect
+must end a worker alone, so an accidental loss leads nowhere; a unit that does so only together with others is not
 found. n units take ⌈log₂ n⌉ + 2 runs.
 
-A run that was killed by others (`ledger.py`) is repeated; where that happens again and again, nobody is found.
+A run that was killed from outside (`ledger.py`) is repeated; if that keeps happening, no unit is found.
 """
 
 from collections import deque
@@ -25,17 +26,17 @@ import attrs
 
 from fedstack.membership.ledger import may_be_its_own
 
-# How often in a row a run may be killed.
+# How often in a row a run may be killed from outside.
 _MOST_KILLED = 3
 _Steps: TypeAlias = "Generator[range, Ended | None, range | None]"
 
 
 @attrs.frozen
 class Ended:
-    """How a run has ended its process.
+    """How a run ended its process.
 
     Attributes:
-      status: What `subprocess` calls its return code; `None` where that is not known.
+      status: The process's return code, as in `subprocess`; `None` if it is not known.
       among: The units that may have done it, where that is known: one of those that ran one after the other, none if
         they had not begun; `None` for all that ran.
       cause: What else the driver knows, for its message.
@@ -48,12 +49,12 @@ class Ended:
 
 @attrs.frozen
 class Culprit:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-      units: What ends its process: one unit, or the smallest range that does so only together; none if what comes
-        before them does.
-      ended: How it has, when it ran last.
+      units: The units that end their process: a single unit, or the smallest range that does so only together; empty
+        if the process ends before any unit runs.
+      ended: How the process ended in the last run.
       processes: How many processes the search has ended.
     """
 
@@ -63,16 +64,16 @@ class Culprit:
 
 
 class CulpritSearch:
-    """One search.
+    """A search for the units that end their process.
 
     Args:
-      units: Those that are suspected.
-      first: Those of them that are suspected most, where a run sees what it is at.
-      sees: Whether it does.
+      units: The suspected units.
+      first: The units among them that are suspected most, if a run sees which unit it is running.
+      sees: Whether a run sees that.
 
     Attributes:
-      next: What to run now; `None` once the search is over.
-      found: What it has found, if anything.
+      next: The units to run now; `None` once the search is over.
+      found: The result, if there is one.
     """
 
     def __init__(self, units: range, first: Iterable[int] = (), *, sees: bool) -> None:
@@ -83,7 +84,7 @@ class CulpritSearch:
         self.next: range | None = next(self._steps)
 
     def answer(self, ended: Ended | None) -> None:
-        """What was to run has ended its process, or `None`: it has not."""
+        """Takes how the units to run ended their process; `None` if they did not."""
         if ended is not None and not may_be_its_own(ended.status):
             self._killed += 1
             if self._killed == _MOST_KILLED:
@@ -101,7 +102,7 @@ class CulpritSearch:
                 self.found = Culprit(over.value, self._last, self._processes)
 
     async def drive(self, run: Callable[[range], Awaitable[Ended | None]]) -> Culprit | None:
-        """Runs the search to its end; returns what it has found."""
+        """Runs the search to its end; returns its result."""
         while self.next is not None:
             self.answer(await run(self.next))
         return self.found
@@ -131,7 +132,7 @@ def _seeing(units: range, first: list[int]) -> _Steps:
 
 
 def _smallest(units: range) -> _Steps:
-    """Narrows a range that has ended a process, and of which no unit does so alone."""
+    """Narrows a range that has ended a process although no unit in it does so alone."""
     start, last = units.start, units.stop - 1
     low = start + 1
     while low < last:

@@ -1,4 +1,4 @@
-"""Notices that a worker which is in use says nothing, long before it counts as lost."""
+"""Notices that a worker in use is silent, long before it counts as lost."""
 
 import asyncio
 import contextlib
@@ -12,21 +12,21 @@ from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.service_stub import ServiceStub
 
 _logger = logging.getLogger(__name__)
-# A worker of which nothing was heard for so long is asked whether it is there, and has so long to answer.
+# How long a worker may be quiet before it is asked whether it is alive, and how long it has to answer.
 _QUIET_SECONDS = 0.5
 _ANSWER_SECONDS = 1.5
 _LOOKS = 3
 
 
 class SilenceWatch:
-    """Asks a worker that is quiet whether it is there, as long as it is in use.
+    """Asks a quiet worker whether it is alive, while it is in use.
 
-    That it is lost is decided elsewhere, and later: it may only stand still, and what it runs would run twice.
+    Whether it is lost is decided elsewhere, and later: it may only be stalled, and its work would run twice.
 
     Args:
       stub: Calls the worker.
       ask: Asks it.
-      on_change: Called with whether it is silent, when that changes.
+      on_change: Called with whether the worker is silent, when that changes.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class SilenceWatch:
             self._users -= 1
 
     def heard(self) -> None:
-        """The worker has said something."""
+        """Records that the worker has sent something."""
         self._heard = self._stub.io.time()
 
     def close(self) -> None:
-        """Watches no longer. Idempotent."""
+        """Stops watching. Idempotent."""
         if self._task is not None:
             self._task.cancel()
 
@@ -71,7 +71,7 @@ class SilenceWatch:
                     self.heard()
         finally:
             self._task = None
-        if self._is_silent:  # whoever uses it next finds out
+        if self._is_silent:  # the next user finds out
             self._is_silent = False
             self._on_change(False)
 
@@ -82,7 +82,7 @@ class SilenceWatch:
         question = start_apart(self._question())
         question.add_done_callback(consume_exception)
         try:
-            for _ in range(_LOOKS):  # if this process stood still meanwhile, the answer needs a moment more
+            for _ in range(_LOOKS):  # if this process was stalled meanwhile, the answer needs a little longer
                 await asyncio.wait([question], timeout=_ANSWER_SECONDS / _LOOKS)
         finally:
             question.cancel()

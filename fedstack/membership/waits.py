@@ -1,4 +1,4 @@
-"""Decides how long callers wait for members, what is done meanwhile, and what a wait in vain says."""
+"""Decides how long callers wait for members, what happens meanwhile, and which error a failed wait raises."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeAlias
@@ -11,7 +11,7 @@ from fedstack.membership.member import HOPELESS, AnyMember, M, MemberState
 from fedstack.membership.members import AGAIN_SECONDS, Members
 from fedstack.transport.wire.connection_errors import listed
 
-# How long the first member that is ready waits for the others, so that those that come up together are used together.
+# How long the first ready member waits for the others, so that members that start together are used together.
 _SETTLE_SECONDS = 1.0
 # How long a member that was found again may take to answer.
 _ANSWER_SECONDS = 2.0
@@ -26,21 +26,21 @@ class Use(Generic[M]):
 
 @attrs.frozen
 class GiveUp:
-    """The wait was in vain: raise this."""
+    """The wait has failed: raise this error."""
 
     error: Exception
 
 
 @attrs.frozen
 class Pause:
-    """Look again after so many seconds, or once something has changed."""
+    """Decide again after this many seconds, or once something has changed."""
 
     seconds: float
 
 
 @attrs.frozen
 class LookFor(Generic[M]):
-    """Look whether these members are there again, and record those that have `returned`."""
+    """Check whether these members are back, and record those that have `returned`."""
 
     members: Sequence[M]
 
@@ -49,7 +49,7 @@ Decision: TypeAlias = "Use[M] | GiveUp | Pause | LookFor[M]"
 
 
 class Wait(Generic[M]):
-    """One caller's wait for the members that are ready; it begins when this is made.
+    """A caller's wait for ready members; it begins when this is created.
 
     Args:
       members: The members.
@@ -64,11 +64,11 @@ class Wait(Generic[M]):
 
     @property
     def seconds(self) -> float:
-        """How long the caller waits for the first member that is ready."""
+        """How long the caller waits for the first ready member."""
         return self._seconds
 
     def decide(self) -> "Decision[M]":
-        """Returns what to do now; to be called again after a `Pause` or `LookFor`."""
+        """Returns what to do now; call it again after a `Pause` or `LookFor`."""
         if self._members.closed:
             return GiveUp(closed_error())
         states, is_any_ready = self._members.states, self._members.number_ready > 0
@@ -79,9 +79,9 @@ class Wait(Generic[M]):
         if is_vain or is_settled or (left <= 0 and self._has_looked):
             return self._over()
         if left > 0:
-            # In between too: the end of a process need not be reported.
+            # In between too: the end of a process may go unreported.
             return Pause(min(left, AGAIN_SECONDS))
-        # What is known may be seconds old, and a member that is there by now is not to be called away.
+        # The known state may be seconds old, and a member that is back by now must not be reported as away.
         self._has_looked, self._begun, self._patience = True, self._members.clock(), _ANSWER_SECONDS
         return LookFor(
             [w for w in self._members.members if w.state not in HOPELESS and not w.is_ready and not w.supervised]
@@ -94,15 +94,15 @@ class Wait(Generic[M]):
 
 
 def closed_error() -> ClosedError:
-    """Returns the error for callers of a membership that was closed."""
-    return ClosedError("The connections to these workers are closed; make a new context")
+    """Returns the error for callers of a closed membership."""
+    return ClosedError("The connections to these workers are closed; create a new context")
 
 
 def none_ready(workers: Sequence[AnyMember], seconds: float) -> Exception:
-    """Returns the error to raise where none of the workers is ready.
+    """Returns the error to raise when none of the workers is ready.
 
     Args:
-      workers: All that there are.
+      workers: All workers.
       seconds: How long the caller has waited.
     """
     if not workers:

@@ -289,7 +289,7 @@ async def test_an_observer_that_raises_is_told_nothing_more(
         assert len(raising.entries) == 1
         assert len(diary.entries) == 2
         (record,) = caplog.records
-        assert " raised ValueError: not today; it is told nothing more of workers" in record.getMessage()
+        assert " raised ValueError: not today; it receives no more news of workers" in record.getMessage()
         end()
         driver.remove(driver.members[0])
         await driver.ready()
