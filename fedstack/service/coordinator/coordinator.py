@@ -26,17 +26,17 @@ from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 
 class _Coordinator(ClosesOnExit):
-    """What both coordinators have in common.
+    """The base of both coordinators.
 
     Args:
       workers: Where closures run: addresses, a pool, a cluster; or factories of executors in this process, one for each
         worker.
-      credentials: Certificates and the token, where these are addresses.
-      on_error: What an error of a closure means for the others: `"cancel"` or `"continue"`.
-      max_queued: How many closures may wait and run; to schedule more waits.
-      max_running: How many run at one worker at the same time.
-      connect_seconds: How long to wait when there is no worker, before all closures fail, and for a task that is to
-        hold variables.
+      credentials: Certificates and the token, if the workers are addresses.
+      on_error: What happens to the other closures after an error: `"cancel"` or `"continue"`.
+      max_queued: How many closures may wait and run; scheduling more blocks.
+      max_running: How many closures run at one worker at the same time.
+      connect_seconds: How long to wait, in seconds, for a worker when there is none before all closures fail, and for a
+        task that should hold variables.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class _Coordinator(ClosesOnExit):
         weakref.finalize(self, _end, self._calls, self._variables).atexit = False
 
     def create_per_worker_value(self, source: object) -> PerWorkerValues:
-        """Returns a value that each worker makes by calling a function, or its own copy of a value.
+        """Returns a value that each worker creates by calling a function, or copies from a value.
 
-        Give it as an argument of Python functions. One closure at a time uses that of a worker; it is made anew where a
-        worker was lost.
+        Pass it as an argument to Python functions. One closure at a time uses a worker's copy, which is created again
+        after the worker was lost.
         """
         return PerWorkerValues(source)
 
     def create_per_worker_dataset(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
-        """Returns a dataset of which each worker has its own; `iter` of it gives an iterator for each worker.
+        """Returns a dataset that each worker has a copy of; `iter` of it returns an iterator for each worker.
 
         Args:
-          source: What can be iterated over again and again, or a function that returns it, called at each worker.
+          source: A re-iterable dataset, or a function that returns one, called at each worker.
 
         Raises:
-          InvalidValueError: If it can be iterated over once only, or not at all.
+          InvalidValueError: If it can be iterated over only once, or not at all.
         """
         return PerWorkerDataset(source)
 
     def close(self) -> None:
-        """Cancels what is left to do, and closes the connections. Idempotent; never raises."""
+        """Cancels all remaining work, and closes the connections. Idempotent; never raises."""
         if not self._closed:
             self._closed = True
             self._calls.loop.finish(self._calls.driver.end(), timeout=5.0)
@@ -97,14 +97,14 @@ def _result_of(calls: ScheduledCalls, value: object) -> ResultArgument | None:
 
 
 def _end(calls: ScheduledCalls, variables: VariableOwner) -> None:
-    """Ends what a coordinator that nobody refers to any more has had; a finalizer."""
+    """Releases the resources of a coordinator that is no longer referenced; a finalizer."""
     calls.loop.call_soon(lambda: start_apart(calls.driver.end()))
     if variables.is_used:
         io_loop.call_soon(lambda: start_apart(variables.end()))
 
 
 class ClusterCoordinator(_Coordinator):
-    """Runs calls at whichever worker is free, any number at a time; their values stay there until they are fetched."""
+    """Runs calls at any free worker, any number at a time; their values stay there until they are fetched."""
 
     def schedule(
         self,
@@ -115,21 +115,21 @@ class ClusterCoordinator(_Coordinator):
         repeatable: bool = True,
         prefetch: bool = False,
     ) -> RemoteValue:
-        """Schedules a call, and returns at once what stands for its value.
+        """Schedules a call, and returns a handle to its value at once.
 
-        If as many closures wait as may, it waits until there is room for one more.
+        If `max_queued` closures are waiting or running, this blocks until there is room for another.
 
         Args:
-          fn: A computation, or a Python function, which goes by value to workers that allow that. It gets its arguments
-            as they are, and what it returns has the type that the language infers.
+          fn: A computation, or a Python function, which is sent by value to workers that allow it. The function gets its
+            arguments unchanged, and its result has the type that the language infers.
           args: Its arguments by position.
-          kwargs: Its arguments by name. Values of other calls may stand anywhere in either.
+          kwargs: Its arguments by name. Values of other calls may appear anywhere in either.
           repeatable: Whether it may run again if its worker is lost, or its value with it.
-          prefetch: Whether to bring the value here as soon as it is there, for small ones that are fetched anyway.
+          prefetch: Whether to fetch the value as soon as it is ready; for small values that are fetched anyway.
 
         Raises:
-          LeafError: If a function has raised since this was last asked; the others are cancelled. Its attribute
-            `errors` has all that went wrong.
+          LeafError: If a function has raised since errors were last reported; the other calls are cancelled. Its
+            attribute `errors` has all errors.
           TypeMismatchError: If the arguments do not fit.
           ClosedError: After `close`.
         """
@@ -143,8 +143,8 @@ class ClusterCoordinator(_Coordinator):
 
         Raises:
           LeafError: If a function has raised; see `schedule`.
-          WorkerUnavailableError: If there was no worker for too long.
-          DeadlineExceededError: If it takes longer than `timeout` seconds; the calls go on.
+          WorkerUnavailableError: If no worker was available for too long.
+          DeadlineExceededError: If it takes longer than `timeout` seconds; the calls continue.
         """
         check_timeout(timeout)
         self._calls.wait(self._calls.join(timeout, self))
@@ -158,33 +158,33 @@ class ClusterCoordinator(_Coordinator):
         return self._calls.is_done()
 
     def fetch(self, structure: object, timeout: float | None = None) -> Any:
-        """Returns a structure with the values of calls in place of what stands for them.
+        """Returns a structure with the handles in it replaced by their values.
 
         Raises:
-          LeafError: If the function of one of them raised.
+          LeafError: If the function of one of the calls raised.
           DeadlineExceededError: If it takes longer than `timeout` seconds.
         """
         check_timeout(timeout)
         return self._calls.wait(fetched(structure, timeout, self))
 
     def variable(self, initial_value: object, type_spec: object = None) -> Variable:
-        """Returns a variable: state that functions read and change wherever they run, and this program too.
+        """Returns a variable: state that functions and this program read and change, wherever they run.
 
-        A task of job `ps` holds it, or where the cluster has none, a server of this process at a loopback address.
+        A task of job `ps` holds it, or if the cluster has none, a server of this process at a loopback address.
 
         Args:
-          initial_value: Its value, or a function that returns it.
-          type_spec: The type; by default the one that the language infers: Python's own numbers are int32 and float32.
+          initial_value: Its initial value, or a function that returns it.
+          type_spec: Its type; by default the type that the language infers: Python numbers are int32 and float32.
 
         Raises:
           TypeMismatchError: If the value does not fit.
-          WorkerUnavailableError: If no server can be reached that is to hold it.
+          WorkerUnavailableError: If no server that should hold it can be reached.
         """
         return Variable(*io_loop.run_sync(self._variables.make(initial_value, type_spec)))
 
 
 class AsyncClusterCoordinator(_Coordinator):
-    """Does what `ClusterCoordinator` does, in coroutines, from any event loop."""
+    """A `ClusterCoordinator` with coroutines, for use from any event loop."""
 
     async def schedule(
         self,
@@ -195,7 +195,7 @@ class AsyncClusterCoordinator(_Coordinator):
         repeatable: bool = True,
         prefetch: bool = False,
     ) -> RemoteValue:
-        """Schedules a call; see `ClusterCoordinator.schedule`. It waits only if there is no room for one more."""
+        """Schedules a call; see `ClusterCoordinator.schedule`. It waits only if there is no room for another."""
         closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
         while not self._calls.schedule(closure):
             await self._calls.loop.run(self._calls.room())
@@ -211,7 +211,7 @@ class AsyncClusterCoordinator(_Coordinator):
         return self._calls.is_done()
 
     async def fetch(self, structure: object, timeout: float | None = None) -> Any:
-        """Returns a structure with values in place of what stands for them; see `ClusterCoordinator.fetch`."""
+        """Returns a structure with the handles in it replaced by their values; see `ClusterCoordinator.fetch`."""
         check_timeout(timeout)
         return await self._calls.loop.run(fetched(structure, timeout, self))
 

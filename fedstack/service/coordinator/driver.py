@@ -1,7 +1,7 @@
-"""Does what a scheduler decides, and tells it what happens.
+"""Carries out the decisions of a scheduler, and reports events to it.
 
-The scheduler is asked under a lock, by callers on any thread (`scheduled_calls.py`), by workers, and by whatever adds
-and loses these. What follows comes out of it as actions, which are done in turns on the loop, most of them by a worker.
+Callers on any thread (`scheduled_calls.py`), workers, and the code that adds and removes workers use the scheduler
+under a lock. It responds with actions, which are performed in turns on the loop, most of them by a worker.
 """
 
 import abc
@@ -40,17 +40,17 @@ _P = ParamSpec("_P")
 
 
 class Driver(abc.ABC):
-    """Does what the scheduler of one coordinator decides, on a loop.
+    """Carries out the decisions of one coordinator's scheduler, on a loop.
 
     Args:
-      scheduler: Decides.
+      scheduler: Makes the decisions.
       loop: Where everything runs.
 
     Attributes:
-      scheduler: As above; to be asked while `lock` is held.
-      lock: Is held while the scheduler is asked.
+      scheduler: As above; use it only while `lock` is held.
+      lock: Held while the scheduler is used.
       loop: As above.
-      closed: Whether nothing runs any more.
+      closed: Whether the driver has ended.
     """
 
     def __init__(self, scheduler: Scheduler, loop: IoLoop) -> None:
@@ -62,21 +62,21 @@ class Driver(abc.ABC):
         self._dropped: deque[Closure] = deque()
         self._workers: dict[WorkerState, CoordinatedWorker] = {}
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in order, unlike a set
+        self._tasks: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set
         self._search: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @abc.abstractmethod
     async def _worker_there(self) -> None:
-        """Returns when there may be a worker soon; raises when it is no use to wait any longer."""
+        """Returns when there may be a worker soon; raises when waiting any longer is pointless."""
 
     @abc.abstractmethod
     def _replace(self, worker: "CoordinatedWorker", error: Exception) -> None:
-        """Adds another worker for one that is lost, when it is there again."""
+        """Adds a new worker for a lost worker once it is back."""
 
     @abc.abstractmethod
     async def _end_workers(self) -> None:
-        """Ends what workers need."""
+        """Releases the resources that workers need."""
 
     # For callers on any thread.
 
@@ -84,28 +84,28 @@ class Driver(abc.ABC):
         """Checks that closures can still run.
 
         Raises:
-          ClosedError: After the end.
+          ClosedError: If the driver has ended.
         """
         if self.closed:
             raise ClosedError(
-                "The coordinator is closed; make a new one, and fetch values before the end of the old one"
+                "The coordinator is closed; create a new one, and fetch values before closing the old one"
             )
 
     def wake(self) -> None:
-        """Has `turn` called soon."""
+        """Causes `turn` to be called soon."""
         if not self._woken:
             self._woken = True
             self.loop.call_soon(self.turn)
 
     def drop(self, closure: Closure) -> None:
-        """Notes that no caller has a handle to a closure any more. Safe in finalizers: it takes no lock."""
+        """Records that no caller has a handle to a closure anymore. Safe in finalizers: it takes no lock."""
         self._dropped.append(closure)
         self.wake()
 
-    # What happens at workers.
+    # Events at workers.
 
     def add(self, worker: "CoordinatedWorker") -> None:
-        """There is another worker."""
+        """Adds a worker."""
         if self.closed:
             worker.close()
             return
@@ -113,7 +113,7 @@ class Driver(abc.ABC):
         self.tell(self.scheduler.add_worker, worker.state)
 
     def lose(self, worker: "CoordinatedWorker", error: Exception) -> None:
-        """A worker is gone."""
+        """Removes a lost worker."""
         if self._workers.pop(worker.state, None) is None:
             return
         error = without_own_frames(error)
@@ -125,21 +125,21 @@ class Driver(abc.ABC):
         self.turn()
 
     def tell(self, event: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Lets an event happen at the scheduler, and does what follows from it."""
+        """Reports an event to the scheduler, and performs the actions that follow."""
         with self.lock:
             event(*args, **kwargs)
         self.turn()
 
-    # What follows from it.
+    # Actions.
 
     def turn(self, own: WorkerState | None = None) -> Sequence[Closure]:
-        """Does what the scheduler has decided after events.
+        """Performs the actions that the scheduler has decided on.
 
         Args:
-          own: Where the caller itself runs what is to run there.
+          own: The worker whose closures the caller runs itself.
 
         Returns:
-          That.
+          The closures to run there.
         """
         self._woken = False
         with self.lock:
@@ -176,7 +176,7 @@ class Driver(abc.ABC):
             case Fetch(worker, closures):
                 self._workers[worker].fetch(closures)
             case Leave(worker):
-                reason = f"The worker at {worker.name} is stopping; what it had made is here"
+                reason = f"The worker at {worker.name} is stopping; its values have been fetched"
                 self.lose(self._workers[worker], WorkerUnavailableError(reason))
             case Search():
                 if self._search is None and not self.closed:
@@ -185,7 +185,7 @@ class Driver(abc.ABC):
                 self._timer = asyncio.get_running_loop().call_later(seconds, self.turn)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Starts something that ends with this, at the latest."""
+        """Starts a task that ends with this driver, at the latest."""
         task = start_apart(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
@@ -193,7 +193,7 @@ class Driver(abc.ABC):
         return task
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns when something is true of the scheduler, or nothing runs any more."""
+        """Returns when a condition on the scheduler holds, or the driver has ended."""
         with self.lock:
             if self.closed or condition():
                 return
@@ -205,7 +205,7 @@ class Driver(abc.ABC):
             self._waiting.pop(future, None)
 
     async def changed(self, closure: Closure) -> None:
-        """Returns when a closure has ended, or its value was brought here or could not be."""
+        """Returns when a closure has ended, or its value was fetched or could not be."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def callback() -> None:
@@ -219,13 +219,13 @@ class Driver(abc.ABC):
             closure.callbacks.pop(callback, None)
 
     async def payload_of(self, closure: Closure) -> object:
-        """Returns the payload of a closure's value, which is rebuilt if it was lost. It does not stay here.
+        """Returns the payload of a closure's value, which is rebuilt if it was lost. No copy is kept.
 
         Raises:
-          Exception: What the closure has raised.
+          Exception: The error that the closure raised.
           ClosureCancelledError: If it was cancelled.
         """
-        # In use meanwhile: a value that is rebuilt for this would be dropped as it comes, if its last user has ended.
+        # Mark it in use: otherwise a value rebuilt for this would be dropped on arrival if its last user has ended.
         self.tell(self.scheduler.use, closure)
         try:
             while True:
@@ -244,28 +244,28 @@ class Driver(abc.ABC):
                     except RetryableError as error:
                         self.lose(worker, error)
                     except Exception:
-                        if not state.lost:  # else what it says does not count, and there may be another
+                        if not state.lost:  # otherwise its answer does not count, and there may be another worker
                             raise
                 self.tell(self.scheduler.need, closure)
-                await let_others_run()  # whatever comes of it
+                await let_others_run()  # whatever the outcome
         finally:
             self.tell(self.scheduler.unuse, closure)
 
     async def _look(self) -> None:
-        """Waits for a worker, for closures that have none."""
+        """Waits for a worker on behalf of closures that have none."""
         try:
             async for _ in Deadline().attempts(itertools.repeat(0.01)):
-                if self._workers or self.closed:  # one that is there is added in a moment
+                if self._workers or self.closed:  # a worker that is ready is added in a moment
                     break
                 await self._worker_there()
         except FedstackError as error:
             self.tell(self.scheduler.gave_up, without_own_frames(error))
         finally:
             self._search = None
-            self.wake()  # there may be no worker again
+            self.wake()  # there may be no worker once more
 
     async def end(self) -> None:
-        """Cancels what is left to do, and ends all workers. Idempotent; never raises."""
+        """Cancels all remaining work, and ends all workers. Idempotent; never raises."""
         if self.closed:
             return
         self.closed = True
@@ -287,7 +287,7 @@ class Driver(abc.ABC):
 
 
 def _ended_at_work(error: Exception) -> bool:
-    """Returns whether a worker may have been ended by what it ran: it was there when that began."""
+    """Returns whether a worker's own work may have ended it: the worker was alive when that work began."""
     if isinstance(error, StaleSessionError):
         return False
     return not (isinstance(error, FedstackError) and never_arrived(error))

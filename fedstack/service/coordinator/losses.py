@@ -1,4 +1,4 @@
-"""What is lost with a worker: which calls run again, which values can be made again, and which are brought here."""
+"""Handles lost workers: which calls run again, which values can be rebuilt, and which are fetched."""
 
 from collections.abc import Iterable
 
@@ -8,19 +8,19 @@ from fedstack.membership.ledger import ENOUGH, SUSPECTED, LossLedger
 from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
 
 _MOST_NAMED = 5
-# To rebuild a value, so many calls are repeated one after the other, at most.
+# The most calls that are repeated one after another to rebuild a value.
 MOST_DEPTH = 1000
 
 
 def why_not_again(closure: Closure, error: Exception, ledger: LossLedger) -> Exception | None:
-    """Returns the error of a closure that ran at a worker which was lost; `None` if it runs again."""
+    """Returns the error of a closure that was running at a lost worker; `None` if it runs again."""
     if not closure.repeatable:
         return _not_repeated(closure, error)
     return _lost_too_often(closure, error, ledger.losses(closure)) if ledger.is_enough(closure) else None
 
 
 def suspects_in(closures: Iterable[Closure], ledger: LossLedger) -> str:
-    """Returns a line for the end of a message: which closures may have ended workers; empty if none has."""
+    """Returns a line for the end of a message: the closures that may have ended workers; empty if there are none."""
     losses = [(one.name, count) for one in closures if (count := ledger.losses(one))]
     if not losses:
         return ""
@@ -31,7 +31,7 @@ def suspects_in(closures: Iterable[Closure], ledger: LossLedger) -> str:
 
 
 def lose_values(worker: WorkerState) -> None:
-    """Notes that a worker has none of its values any more."""
+    """Records that a worker no longer has any of its values."""
     for closure in worker.values:
         closure.held.pop(worker, None)
         _note_if_lost(closure)
@@ -39,7 +39,7 @@ def lose_values(worker: WorkerState) -> None:
 
 
 def release(closure: Closure) -> None:
-    """Lets workers drop a value that nobody refers to. What rebuilds something of it later rebuilds it too."""
+    """Lets workers drop an unreferenced value. Rebuilding a value that depends on it later rebuilds it too."""
     for worker in closure.held:
         worker.values.pop(closure, None)
     closure.held.clear()
@@ -47,19 +47,19 @@ def release(closure: Closure) -> None:
 
 
 def fetch(closure: Closure, worker: WorkerState) -> None:
-    """Has the value of a closure brought here from a worker."""
+    """Requests a fetch of a closure's value from a worker."""
     worker.fetching[closure] = worker.to_fetch[closure] = None
 
 
 def fetch_if_wanted(closure: Closure) -> None:
-    """Has a value brought here that a caller wants, once."""
+    """Requests a fetch of a value that a caller wants, once."""
     is_wanted = closure.wanted and closure.is_there and closure.copy is None
     if is_wanted and not any(closure in worker.fetching for worker in closure.held):
         fetch(closure, next(iter(closure.held)))
 
 
 def has_left(worker: WorkerState) -> bool:
-    """Returns whether a worker that is about to stop has nothing more of use; else has that brought here."""
+    """Returns whether a worker that is about to stop has no more useful values; otherwise requests a fetch of them."""
     for closure in held_only_by(worker):
         if closure not in worker.fetching and closure not in worker.refused:
             fetch(closure, worker)
@@ -76,12 +76,12 @@ def held_only_by(worker: WorkerState) -> list[Closure]:
 
 
 def may_be_rebuilt(closure: Closure) -> bool:
-    """Returns whether a closure that has ended runs again if its value is lost and needed."""
+    """Returns whether an ended closure runs again if its value is lost and needed."""
     return closure.repeatable and closure.copy is None and closure.depth <= MOST_DEPTH
 
 
 def is_gone(closure: Closure) -> bool:
-    """Returns whether there is no value, and never will be."""
+    """Returns whether there is no value and never will be."""
     if closure.state is ClosureState.LOST and closure.call is None:
         closure.state, closure.error = ClosureState.FAILED, _not_repeated(closure, None)
     return closure.state in (ClosureState.FAILED, ClosureState.CANCELLED)

@@ -1,6 +1,6 @@
-"""Decides which of the closures that can run goes to which worker, and when.
+"""Decides which runnable closure goes to which worker, and when.
 
-What a slow worker had better leave to others follows from how long calls take there.
+How long calls take at a worker decides which closures a slow worker leaves to others.
 """
 
 from collections import deque
@@ -10,47 +10,47 @@ from fedstack.membership.ledger import LossLedger
 from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
 
 MOST_RUNNING = 8
-# Closures that come while a call is under way wait so long for others to go along with.
+# How long closures that arrive while a call is in flight wait for others, to be sent together.
 GATHER_SECONDS = 0.002
-# A call that takes no longer costs about as much on its way as at the worker, which is to have the next one by then.
+# A call this short takes about as long in transit as at the worker, which should have the next one by then.
 _QUICK_SECONDS = 0.05
-# How much the last call counts, of all before.
+# The weight of the last call in the average.
 _NEWEST = 0.4
 _MOST_NAMES = 100
 _LEAST_SECONDS = 1e-6
-# How much longer calls take at a slow worker: the same call takes now more time and now less at equal ones.
+# How many times longer calls take at a slow worker: the duration of the same call varies even between equal workers.
 _TIMES_SLOWER = 2.5
-# A worker counts as slow for so many times as long as its calls took. The first may have had to load what they run.
+# A worker counts as slow for this multiple of its calls' duration. The first calls may have had to load functions.
 _TIMES_REMEMBERED = 10.0
 
 
 class Pace:
-    """How long the calls of one worker take, from the moment that it is given them: of each name on its own.
+    """How long the calls of one worker take, from the moment that it receives them, separately for each name.
 
     Attributes:
-      is_quick: Whether the last one took next to no time.
+      is_quick: Whether the last call took next to no time.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, float]] = {}  # how long they take, and when that was last heard
+        self._known: dict[str, tuple[float, float]] = {}  # how long they take, and when that was last measured
         self.is_quick = False
 
     def note(self, name: str, seconds: float, now: float) -> None:
-        """A call has ended after so many seconds."""
+        """Records that a call has ended after this many seconds."""
         self.is_quick = seconds <= _QUICK_SECONDS
         before, _ = self._known.pop(name, (seconds, now))
-        # Last: it was heard of last.
+        # Last: it was measured last.
         self._known[name] = max(before + _NEWEST * (seconds - before), _LEAST_SECONDS), now
         if len(self._known) > _MOST_NAMES:
             del self._known[next(iter(self._known))]
 
     def slow_seconds(self, name: str, now: float) -> float | None:
-        """Returns how long calls of a name take; `None` where that is too short to matter, or too long ago to count."""
+        """Returns how long calls of a name take; `None` if that is too short to matter, or too long ago to count."""
         seconds, heard = self._known.get(name, (0.0, now))
         return None if seconds <= _QUICK_SECONDS or now > heard + _TIMES_REMEMBERED * seconds else seconds
 
     def fast_seconds(self, name: str, others: float) -> float | None:
-        """Returns how long calls of a name take; `None` where that is not much less than they take others."""
+        """Returns how long calls of a name take; `None` if that is not much less than they take at others."""
         found = self._known.get(name)
         return None if found is None or found[0] * _TIMES_SLOWER > others else found[0]
 
@@ -59,16 +59,16 @@ class Pace:
 
 
 class Queues:
-    """The workers, and the closures that wait for one.
+    """The workers, and the closures that wait for a worker.
 
-    Each worker has a queue of those whose arguments it holds; there is one more for all others.
+    Each worker has a queue of the closures whose arguments it holds; all other closures share another queue.
 
     Args:
       most_running: How many closures run at one worker at the same time.
       clock: Returns the time in seconds.
 
     Attributes:
-      ledger: The closures that were lost with workers. Nothing runs beside one that is suspected.
+      ledger: The closures that were lost with workers. Nothing runs beside a suspected closure.
     """
 
     def __init__(self, most_running: int, clock: Callable[[], float]) -> None:
@@ -83,27 +83,27 @@ class Queues:
 
     @property
     def workers(self) -> tuple[WorkerState, ...]:
-        """The workers that there are."""
+        """The current workers."""
         return tuple(self._workers)
 
     def add_worker(self, worker: WorkerState) -> None:
-        """There is one more worker."""
+        """Adds a worker."""
         self._workers[worker] = deque()
         self._pace[worker] = Pace()
 
     def lose_worker(self, worker: WorkerState) -> None:
-        """A worker is gone; what waited for it runs elsewhere."""
+        """Removes a lost worker; closures that waited for it run elsewhere."""
         del self._pace[worker]
         self._anywhere.extendleft(reversed(self._workers.pop(worker)))
 
     def add(self, closure: Closure, *, first: bool, at_once: bool) -> None:
-        """A closure can run.
+        """Queues a closure that can run.
 
         Args:
           closure: The closure.
-          first: Whether it is to run before others.
-          at_once: Whether not to wait for others to go along with to where its arguments are: of a chain, each link
-            would wait anew.
+          first: Whether it should run before others.
+          at_once: Whether to send it without waiting for others that could go to the same worker: in a chain, each link
+            would wait again.
         """
         if self.ledger.is_suspected(closure):
             self._suspects.append(closure)
@@ -118,10 +118,10 @@ class Queues:
             queue.append(closure)
 
     def assignments(self, can_begin: Callable[[Closure], bool]) -> list[tuple[WorkerState, list[Closure]]]:
-        """Returns which closures run where from now on.
+        """Returns the closures that start now, by worker.
 
         Args:
-          can_begin: Returns whether one that was added can still run.
+          can_begin: Returns whether a queued closure can still run.
         """
         self._again = None
         if self._is_empty:
@@ -144,7 +144,7 @@ class Queues:
         return list(given.items())
 
     def seconds_to_assignments(self) -> float | None:
-        """Returns when to ask for `assignments` although nothing has happened until then; `None` for never."""
+        """Returns after how many seconds to ask for `assignments` even if nothing happens; `None` for never."""
         if self._is_empty:
             return None
         now = self._clock()
@@ -154,12 +154,12 @@ class Queues:
         return min(due) - now if due else None
 
     def ended(self, closure: Closure, worker: WorkerState, *, ran: bool = True) -> None:
-        """A worker has no more to do with a closure.
+        """Records that a worker is done with a closure.
 
         Args:
           closure: The closure.
           worker: The worker.
-          ran: Whether it has run to its end.
+          ran: Whether the closure ran to its end.
         """
         begun = worker.running.pop(closure, None)
         if ran and begun is not None:
@@ -176,23 +176,23 @@ class Queues:
         return not any(map(self.ledger.is_suspected, worker.running))
 
     def _gathers(self, worker: WorkerState, now: float) -> bool:
-        """Returns whether what comes while a call to a worker is under way still waits for others to go along with."""
+        """Returns whether closures that arrive while a call to a worker is in flight still wait for others."""
         return worker.calls > 0 and worker.due > now
 
     def _is_full(self, worker: WorkerState) -> bool:
         return worker.silent or worker.draining or len(worker.running) >= self._most_at(worker)
 
     def _most_at(self, worker: WorkerState) -> int:
-        """Returns how many closures a worker has at most: more than it runs only where these come and go quickly.
+        """Returns how many closures a worker gets at most: more than it can run only if they are short.
 
-        What waits there while others have nothing to do cannot be had back.
+        Closures that wait there while other workers are idle cannot be taken back.
         """
         if worker.threads is None or self._pace[worker].is_quick:
             return self._most_running
         return min(self._most_running, worker.threads)
 
     def _leaves_to_others(self, worker: WorkerState, queue: Sequence[Closure], now: float) -> bool:
-        """Returns whether faster workers would be through with a queue before one had run the first of it."""
+        """Returns whether faster workers would finish a queue before this worker had run the first closure of it."""
         own = self._pace[worker].slow_seconds(queue[0].name, now)
         if own is None:
             return False
@@ -200,7 +200,7 @@ class Queues:
         for other in self._workers:
             seconds = self._pace[other].fast_seconds(queue[0].name, own)
             oldest = next(iter(other.running.values()), now)
-            # What runs for longer than it used to may run for ever: there is no counting on such a worker.
+            # A call that runs longer than usual may run forever: such a worker cannot be counted on.
             if seconds is None or other.silent or other.draining or oldest + own <= now:
                 continue
             per_second += self._most_at(other) / seconds
@@ -211,11 +211,11 @@ class Queues:
         return True
 
     def _next_for(self, worker: WorkerState, can_begin: Callable[[Closure], bool], now: float) -> Closure | None:
-        """Returns the closure that runs at a worker next, if there is one."""
+        """Returns the closure to run next at a worker, if there is one."""
         own = self._workers[worker]
         candidates = [] if worker.running else [self._suspects]
         candidates += [own, self._anywhere]
-        # What others have and cannot run now is brought here last, with its arguments.
+        # Closures whose arguments are at full workers come last: their arguments have to be moved.
         full = [queue for other, queue in self._workers.items() if self._is_full(other)]
         candidates += sorted(full, key=len, reverse=True)
         for queue in candidates:

@@ -1,4 +1,4 @@
-"""Defines what stands for the value of a scheduled call, how values are fetched in structures and waited for."""
+"""Defines the handle to the value of a scheduled call, and how to fetch values in structures and wait for them."""
 
 import contextlib
 import queue
@@ -22,16 +22,16 @@ from fedstack.service.coordinator.calls.python_calls import ArgumentOnly
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
 from fedstack.service.coordinator.scheduled_calls import ScheduledCalls, check_timeout, within
 
-# What looks like a structure, and has no places in which to put values, or loses them.
+# Types that look like structures, but cannot hold values in place of handles, or lose them.
 _NO_STRUCTURES: tuple[type, ...] = (Set, ValuesView, Iterator)
-# As good as any time; for longer no thread can wait.
+# As good as no limit; no thread can wait longer.
 _LONGEST_SECONDS = threading.TIMEOUT_MAX / 2
 
 
 class RemoteValue(ArgumentOnly):
-    """The value of a scheduled call, now or later. It stays at the worker that made it until it is fetched.
+    """A handle to the present or future value of a scheduled call, which stays at its worker until it is fetched.
 
-    Give it as an argument of later calls, on its own or anywhere inside of a structure. `await` it to fetch it.
+    Pass it as an argument to later calls, on its own or anywhere inside a structure. `await` it to fetch the value.
 
     Attributes:
       calls: The calls of its coordinator.
@@ -39,7 +39,7 @@ class RemoteValue(ArgumentOnly):
     """
 
     def __init__(self, owner: object, calls: ScheduledCalls, closure: Closure, call: ClosureCall) -> None:
-        self._owner = owner  # a coordinator that nobody refers to is closed
+        self._owner = owner  # a coordinator without references is closed
         self.calls = calls
         self.closure = closure
         self._result = call.result_of(closure)
@@ -47,56 +47,56 @@ class RemoteValue(ArgumentOnly):
 
     @property
     def type_signature(self) -> Type:
-        """The type of the value, as a worker has it: of a Python function's that of a box with any value."""
+        """The type of the value as a worker has it: for a Python function, the type of a box with any value."""
         return self._result.type_signature
 
     def as_argument(self, calls: ScheduledCalls) -> ResultArgument:
-        """Returns it as an argument of the calls of a coordinator.
+        """Returns the value as an argument for calls of a coordinator.
 
         Raises:
-          ForeignValueError: If it is of another coordinator.
+          ForeignValueError: If it belongs to another coordinator.
         """
         if self.calls is not calls:
             raise ForeignValueError(f"Expected a value of this coordinator, found {self!r} of another one")
         return self._result
 
     def done(self) -> bool:
-        """Returns whether the call has ended, also if it has failed or was cancelled."""
+        """Returns whether the call has ended, including by failing or being cancelled."""
         return self.closure.has_ended
 
     @property
     def is_here(self) -> bool:
-        """Whether nothing is to be waited for: this process has the value, or the error."""
+        """Whether there is nothing to wait for: this process has the value or the error."""
         return self.closure.is_here
 
     def cancel(self) -> bool:
-        """Cancels the call, and those that need its value; returns whether it had not ended."""
+        """Cancels the call, and the calls that need its value; returns whether it had not ended."""
         return self.calls.cancel(self.closure)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Fetches the value, when it is there, in the containers of its type.
+        """Waits for the value and fetches it, in the containers of its type.
 
-        Later calls return an equal value, whatever the timeout. Its arrays and containers are the caller's own: what is
-        changed in them changes no other. The first call after the end of the scheduled one brings the value here, which
-        takes its time too and goes on after the timeout: a later one finds it.
+        Later calls return an equal value, whatever the timeout. Its arrays and containers belong to the caller:
+        changing them changes no other copy. The first call of `get` after the scheduled call has ended transfers the
+        value; the transfer counts towards the timeout and continues after it, for a later call of `get`.
 
         Raises:
           LeafError: If the function raised.
           ClosureCancelledError: If the call was cancelled.
-          DeadlineExceededError: If it takes longer than `timeout` seconds; the call goes on.
+          DeadlineExceededError: If it takes longer than `timeout` seconds; the call continues.
         """
         check_timeout(timeout)
         return self.calls.wait(fetched(self, timeout, self))
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Does what `get` does."""
+        """Same as `get`."""
         return self.get(timeout)
 
     def __await__(self) -> Generator[Any, None, object]:
         return self.calls.loop.run(fetched(self)).__await__()
 
     def result_of(self, payload: object) -> object:
-        """Returns the value of a payload, in the containers of its type."""
+        """Returns a payload in the containers of its type."""
         return unboxed(cast(Box, payload)) if self._result.boxed else to_result(payload, self.type_signature)
 
     def __repr__(self) -> str:
@@ -107,19 +107,19 @@ class RemoteValue(ArgumentOnly):
 
 
 async def fetched(structure: object, timeout: float | None = None, what: object = None) -> object:
-    """Returns a structure with results in place of what stands for them.
+    """Returns a structure with the handles in it replaced by their values.
 
     Args:
       structure: The structure.
-      timeout: How long values may take, in seconds; those that are here already are returned in any case, and those
-        that are under way go on coming.
-      what: What is waited for, for messages.
+      timeout: How long values may take, in seconds; values that are here already are returned in any case, and
+        transfers in progress continue.
+      what: A description of the awaited object, for messages.
 
     Raises:
-      InvalidValueError: If it has values in sets, or anything that can be iterated over once only.
+      InvalidValueError: If there are handles in sets, or in anything that can be iterated over only once.
       DeadlineExceededError: If they take longer.
     """
-    groups: dict[ScheduledCalls, dict[Closure, None]] = {}  # by the coordinator that each is of
+    groups: dict[ScheduledCalls, dict[Closure, None]] = {}  # by coordinator
     for path, part in leaves_of(structure, "structure"):
         if isinstance(part, RemoteValue):
             groups.setdefault(part.calls, {})[part.closure] = None
@@ -137,7 +137,7 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
 
 def _may_have_values(collection: object) -> bool:
     if isinstance(collection, Iterator):
-        return True  # a look would take what is in it
+        return True  # looking would consume its content
     members = list(cast("Collection[object]", collection))
     return any(isinstance(part, RemoteValue) for _, part in leaves_of(members, ""))
 
@@ -145,19 +145,19 @@ def _may_have_values(collection: object) -> bool:
 def wait(
     values: Iterable[RemoteValue], num_returns: int = 1, timeout: float | None = None
 ) -> tuple[list[RemoteValue], list[RemoteValue]]:
-    """Waits until so many calls have ended, whatever came of them.
+    """Waits until a number of calls have ended, whatever their outcome.
 
     Args:
-      values: Their values.
-      num_returns: How many of them.
-      timeout: How long to wait, in seconds; `None` for any time, 0 not at all.
+      values: The values of the calls.
+      num_returns: How many calls to wait for.
+      timeout: How long to wait, in seconds; `None` for no limit, 0 for not at all.
 
     Returns:
-      The first `num_returns` of those that have ended, or all of those if the time has passed, and the others; both in
-      the order of `values`.
+      The values of the first `num_returns` calls that have ended, or of all that have ended if the time has passed, and
+      the other values; both in the order of `values`.
 
     Raises:
-      InvalidValueError: If `num_returns` is not among 1 to the number of values, or the timeout is negative.
+      InvalidValueError: If `num_returns` is not from 1 to the number of values, or the timeout is negative.
     """
     listed = _listed(values)
     check_timeout(timeout)
@@ -174,10 +174,10 @@ def wait(
 
 
 def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
-    """Yields values as their calls end, whatever comes of them.
+    """Yields values as their calls end, whatever their outcome.
 
     Raises:
-      DeadlineExceededError: If that takes longer than `timeout` seconds, counted from the call of this function.
+      DeadlineExceededError: If it takes longer than `timeout` seconds, counted from the call of this function.
     """
     check_timeout(timeout)
     return _as_completed(_listed(values), _deadline(timeout), timeout)
@@ -185,7 +185,7 @@ def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) ->
 
 def _as_completed(values: Sequence[RemoteValue], deadline: Deadline, timeout: float | None) -> Iterator[RemoteValue]:
     ends = _Completions(values)
-    del values  # those that have been yielded are not held here
+    del values  # do not keep values that have been yielded
     most = len(ends)
     with contextlib.closing(ends):
         try:
@@ -198,10 +198,10 @@ def _as_completed(values: Sequence[RemoteValue], deadline: Deadline, timeout: fl
 
 
 def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
-    """Returns values to wait for.
+    """Returns a list of the values to wait for.
 
     Raises:
-      TypeMismatchError: If they are none.
+      TypeMismatchError: If they are not values of calls.
     """
     if isinstance(cast(object, values), RemoteValue) or not isinstance(cast(object, values), Iterable):
         raise TypeMismatchError(
@@ -215,14 +215,14 @@ def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
 
 
 def _deadline(timeout: float | None) -> Deadline:
-    """Returns when a thread has waited for long enough; what is longer than a lock can wait for is for ever."""
+    """Returns the deadline for a thread to wait; a timeout longer than a lock can wait for means forever."""
     return Deadline(None if timeout is None or timeout > _LONGEST_SECONDS else timeout)
 
 
 class _Completions:
-    """Values whose calls have ended, one after the other, for one thread that waits.
+    """Values in the order in which their calls end, for one waiting thread.
 
-    Its length is how many are still to come.
+    Its length is the number of values that are still to come.
 
     Args:
       values: The values; each counts once.
@@ -239,8 +239,8 @@ class _Completions:
         """Returns the value of the next call to end.
 
         Raises:
-          queue.Empty: If there is none by then.
-          RuntimeError: If called on the loop on which the calls run, which would wait for itself.
+          queue.Empty: If none has ended by the deadline.
+          RuntimeError: If called on the loop that the calls run on, which would wait for itself.
         """
         if self._ended.empty() and any(loop.is_current() for loop in self._loops):
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What callers on any thread ask of a coordinator: to schedule closures, wait for them, and bring their values here."""
+"""Lets callers on any thread schedule closures, wait for them, and fetch their values."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def check_timeout(timeout: object) -> None:
-    """Checks how long a user wants to wait.
+    """Checks a timeout that a user gives.
 
     Raises:
       InvalidValueError: If it is neither `None` nor a number of at least 0.
@@ -27,7 +27,7 @@ def check_timeout(timeout: object) -> None:
 
 
 async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T:
-    """Awaits work that a user gives so long.
+    """Awaits work within a user's time limit.
 
     Raises:
       DeadlineExceededError: If it takes longer; it is cancelled.
@@ -43,11 +43,11 @@ class ScheduledCalls:
     """The closures of one coordinator, for callers on any thread; coroutines run on the driver's loop.
 
     Args:
-      driver: Runs them.
+      driver: Runs the closures.
 
     Attributes:
       driver: As above.
-      loop: Where it does so.
+      loop: The driver's loop.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -57,18 +57,18 @@ class ScheduledCalls:
         self._lock = driver.lock
 
     def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs work on the loop, for a caller on another thread, whose errors have the user's own frames alone."""
+        """Runs work on the loop for a caller on another thread; errors carry only the user's own frames."""
         try:
             return self.loop.run_sync(work)
         except Exception as error:
             raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     def schedule(self, closure: Closure) -> bool:
-        """Schedules a closure, if there is room for it; returns whether there is.
+        """Schedules a closure if there is room for it; returns whether there was.
 
         Raises:
-          Exception: What another closure has raised before; where the others go on after errors, only `join` does.
-          ClosedError: After the end.
+          Exception: The error of an earlier closure; if closures continue after errors, only `join` raises it.
+          ClosedError: If the driver has ended.
         """
         with self._lock:
             self._check(not self._scheduler.goes_on)
@@ -82,7 +82,7 @@ class ScheduledCalls:
         """Returns whether nothing is left to do.
 
         Raises:
-          Exception: What a closure has raised.
+          Exception: The error of a closure.
         """
         with self._lock:
             self._check(not self._scheduler.goes_on)
@@ -96,7 +96,7 @@ class ScheduledCalls:
         return had_not_ended
 
     def when_ended(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Calls something once a closure has ended: on the loop, or at once if it has."""
+        """Calls a callback once a closure has ended: on the loop, or at once if it already has."""
         with self._lock:
             if not closure.has_ended:
                 closure.callbacks[callback] = None
@@ -104,16 +104,16 @@ class ScheduledCalls:
         callback()
 
     def forget(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Undoes `when_ended`, if the callback has not been called. Safe in finalizers: it takes no lock."""
+        """Undoes `when_ended` if the callback has not been called. Safe in finalizers: it takes no lock."""
         closure.callbacks.pop(callback, None)
 
     def _check(self, errors: bool = True) -> None:
-        """Raises what closures have raised since this was last asked, the first of it."""
+        """Raises the first error of closures since the last check."""
         self.driver.check_open()
         if errors and self._scheduler.has_errors:
             first, *others = self._scheduler.take_errors()
             error = raised_again(first)
-            with contextlib.suppress(AttributeError):  # a class of the user's own may have no room for it
+            with contextlib.suppress(AttributeError):  # a user's exception class may not accept attributes
                 cast(Any, error).errors = (first, *others)
             try:
                 raise error
@@ -123,29 +123,29 @@ class ScheduledCalls:
     # On the loop.
 
     async def room(self) -> None:
-        """Returns when there is room for another closure, or something went wrong."""
+        """Returns when there is room for another closure, or a closure has failed."""
         await self.driver.until(lambda: self._scheduler.has_room or self._scheduler.has_errors)
 
     async def join(self, timeout: float | None = None, what: object = None) -> None:
         """Returns when nothing is left to do.
 
         Args:
-          timeout: How long that may take, in seconds.
-          what: What is waited for, for messages.
+          timeout: How long it may take, in seconds.
+          what: A description of the awaited object, for messages.
 
         Raises:
-          Exception: What a closure has raised, once nothing runs any more.
-          DeadlineExceededError: If that takes longer.
+          Exception: The error of a closure, once nothing is running anymore.
+          DeadlineExceededError: If it takes longer.
         """
         await within(self.driver.until(lambda: self._scheduler.is_idle), timeout, what)
         with self._lock:
             self._check()
 
     def begin(self, closures: Iterable[Closure]) -> bool:
-        """Begins to bring values here, each once, those of one worker in a few calls. That goes on without a waiter.
+        """Starts fetching values, each once, grouped by worker into a few calls. Fetching continues without a waiter.
 
         Returns:
-          Whether nothing is to be waited for.
+          Whether there is nothing to wait for.
         """
         awaited = [closure for closure in closures if not closure.is_here and closure.refusal is None]
         there = [closure for closure in awaited if closure.has_ended and not self.driver.closed]
@@ -157,16 +157,16 @@ class ScheduledCalls:
         return not awaited
 
     async def fetch(self, closures: Iterable[Closure]) -> None:
-        """Returns when values are here which have begun to come, as far as they were there.
+        """Returns when values have been fetched whose fetch has begun, as far as they were available.
 
         Raises:
-          Exception: What the first closure to fail has raised.
-          ClosedError: If the driver ends before all are here.
+          Exception: The error of the first closure to fail.
+          ClosedError: If the driver ends before all values are here.
         """
         await gather([self._fetched(closure) for closure in closures if closure.copy is None])
 
     async def _fetched(self, closure: Closure) -> None:
-        """Returns when the value of a closure is here. Who waits no longer leaves it coming."""
+        """Returns when the value of a closure is here. Cancelling the wait does not stop the fetch."""
         while closure.copy is None:
             if closure.error is not None:
                 raise raised_again(closure.error)

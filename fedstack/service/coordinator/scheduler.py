@@ -1,4 +1,4 @@
-"""Decides which closure runs where and what becomes of it: a state machine without tasks, sockets or threads."""
+"""Decides which closure runs where and tracks its state: a state machine without tasks, sockets or threads."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,15 +24,15 @@ MOST_QUEUED = 262_144
 
 
 class Scheduler:
-    """The closures of one coordinator, and the workers where they run.
+    """The closures of one coordinator, and the workers that run them.
 
-    Events go in by methods: a closure is scheduled, has succeeded or failed, a worker is there or lost. What follows
-    from them comes out of `actions`, for a driver to do. Not safe for threads.
+    Events come in through methods: a closure is scheduled, has succeeded or failed, a worker is added or lost. The
+    resulting actions come out of `actions`, for a driver to perform. Not thread-safe.
 
     Args:
       most_queued: How many closures may be queued, waiting or running.
-      most_running: How many run at one worker at the same time.
-      goes_on: Whether the other closures go on after an error; if not, they are cancelled.
+      most_running: How many closures run at one worker at the same time.
+      goes_on: Whether the other closures continue after an error; if not, they are cancelled.
       clock: Returns the time in seconds.
     """
 
@@ -54,7 +54,7 @@ class Scheduler:
 
     @property
     def workers(self) -> tuple[WorkerState, ...]:
-        """The workers that there are."""
+        """The current workers."""
         return self._queues.workers
 
     @property
@@ -64,12 +64,12 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """How many closures are under way at workers, with those cancelled there that have not been answered for."""
+        """How many closures are running at workers, including cancelled closures that have not been answered for."""
         return sum(len(worker.running) for worker in self.workers)
 
     @property
     def waiting(self) -> int:
-        """How many closures have not begun: they wait for a worker, or for others."""
+        """How many closures have not begun: they wait for a worker, or for other closures."""
         given = [closure for worker in self.workers for closure in tuple(worker.running)]
         return max(0, len(self._unfinished) - sum(closure.state is ClosureState.RUNNING for closure in given))
 
@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more closure may be scheduled."""
+        """Whether another closure may be scheduled."""
         return len(self._unfinished) < self._most_queued
 
     @property
@@ -88,50 +88,50 @@ class Scheduler:
         """Whether nothing is left to do."""
         return not self._unfinished and not self.running
 
-    # What callers want.
+    # Requests of callers.
 
     def schedule(self, closure: Closure) -> None:
-        """A caller wants a closure to run, and has a handle to its value."""
+        """Schedules a closure, whose value a caller has a handle to."""
         closure.users += 1
         self._begin(closure)
 
     def cancel(self, closure: Closure) -> bool:
-        """A caller does not want a closure any more; returns whether it had not ended."""
+        """Cancels a closure; returns whether it had not ended."""
         is_new = not closure.has_ended
         if is_new:
             self._cancel(closure)
         return is_new
 
     def need(self, closure: Closure) -> None:
-        """A caller needs the value of a closure, which is rebuilt if it was lost."""
+        """Requests the value of a closure, which is rebuilt if it was lost."""
         if losses.is_gone(closure):
             self._changed[closure] = None
         elif closure.state is ClosureState.LOST:
             self._begin(closure)
 
     def use(self, closure: Closure) -> None:
-        """Keeps the value of a closure until `unuse`, once it is there."""
+        """Keeps the value of a closure, once it is available, until `unuse`."""
         closure.users += 1
 
     def unuse(self, closure: Closure) -> None:
-        """Ends a use of a value, which is dropped with the last one."""
+        """Ends a use of a value, which is dropped with its last use."""
         closure.users -= 1
         if not closure.users and closure.state in (ClosureState.READY, ClosureState.LOST):
             losses.release(closure)
 
     def want(self, closure: Closure) -> None:
-        """A caller wants the value of a closure here, as soon as it is there."""
+        """Requests a fetch of a closure's value as soon as it is available."""
         closure.wanted = True
         self.need(closure)
         losses.fetch_if_wanted(closure)
 
     def unwant(self, closure: Closure) -> None:
-        """A caller waits no longer for a value; it goes on coming if its closure has ended."""
+        """Withdraws a request for a value; its fetch continues if its closure has ended."""
         closure.wanted = closure.wanted and closure.has_ended
 
     def drop(self, closure: Closure) -> list[WorkerState]:
-        """A caller has no handle to a closure any more; returns from where its value is on its way here in vain."""
-        closure.wanted = False  # one that has not ended runs all the same
+        """Drops a caller's handle to a closure; returns the workers that its value is being fetched from needlessly."""
+        closure.wanted = False  # a closure that has not ended still runs
         senders = [worker for worker in closure.held if closure.is_there and closure in worker.fetching]
         for worker in senders:
             del worker.fetching[closure]
@@ -140,9 +140,9 @@ class Scheduler:
         return senders
 
     def take_errors(self) -> list[Exception]:
-        """Returns what has gone wrong since the last call of this method, the first error first.
+        """Returns the errors since the last call of this method, the first error first.
 
-        Where closures go on after errors, they are returned only once all have ended.
+        If closures continue after errors, the errors are returned only once all closures have ended.
         """
         if not self.has_errors:
             return []
@@ -151,19 +151,19 @@ class Scheduler:
 
     @property
     def has_errors(self) -> bool:
-        """Whether `take_errors` would return some."""
+        """Whether `take_errors` would return any errors."""
         return bool(self._errors) and not (self.goes_on and self._unfinished)
 
-    # What happens at workers.
+    # Events at workers.
 
     def add_worker(self, worker: WorkerState) -> None:
-        """There is one more worker, which has nothing to do."""
+        """Adds a worker, which is idle."""
         self._queues.add_worker(worker)
 
     def lose_worker(self, worker: WorkerState, error: Exception, *, at_work: bool = True) -> None:
-        """A worker is gone, and with it the values that only it held.
+        """Removes a lost worker, and with it the values that only it held.
 
-        `at_work` says whether what ran there may have ended it: it was still there when that began.
+        `at_work` says whether its closures may have ended it: it was still alive when they began.
         """
         if worker.lost:
             return
@@ -175,7 +175,7 @@ class Scheduler:
         fetching, worker.fetching, worker.to_fetch = worker.fetching, {}, {}
         for closure in reversed(running):
             if closure.state is not ClosureState.RUNNING:
-                continue  # cancelled, since another one failed
+                continue  # cancelled, since another closure failed
             if at_work:
                 self.ledger.lose(closure, worker.name)
             failure = losses.why_not_again(closure, error, self.ledger)
@@ -188,24 +188,24 @@ class Scheduler:
                 self.want(closure)
 
     def silent(self, worker: WorkerState, is_silent: bool) -> None:
-        """A worker does not answer, or does so again: meanwhile others get what could run there."""
+        """Records that a worker does not answer, or answers again; in between, others get the closures meant for it."""
         worker.silent = is_silent
 
     def drain(self, worker: WorkerState) -> None:
-        """A worker is about to stop: what runs there may end, and others get the rest."""
+        """Records that a worker is about to stop: closures running there may end, and others get the rest."""
         worker.draining = True
 
     def called(self, worker: WorkerState, calls: int) -> None:
-        """So many calls to a worker begin; or with -1, one has ended."""
+        """Records that this many calls to a worker begin; -1 means that a call has ended."""
         worker.calls += calls
 
     def gone(self, closure: Closure, worker: WorkerState) -> None:
-        """A worker has nothing more to do with a closure that was cancelled."""
+        """Records that a worker is done with a closure that was cancelled."""
         worker.fetching.pop(closure, None)
         self._queues.ended(closure, worker, ran=False)
 
     def succeeded(self, closure: Closure, worker: WorkerState, held: object) -> None:
-        """A worker has run a closure, and holds its value; `held` stands for it there."""
+        """Records that a worker has run a closure, and holds its value under the handle `held`."""
         if closure.state is not ClosureState.RUNNING or worker.lost:
             self._queues.ended(closure, worker)
             return
@@ -217,22 +217,22 @@ class Scheduler:
             self._succeed(closure, worker)
 
     def failed(self, closure: Closure, worker: WorkerState, error: Exception) -> None:
-        """A worker has run a closure, which has failed by its own fault."""
+        """Records that a closure has failed at a worker through its own fault."""
         self._queues.ended(closure, worker, ran=False)
-        if closure.state is ClosureState.RUNNING and not worker.lost:  # else it is queued again, or runs elsewhere
+        if closure.state is ClosureState.RUNNING and not worker.lost:  # otherwise it is queued again, or runs elsewhere
             self._fail(closure, error)
-        elif self._errors and not worker.lost:  # it was cancelled for another one, and failed all the same
+        elif self._errors and not worker.lost:  # it was cancelled because of another, and still failed
             closure.state, closure.error = ClosureState.FAILED, error
             self._errors[error] = None
 
     def holds(self, closure: Closure, worker: WorkerState, held: object) -> None:
-        """A worker has the value of a closure, made there or brought there."""
+        """Records that a worker has the value of a closure, which was computed there or moved there."""
         if closure.state is ClosureState.READY and not worker.lost:
             closure.held[worker] = held
             worker.values[closure] = None
 
     def copied(self, closure: Closure, value: object, worker: WorkerState) -> None:
-        """The value of a closure has been brought here, where it stays for as long as anything may need it."""
+        """Records that the value of a closure was fetched; it is kept here for as long as anything may need it."""
         worker.fetching.pop(closure, None)
         if closure.state in (ClosureState.READY, ClosureState.LOST):
             closure.state, closure.copy = ClosureState.READY, (value,)
@@ -245,7 +245,7 @@ class Scheduler:
             self._queues.ended(closure, worker)
 
     def not_fetched(self, closure: Closure, worker: WorkerState, error: Exception) -> None:
-        """The value of a closure could not be brought here from a worker, which still has it."""
+        """Records that the value of a closure could not be fetched from a worker, which still has it."""
         worker.fetching.pop(closure, None)
         if closure in worker.running:
             self.failed(closure, worker, error)
@@ -257,7 +257,7 @@ class Scheduler:
                 self._changed[closure] = None
 
     def gave_up(self, error: Exception) -> None:
-        """There was no worker for so long that nothing is waited for any more."""
+        """Records that there was no worker for so long that waiting is over."""
         error.args = (f"{error}{losses.suspects_in(self._unfinished, self.ledger)}",)
         for closure in list(self._unfinished):
             if not closure.has_ended:
@@ -266,13 +266,13 @@ class Scheduler:
         self._errors[error] = None
 
     def actions(self) -> list[Action]:
-        """Returns what is to be done after the events since the last call of this method, in this order."""
+        """Returns the actions that follow from the events since the last call of this method, in order."""
         workers = self.workers
         runs = [Run(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
         leaves = [Leave(worker) for worker in workers if worker.draining and losses.has_left(worker)]
         actions: list[Action] = []
         if self._changed:
-            changed, self._changed = [one for one in self._changed if one.has_ended], {}  # others end once more
+            changed, self._changed = [one for one in self._changed if one.has_ended], {}  # others will end again
             actions.append(Notify([callback for closure in changed for callback in tuple(closure.callbacks)]))
             for closure in changed:
                 closure.callbacks = {}
@@ -292,7 +292,7 @@ class Scheduler:
         return actions + leaves
 
     def end(self) -> None:
-        """Nobody wants anything any more."""
+        """Ends all requests."""
         self.cancel_all()
         for worker in self.workers:
             self._changed.update(worker.fetching)
@@ -303,7 +303,7 @@ class Scheduler:
             self._cancel(closure)
 
     def _begin(self, begun: Closure, *, first: bool = False) -> None:
-        """Queues a closure if its arguments are there; else it waits for those, of which the lost ones are rebuilt."""
+        """Queues a closure if its arguments are available; otherwise it waits for them, and lost ones are rebuilt."""
         stack = [begun]
         while stack:
             closure = stack.pop()
@@ -318,7 +318,7 @@ class Scheduler:
                     self._fail(closure, gone.error)
                 else:
                     self._cancel(closure)
-                return  # what is left of the stack was for those that have ended with it
+                return  # the rest of the stack was for closures that have ended with it
             lacking = [need for need in dict.fromkeys(closure.needs) if not need.is_there]
             closure.missing = len(lacking)
             for need in lacking:
@@ -333,7 +333,7 @@ class Scheduler:
         self._queues.add(closure, first=first, at_once=at_once)
 
     def _can_begin(self, closure: Closure) -> bool:
-        """Returns whether a closure that was queued can run now; rebuilds what it needs and was lost since."""
+        """Returns whether a queued closure can run now; rebuilds arguments that were lost since."""
         if closure.state is not ClosureState.QUEUED:
             return False  # cancelled, or run from another queue
         if all(need.is_there for need in closure.needs):
@@ -362,7 +362,7 @@ class Scheduler:
         self._end(closure, ClosureState.CANCELLED)
 
     def _end(self, closure: Closure, state: ClosureState) -> None:
-        """Ends a closure, and those that cannot run without its value."""
+        """Ends a closure, and the closures that cannot run without its value."""
         for ending in self._all_that_end(closure, state):
             self._unfinished.pop(ending, None)
             self._changed[ending] = None
@@ -371,7 +371,7 @@ class Scheduler:
                 need.dependents.pop(ending, None)
                 self.unuse(need)
             if ending.state is not ClosureState.READY:
-                losses.release(ending)  # its value may have been on its way here
+                losses.release(ending)  # its value may have been in transit
             if ending.state is not ClosureState.READY or not losses.may_be_rebuilt(ending):
                 self._forget_call(ending)
 
@@ -396,5 +396,5 @@ class Scheduler:
                     stack.append(dependent)
 
     def _forget_call(self, closure: Closure) -> None:
-        """Drops what it would take to run a closure again, which has ended."""
+        """Drops the data needed to run an ended closure again."""
         closure.call, closure.needs, closure.depth = None, (), 0

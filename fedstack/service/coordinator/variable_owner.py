@@ -1,4 +1,4 @@
-"""Holds the variables of a coordinator: at the tasks of job `ps`, or at a server of its own."""
+"""Holds the variables of a coordinator: at the tasks of job `ps`, or at the coordinator's own server."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from fedstack.transport.wire.addresses import Target, resolve_targets
 from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
 
 _JOB = "ps"
-_MORE_ATTEMPTS = 2  # one may lose the server, and the next find that it was started anew
+_MORE_ATTEMPTS = 2  # one may lose the server, and the next may find it restarted
 
 
 @attrs.define(eq=False)
@@ -34,9 +34,9 @@ class _Holder:
     """A server that holds variables for one coordinator.
 
     Attributes:
-      target: Where it is.
-      server: How it is called.
-      executor: What it holds them in; another one once the server has been started anew.
+      target: Its address.
+      server: The way to call it.
+      executor: The executor that holds the variables; replaced once the server has been restarted.
     """
 
     target: Target
@@ -44,18 +44,18 @@ class _Holder:
     executor: RemoteExecutor
 
     async def keep(self, payload: object, type_spec: Type) -> SessionValue:
-        """Returns a value that the server holds.
+        """Stores a value at the server, and returns it.
 
         Raises:
           WorkerUnavailableError: If it cannot be reached.
         """
         for _ in range(_MORE_ATTEMPTS):
-            await self.server.handshake()  # one that was there before is back, or may be about to come
+            await self.server.handshake()  # a server that was there before is back, or may be about to return
             executor = self.executor
             try:
                 with self.server.called():
                     return await _kept(executor, payload, type_spec)
-            except StaleSessionError:  # the server was started anew, and what it held is gone
+            except StaleSessionError:  # the server was restarted, and its values are gone
                 if self.executor is executor:
                     self.executor = _executor_at(self.server.stub)
                     executor.close()
@@ -64,7 +64,7 @@ class _Holder:
             except ClosedError:
                 if self.executor is executor:
                     raise
-                # somebody else has found the server started anew
+                # another caller has already noticed the restart
         await self.server.handshake()
         return await _kept(self.executor, payload, type_spec)
 
@@ -85,16 +85,16 @@ def _executor_at(stub: ExecutorStub) -> RemoteExecutor:
 
 
 class VariableOwner:
-    """Makes variables, one server after the other. Its coroutines run on the transport's loop.
+    """Creates variables, on its servers in turn. Its coroutines run on the transport's loop.
 
     Args:
-      workers: What the coordinator was given; a cluster may have a job for variables.
-      credentials: Certificates and the token for that.
-      loop: Where closures are run from.
-      connect_seconds: How long to wait for a task of that job which is not there yet.
+      workers: The workers that the coordinator was given; a cluster may have a job for variables.
+      credentials: Certificates and the token for that job.
+      loop: The loop that closures are run from.
+      connect_seconds: How long to wait for a task of that job that is not running yet.
 
     Attributes:
-      is_used: Whether there is, or was, a variable: without one there is nothing to end.
+      is_used: Whether there is, or was, a variable: if not, there is nothing to end.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class VariableOwner:
     def make(
         self, initial_value: object, type_spec: object
     ) -> Coroutine[Any, Any, tuple[VariableHandle, VariableServer, object]]:
-        """Makes a variable; returns which it is, its server, and what it lives as long as.
+        """Creates a variable; returns its handle, its server, and the object that it lives as long as.
 
         Args:
-          initial_value: Its value, or a function that returns it.
-          type_spec: Its type, or `None` for the one that the language infers.
+          initial_value: Its initial value, or a function that returns it.
+          type_spec: Its type, or `None` for the type that the language infers.
 
         Raises:
           TypeMismatchError: If the value does not fit.
-          InvalidValueError: If it has no type that the language infers, or workers are simulated.
+          InvalidValueError: If the language infers no type for it, or the workers are simulated.
         """
         if self._loop is not io_loop:
             raise InvalidValueError(
@@ -141,7 +141,7 @@ class VariableOwner:
         self.is_used = True
         async with self._opening:
             if self._closed:
-                raise ClosedError("The coordinator is closed; make a new one")
+                raise ClosedError("The coordinator is closed; create a new one")
             if not self._holders:
                 await self._open()
         holder = self._holders[next(self._next) % len(self._holders)]
@@ -153,7 +153,7 @@ class VariableOwner:
         targets = await self._own_server() if self._job is None else self._job.resolve()
         credentials = None if self._job is None else self._credentials
         for target in targets:
-            # Workers have credentials of their own, from which nobody can tell how this one is dialled.
+            # Workers have their own credentials, which do not say how to dial this server.
             uses_tls = credentials is not None and credentials.uses_tls
             target = attrs.evolve(target, secure=uses_tls if target.secure is None else target.secure)
             [stub] = make_stubs(target, credentials)
@@ -162,7 +162,7 @@ class VariableOwner:
 
     async def _own_server(self) -> Sequence[Target]:
         from fedstack.service.executor.executor_service import ExecutorService
-        from fedstack.service.host.host import GrpcServer  # those who have variables alone need gRPC
+        from fedstack.service.host.host import GrpcServer  # only users of variables need gRPC
 
         server = GrpcServer([ExecutorService(local_executor_factory())], reflection=False)
         await server.start()
@@ -175,7 +175,7 @@ class VariableOwner:
         async with self._opening:
             holders, self._holders = self._holders, []
         for holder in holders:
-            await holder.executor.end()  # first: a server that drains waits for the clients whose values it holds
+            await holder.executor.end()  # first: a draining server waits for the clients whose values it holds
             with contextlib.suppress(FedstackError):
                 await holder.server.stub.close()
         if self._stop_own is not None:

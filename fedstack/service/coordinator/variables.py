@@ -1,4 +1,4 @@
-"""Defines variables: state that closures and the coordinator's program change, held by a server in a session."""
+"""Defines variables: state that closures and the coordinator's program change; a server holds it in a session."""
 
 import abc
 import contextlib
@@ -25,7 +25,7 @@ from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import OF_WORKER
 
 _MOST_SERVERS = 100
-# So long a server that is away, and may be about to come back, holds up the functions that use its variables.
+# How long functions wait for the server of their variables when it is away and may be about to return.
 _CONNECT_SECONDS = 5.0
 
 
@@ -35,9 +35,9 @@ class VariableServer:
 
     Attributes:
       stub: Calls it.
-      of_coordinator: Whether it is in the process of a coordinator, and dialled from another one.
-      connect_seconds: How long to wait for it when it is not there.
-      peer: What it says of itself; `None` until it has been asked.
+      of_coordinator: Whether it runs in the process of a coordinator, and is dialled from another process.
+      connect_seconds: How long to wait for it when it is not reachable.
+      peer: What it reports about itself; `None` until it has been asked.
     """
 
     stub: ExecutorStub
@@ -52,10 +52,10 @@ class VariableServer:
 
     @contextlib.contextmanager
     def called(self) -> Generator[None, None, None]:
-        """Notices in a block with calls that the server has gone: the next caller waits for it to be back.
+        """Notices during a block of calls that the server has gone: the next caller waits until it is back.
 
         Raises:
-          StaleSessionError: If the server was started anew since.
+          StaleSessionError: If the server was restarted since.
         """
         try:
             yield
@@ -69,7 +69,7 @@ class VariableServer:
             ) from error
 
     async def handshake(self) -> messages.HandshakeResponse:
-        """Returns what the server says of itself.
+        """Returns what the server reports about itself.
 
         Raises:
           CarrierError: If it holds no variables.
@@ -77,7 +77,7 @@ class VariableServer:
         """
         if self.peer is None:
             try:
-                # It finds out what is wrong on the way there.
+                # This finds out why the server cannot be reached.
                 await reach(self.stub, self.connect_seconds)
             except WorkerUnavailableError as error:
                 if not self.of_coordinator:
@@ -99,14 +99,14 @@ class VariableServer:
 
 @attrs.frozen
 class VariableHandle:
-    """Which value it is. It has no credentials: whoever calls brings their own.
+    """Identifies a variable. It has no credentials: callers bring their own.
 
     Attributes:
-      target: Where the server is, and whether it is dialled with TLS.
+      target: The server's address, and whether it is dialled with TLS.
       session: The id of the session there.
       value: The id of the value in it.
       type_signature: Its type.
-      is_own: Whether the server is in the process of the coordinator; it asks for no credentials, and gets none.
+      is_own: Whether the server runs in the coordinator's process; it requires no credentials, and gets none.
     """
 
     target: Target
@@ -129,11 +129,11 @@ class VariableHandle:
             return await evaluate(server.stub, peer, request, (), self.type_signature)
 
     async def update(self, server: VariableServer, how: "messages.UpdateRequest.How", payload: object) -> None:
-        """Puts another value in place, in one step: no other update comes in between.
+        """Updates the value atomically: no other update comes in between.
 
         Raises:
           StaleSessionError: If the variable is gone.
-          WorkerUnavailableError: If the server cannot be reached; whether it has happened is not known then.
+          WorkerUnavailableError: If the server cannot be reached; whether the update happened is then unknown.
         """
         request = messages.UpdateRequest(
             executor=plain.ExecutorId(id=self.session), value_ref=plain.ValueRef(id=self.value), how=how
@@ -148,11 +148,11 @@ _servers: SharedCache[_Dialled, VariableServer] = SharedCache(_MOST_SERVERS, _MO
 
 
 def server_of(held: VariableHandle) -> VariableServer:
-    """Returns the server of a variable, to be dialled with what the service has that the current work runs in.
+    """Returns the server of a variable, dialled with the credentials of the service that runs the current work.
 
-    All functions that run there share its connection.
+    All functions that run in that service share the connection.
     """
-    from fedstack.transport.grpc.grpc_connection import GrpcConnection  # those who have variables alone need gRPC
+    from fedstack.transport.grpc.grpc_connection import GrpcConnection  # only users of variables need gRPC
 
     credentials: ClientCredentials | None = None if held.is_own else current_scope().client_credentials
     key = held.target, held.is_own, credentials
@@ -170,7 +170,7 @@ class _VariableBase(abc.ABC):
     def __init__(self, held: VariableHandle, server: VariableServer, owner: object = None) -> None:
         self._held = held
         self._server = server
-        self._owner = owner  # the variable is there as long as this
+        self._owner = owner  # keeps the variable alive
 
     @property
     def type_signature(self) -> Type:
@@ -181,25 +181,25 @@ class _VariableBase(abc.ABC):
         """Returns the value.
 
         Raises:
-          StaleSessionError: If the server that held it was started anew.
-          WorkerUnavailableError: If that cannot be reached.
+          StaleSessionError: If the server that held it was restarted.
+          WorkerUnavailableError: If the server cannot be reached.
         """
         return self._run(self._read())
 
     def assign(self, value: object) -> Any:
-        """Puts another value in place.
+        """Replaces the value.
 
         Raises:
-          TypeMismatchError: If that has another type.
+          TypeMismatchError: If the new value has another type.
         """
         return self._run(self._updated(messages.UpdateRequest.ASSIGN, value))
 
     def assign_add(self, value: object) -> Any:
-        """Adds to the value, in one step: of several at the same time none is lost."""
+        """Adds to the value atomically: concurrent additions are never lost."""
         return self._run(self._updated(messages.UpdateRequest.ADD, value))
 
     def assign_sub(self, value: object) -> Any:
-        """Subtracts from the value, in one step."""
+        """Subtracts from the value atomically."""
         return self._run(self._updated(messages.UpdateRequest.SUBTRACT, value))
 
     @abc.abstractmethod
@@ -222,9 +222,9 @@ class _VariableBase(abc.ABC):
 
 
 class Variable(_VariableBase):
-    """A value that changes, held by a server. Functions that are scheduled may use it, captured or as an argument.
+    """A mutable value held by a server. Scheduled functions may use it, captured or as an argument.
 
-    A closure that is run again, since a worker was lost, changes it again.
+    A closure that runs again because a worker was lost changes it again.
     """
 
     def _run(self, work: Coroutine[Any, Any, object]) -> object:
@@ -232,16 +232,16 @@ class Variable(_VariableBase):
 
 
 class AsyncVariable(_VariableBase):
-    """A variable whose methods are awaited. In a function that is scheduled it is used as a `Variable`."""
+    """A variable whose methods are awaited. A scheduled function uses it as a `Variable`."""
 
     def _run(self, work: Coroutine[Any, Any, object]) -> object:
         if current_scope().kind is not WorkKind.CLOSURE:
             return self._server.io.run(work)
-        return self._server.io.run_sync(work)  # a function that executors of this process run: nothing in it awaits
+        return self._server.io.run_sync(work)  # a function that executors of this process run: it cannot await
 
 
 def _variable_at(target: Target, session: str, value: str, type_spec: bytes, is_own: bool) -> Variable:
-    """Returns a variable in another process than the one that made it."""
+    """Returns a variable in a process other than the one that created it."""
     declared = type_from_proto(computation_pb2.Type.FromString(type_spec))
     held = VariableHandle(target, session, value, declared, is_own)
     return Variable(held, server_of(held))

@@ -1,4 +1,4 @@
-"""Runs closures at one worker and brings values from there, through the verbs of executors."""
+"""Runs closures at one worker and fetches values from it, through the verbs of executors."""
 
 import abc
 import asyncio
@@ -29,19 +29,19 @@ from fedstack.service.coordinator.driver import Driver
 
 _K = TypeVar("_K")
 Outcomes = Mapping[ExecutorValue, Exception | None]
-# Values of one executor are fetched so many in a call.
+# How many values of one executor are fetched in a call.
 _FETCH_BATCH = 100
-# One executor for each number of clients; of more than this those that hold nothing are closed.
+# There is an executor for each number of clients; beyond this many, executors that hold nothing are closed.
 _MOST_EXECUTORS = 16
 
 
 @attrs.frozen(eq=False)
 class ValueHandle:
-    """What stands for the value of a closure at a worker.
+    """A handle to the value of a closure at a worker.
 
     Attributes:
       executor: The executor that has it.
-      value: The value there; it is disposed of when nothing refers to it.
+      value: The value there; it is disposed of once nothing refers to it.
     """
 
     executor: Executor
@@ -53,7 +53,7 @@ class ValueHandle:
 
 
 async def payloads_of(handles: Sequence[ValueHandle]) -> Sequence[object]:
-    """Fetches values of one executor, in one call."""
+    """Fetches values of one executor in one call."""
     if len(handles) == 1:
         return [await handles[0].payload()]
     struct = await handles[0].executor.create_struct(Struct([(None, handle.value) for handle in handles]))
@@ -70,9 +70,9 @@ class _ExecutorEntry:
 
     Attributes:
       executor: The executor.
-      users: How many calls use it just now.
-      kept: What it keeps for later calls, each made once.
-      brought: The values of closures that are brought to it just now.
+      users: How many calls are using it.
+      kept: The values that it keeps for later calls, each created once.
+      brought: The values of closures that are being moved to it.
     """
 
     executor: Executor
@@ -82,11 +82,11 @@ class _ExecutorEntry:
 
 
 class CoordinatedWorker(abc.ABC):
-    """One worker, until it is lost, with an executor for each number of clients. All of it runs on the driver's loop.
+    """A worker, until it is lost, with an executor for each number of clients. Everything runs on the driver's loop.
 
     Args:
-      state: What the scheduler knows of the worker.
-      driver: Hears what happens.
+      state: The scheduler's view of the worker.
+      driver: Receives events.
     """
 
     def __init__(self, state: WorkerState, driver: Driver) -> None:
@@ -95,7 +95,7 @@ class CoordinatedWorker(abc.ABC):
         self._scheduler = driver.scheduler
         self._entries: dict[int, _ExecutorEntry] = {}
         self._running: dict[Closure, ValueHandle] = {}
-        # What brings a value home, with which others.
+        # The task that fetches each value, and the values that it fetches together.
         self._fetches: dict[Closure, tuple[asyncio.Task[None], Mapping[Closure, ValueHandle]]] = {}
 
     @abc.abstractmethod
@@ -108,25 +108,25 @@ class CoordinatedWorker(abc.ABC):
 
     @abc.abstractmethod
     async def _started(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
-        """Runs values; returns of those that end first why they failed, and else `None`."""
+        """Runs values; returns for those that end first their error, or `None` if they succeeded."""
 
     @abc.abstractmethod
     async def _stopped(self, handles: Sequence[ValueHandle]) -> None:
-        """Stops to run values, if possible."""
+        """Stops running values, if possible."""
 
     def close(self) -> None:
-        """Ends the executors that this has made. Idempotent; never raises."""
+        """Ends the executors that this has created. Idempotent; never raises."""
         for entry in self._entries.values():
             self._close_executor(entry.executor)
         self._entries.clear()
 
-    # What the scheduler decides.
+    # The scheduler's decisions.
 
     def run(self, closures: Sequence[Closure]) -> None:
-        """Runs closures: those that can begin at once together, each of the others when it can."""
+        """Runs closures: together those that can begin at once, and each of the others when it can."""
         batches: dict[tuple[int, Closure | None], list[Closure]] = {}
         for closure in closures:
-            call = closure.call  # none if it was cancelled meanwhile
+            call = closure.call  # `None` if it was cancelled meanwhile
             key = (0, closure) if call is None else (call.clients, None if self._is_quick(call) else closure)
             batches.setdefault(key, []).append(closure)
         self._scheduler.called(self.state, len(batches))
@@ -134,12 +134,12 @@ class CoordinatedWorker(abc.ABC):
             self._driver.start(self._run_batch(batch, clients))
 
     def stop(self, closures: Sequence[Closure]) -> None:
-        """Stops closures that were cancelled, as far as they have begun."""
+        """Stops cancelled closures that have begun."""
         if handles := [self._running[closure] for closure in closures if closure in self._running]:
             self._driver.start(self._stop(handles))
 
     def fetch(self, closures: Sequence[Closure]) -> None:
-        """Brings values home, those of one executor in a few calls."""
+        """Fetches values, grouped by executor into a few calls."""
         groups: dict[Executor, list[tuple[Closure, ValueHandle]]] = {}
         for closure in closures:
             handle = closure.held.get(self.state)
@@ -152,7 +152,7 @@ class CoordinatedWorker(abc.ABC):
                 self._start_fetch(dict(group[start : start + _FETCH_BATCH]))
 
     def stop_fetching(self, closure: Closure) -> None:
-        """Brings a value no further, nor those that come with it if these are not wanted either."""
+        """Stops fetching a value, and the values fetched with it if none of them is wanted either."""
         if (found := self._fetches.pop(closure, None)) is not None:
             task, handles = found
             if not any(other in self.state.fetching for other in handles):
@@ -161,7 +161,7 @@ class CoordinatedWorker(abc.ABC):
     # Running.
 
     async def _run_batch(self, closures: Sequence[Closure], clients: int) -> None:
-        """Runs closures of one number of clients, and then those that follow here."""
+        """Runs closures with one number of clients, and then the closures that follow here."""
         running: dict[ExecutorValue, Closure] = {}
         try:
             with self._in_use(clients) as executor:
@@ -170,7 +170,7 @@ class CoordinatedWorker(abc.ABC):
                     if not outcomes and running and not self.state.lost:
                         outcomes = await self._outcomes(executor, running)
                     if self.state.lost:
-                        return  # what ran here is queued again
+                        return  # the closures that ran here are queued again
                     closures = self._report(outcomes, clients)
                     if not closures and not running:
                         return
@@ -187,7 +187,7 @@ class CoordinatedWorker(abc.ABC):
     async def _begun(
         self, closures: Sequence[Closure], running: dict[ExecutorValue, Closure]
     ) -> dict[Closure, Exception | None]:
-        """Makes the values of closures; returns those that cannot run: they were cancelled, or have failed."""
+        """Creates the values of closures; returns the closures that cannot run: they were cancelled, or have failed."""
         outcomes: dict[Closure, Exception | None] = {}
         for closure in closures:
             if (call := closure.call) is None:
@@ -208,7 +208,7 @@ class CoordinatedWorker(abc.ABC):
     async def _outcomes(
         self, executor: Executor, running: dict[ExecutorValue, Closure]
     ) -> dict[Closure, Exception | None]:
-        """Returns how those closures ended that end first; what is left runs."""
+        """Returns the outcomes of the closures that end first; the others continue to run."""
         try:
             outcomes = await self._started(executor, list(running))
         except RetryableError:
@@ -224,7 +224,7 @@ class CoordinatedWorker(abc.ABC):
         return {running.pop(value): outcome for value, outcome in outcomes.items()}
 
     def _report(self, outcomes: Mapping[Closure, Exception | None], clients: int) -> list[Closure]:
-        """Tells the scheduler how closures ended; returns what runs next in the same way."""
+        """Reports to the scheduler how closures ended; returns the closures to run next in the same way."""
         loss: Exception | None = None
         with self._driver.lock:
             for closure, error in sorted(outcomes.items(), key=lambda outcome: outcome[1] is not None):
@@ -254,7 +254,7 @@ class CoordinatedWorker(abc.ABC):
         with contextlib.suppress(FedstackError, RetryableError):
             await self._stopped(handles)
 
-    # Bringing values home.
+    # Fetching values.
 
     def _start_fetch(self, handles: Mapping[Closure, ValueHandle]) -> None:
         task = self._driver.start(self._bring(handles))
@@ -284,11 +284,11 @@ class CoordinatedWorker(abc.ABC):
                     self._scheduler.not_fetched(closure, self.state, failure)
         self._driver.turn()
 
-    # Making values.
+    # Creating values.
 
     @contextlib.contextmanager
     def _in_use(self, clients: int) -> Generator[Executor, None, None]:
-        """Gives the executor for a number of clients to a block in which something is to run there."""
+        """Lends the executor for a number of clients to a block that runs something there."""
         entry = self._entry(clients)
         entry.users += 1
         try:
@@ -297,7 +297,7 @@ class CoordinatedWorker(abc.ABC):
             entry.users -= 1
 
     def _is_quick(self, call: ClosureCall) -> bool:
-        """Returns whether nothing has to be brought here before a call can begin."""
+        """Returns whether a call can begin without moving anything to its executor first."""
         entry = self._entries.get(call.clients)
         return entry is not None and self._has(entry, call)
 
@@ -306,11 +306,11 @@ class CoordinatedWorker(abc.ABC):
         if found is None:
             self._close_idle()
             found = _ExecutorEntry(self._make_executor(clients))
-        self._entries[clients] = found  # last: it was used last
+        self._entries[clients] = found  # last: it is the most recently used
         return found
 
     def _close_idle(self) -> None:
-        """Makes room for another executor, if there are many, and those used longest ago are of no use."""
+        """Makes room for another executor if there are many, by closing the least recently used idle ones."""
         if len(self._entries) < _MOST_EXECUTORS:
             return
         handles = [closure.held.get(self.state) for closure in list(self.state.values)]
@@ -320,7 +320,7 @@ class CoordinatedWorker(abc.ABC):
                 self._close_executor(self._entries.pop(clients).executor)
 
     def _has(self, entry: _ExecutorEntry, part: Argument | CalledFunction | None) -> bool:
-        """Returns whether nothing that a call is made of has to be brought here."""
+        """Returns whether an executor already has every part of a call."""
         match part:
             case ClosureCall():
                 return self._has(entry, part.function) and self._has(entry, part.argument)
@@ -336,7 +336,7 @@ class CoordinatedWorker(abc.ABC):
                 return True
 
     async def _made(self, entry: _ExecutorEntry, part: Argument | CalledFunction) -> ExecutorValue:
-        """Makes what a call is made of; what is kept here, or is to be brought here, is made once."""
+        """Creates a part of a call; values that the executor keeps, or that are moved to it, are created once."""
         executor = entry.executor
         match part:
             case ClosureCall():
@@ -375,7 +375,7 @@ async def _created(executor: Executor, part: CalledFunction | ConstantArgument) 
 
 
 async def _once(made: MutableMapping[_K, _Made], key: _K, make: Callable[[], Any]) -> ExecutorValue:
-    """Returns what is made once under a key; after an error the next caller tries again."""
+    """Returns the value that is created once under a key; after an error the next caller tries again."""
     task = made.get(key)
     if task is None:
         task = made[key] = LazyTask(make)

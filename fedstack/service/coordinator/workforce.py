@@ -1,4 +1,4 @@
-"""The workers of a coordinator: those of a fleet, in other processes, or executors of this one."""
+"""The workers of a coordinator: the members of a fleet, in other processes, or executors of this process."""
 
 import asyncio
 import contextlib
@@ -32,9 +32,9 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
-# Values of one worker are disposed of in batches of so many.
+# How many values of one worker are disposed of in a batch.
 _DISPOSE_BATCH = 500
-# When to ask again a worker that could not be asked whether it is about to stop.
+# How long to wait before asking again whether a worker is about to stop, if asking has failed.
 _AGAIN_SECONDS = 1.0
 
 
@@ -79,7 +79,7 @@ class RemoteWorker(CoordinatedWorker):
             await cast(RemoteExecutor, executor).stop(values)
 
     async def _ask(self) -> None:
-        """Says in each session that is in use how many closures wait, and returns when that was heard."""
+        """Reports in each session in use how many closures wait, and returns once the worker has answered."""
         used = [cast(RemoteExecutor, entry.executor) for entry in self._entries.values() if entry.users]
         await gather([executor.start((), self._scheduler.waiting) for executor in used])
 
@@ -87,9 +87,9 @@ class RemoteWorker(CoordinatedWorker):
         self._driver.tell(self._scheduler.silent, self.state, is_silent)
 
     async def _leave(self) -> None:
-        """Has the worker drained once it says that it is about to stop."""
+        """Drains the worker once it reports that it is about to stop."""
         async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
-            with contextlib.suppress(FedstackError):  # whether it is lost is found out elsewhere
+            with contextlib.suppress(FedstackError):  # losses are detected elsewhere
                 await self._stub.connection.until_draining()
                 break
         self._driver.tell(self._scheduler.drain, self.state)
@@ -97,7 +97,7 @@ class RemoteWorker(CoordinatedWorker):
     def close(self) -> None:
         if self._leaving is not None:
             self._leaving.cancel()
-            self._leaving = None  # a cancelled task keeps its frames, and those the connection
+            self._leaving = None  # a cancelled task keeps its frames, which keep the connection
         self._watch.close()
         super().close()
 
@@ -108,7 +108,7 @@ class LocalWorker(CoordinatedWorker):
     Args:
       state: See `CoordinatedWorker`.
       driver: See `CoordinatedWorker`.
-      factory: Makes them.
+      factory: Creates them.
     """
 
     def __init__(self, state: WorkerState, driver: Driver, factory: ExecutorFactory) -> None:
@@ -123,7 +123,7 @@ class LocalWorker(CoordinatedWorker):
         return executor
 
     def _close_executor(self, executor: Executor) -> None:
-        """Gives it back to the factory, which others may use as well."""
+        """Returns the executor to the factory, which others may use as well."""
         self._give_back.pop(executor)()
 
     async def _started(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
@@ -160,13 +160,13 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
     Args:
       scheduler: See `Driver`.
       fleet: The workers. It is closed with this.
-      source: What the workers live as long as.
+      source: The object that the workers live as long as.
     """
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet, source: object = None) -> None:
         super().__init__(scheduler, fleet.io)
         self._fleet = fleet
-        self._source = source  # a pool ends its processes when nobody refers to it
+        self._source = source  # a pool ends its processes once nothing refers to it
         self._by_member: dict[Worker, CoordinatedWorker] = {}
         self._indices = {worker: index for index, worker in enumerate(fleet.members)}
         self._unsubscribe = fleet.subscribe(self)
@@ -180,7 +180,7 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
             return
         del self._by_member[member]
         if isinstance(error, StaleSessionError) and member.is_ready:
-            self.ready(member)  # it is there, and has lost what it held
+            self.ready(member)  # it is alive, but has lost its values
         else:
             self._fleet.lost(member, error)
 
@@ -208,7 +208,7 @@ class LocalDriver(Driver):
 
     Args:
       scheduler: See `Driver`.
-      factories: What makes them, one for each worker.
+      factories: Create the executors, one for each worker.
     """
 
     def __init__(self, scheduler: Scheduler, factories: Sequence[ExecutorFactory]) -> None:
@@ -222,13 +222,13 @@ class LocalDriver(Driver):
             self.add(LocalWorker(WorkerState(index, f"worker {index}"), self, self._factories[index]))
 
     async def _worker_there(self) -> None:
-        """Returns at once: there is always one soon."""
+        """Returns at once: there is always a worker soon."""
 
     def _replace(self, worker: CoordinatedWorker, error: Exception) -> None:
         self._add(worker.state.index)
 
     async def _end_workers(self) -> None:
-        """Does nothing: the factories are the caller's."""
+        """Does nothing: the factories belong to the caller."""
 
 
 def driver_of(
@@ -237,16 +237,16 @@ def driver_of(
     connect_seconds: float,
     make_scheduler: Callable[..., Scheduler],
 ) -> Driver:
-    """Returns a driver for what users name as workers.
+    """Returns a driver for the workers that a user names.
 
     Args:
       workers: Places, or factories of executors.
-      credentials: Certificates and the token, where these are addresses.
+      credentials: Certificates and the token, if the workers are addresses.
       connect_seconds: How long to wait when there is no worker.
-      make_scheduler: Makes its scheduler, given a `clock`.
+      make_scheduler: Creates its scheduler, given a `clock`.
 
     Raises:
-      InvalidValueError: If there are none, or both places and factories.
+      InvalidValueError: If there are no workers, or both places and factories.
     """
     listed = cast("Sequence[object]", workers if isinstance(workers, (list, tuple)) else [workers])
     factories = [one for one in listed if isinstance(one, ExecutorFactory)]

@@ -1,1 +1,1 @@
-"""What closures call, and with what."""
+"""The functions that closures call, and their arguments."""

@@ -1,7 +1,7 @@
-"""Makes one array of bytes of what a Python function returns: the value with the type that it turns out to have.
+"""Packs the result of a Python function into one array of bytes: the value together with its inferred type.
 
-A box is a typed value as one message (`typed_values.py`, `parcels.py`). After the bytes that belong to the value come
-the indices of those of its tensors that are Python's own numbers. The box of `None`, which has no type, is empty.
+A box is a typed value as one message (`typed_values.py`, `parcels.py`). The bytes of the value are followed by the
+indices of the tensors that are plain Python numbers. The box of `None`, which has no type, is empty.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ Box = NDArray[np.uint8]
 def box(value: object, name: str) -> Box:
     """Returns the box of a value; that of `None` is empty.
 
-    Python's own numbers have 64 bits in it, and are Python's own again when they come out.
+    Python numbers are stored with 64 bits, and become Python numbers again when the box is opened.
 
     Raises:
       TypeMismatchError: If the value has no type of the language.
@@ -62,7 +62,7 @@ def box(value: object, name: str) -> Box:
 
 
 def _numbers_in(value: object, type_spec: Type) -> list[int]:
-    """Returns which of the tensors of a value are Python's own numbers."""
+    """Returns the indices of the tensors in a value that are Python numbers."""
     if _is_number(value):
         return [0]
     marked = cast(Type, infer_type(replaced(value, lambda part: _WHERE_A_NUMBER_IS if _is_number(part) else part)))
@@ -81,8 +81,8 @@ def _with_64_bits(part: object) -> object:
 
 
 def _misfit(value: object) -> tuple[str, object]:
-    """Returns the first part of a value that has no type, and the path to it; the value itself if all have."""
-    for path, part in leaves_of(value, "result", lambda part: not is_dataclass(part)):  # the language knows none
+    """Returns the first part of a value that has no type, after its path; the value itself if all parts have types."""
+    for path, part in leaves_of(value, "result", lambda part: not is_dataclass(part)):  # not in the language
         try:
             if infer_type(_with_64_bits(part)) is None:
                 return path, part
@@ -96,7 +96,7 @@ def _advice_on(part: object) -> str:
         return "only a whole result may be None: leave it out, or return NaN"
     if type(part) is int:
         return "Python's own numbers go as int64 and float64; give larger ones as floats or text"
-    if isinstance(part, (Mapping, list, tuple)):  # whose members all have types
+    if isinstance(part, (Mapping, list, tuple)):  # all its members have types
         return "give text as the keys of dictionaries"
     if isinstance(part, Iterable):
         return "give a list of its elements"
@@ -104,7 +104,7 @@ def _advice_on(part: object) -> str:
 
 
 def payload_in(boxed: Box) -> tuple[object, Type] | None:
-    """Returns the payload in a box, with Python's own numbers as such, and its type; `None` if `None` is in it."""
+    """Returns the payload in a box, with Python numbers restored, and its type; `None` if the box holds `None`."""
     if not boxed.size:
         return None
     parcel = read_whole(np.ascontiguousarray(boxed).data)
@@ -124,7 +124,7 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
 
 
 def _with_numbers(payload: object, type_spec: Type, numbers: Sequence[int]) -> object:
-    """Returns a payload with Python's own numbers where they were."""
+    """Returns a payload with Python numbers restored at the given indices."""
     leaves = flatten(payload, type_spec)
     for index in numbers:
         found = leaves[index] if 0 <= index < len(leaves) else None
@@ -141,7 +141,7 @@ def unboxed(boxed: Box) -> Any:
 
 
 def unboxed_as(boxed: Box, expected: Type) -> Any:
-    """Returns the value in a box, which has to fit a type.
+    """Returns the value in a box, which must fit a type.
 
     Raises:
       TypeMismatchError: If it does not.

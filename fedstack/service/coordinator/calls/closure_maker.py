@@ -1,4 +1,4 @@
-"""Makes closures of what users schedule: computations and Python functions, with arguments."""
+"""Makes closures from the computations and Python functions that users schedule, with their arguments."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,15 @@ from fedstack.service.coordinator.calls.closures import (
 from fedstack.service.coordinator.calls.python_calls import function_of, opener_for, python_call
 from fedstack.service.coordinator.calls.structures import members_of
 
-# So many functions are known at workers although nothing refers to them just now.
+# How many functions workers keep although nothing refers to them at the moment.
 _MOST_FUNCTIONS = 256
 
 
 class ClosureMaker:
-    """Makes the closures of one coordinator, of which those of one function share what workers keep of it.
+    """Makes the closures of one coordinator; closures of the same function share the copy that workers keep.
 
     Args:
-      result_of: Returns the closure of something that stands for its value, and `None` for anything else.
+      result_of: Returns the closure behind an object that stands for its value; `None` for any other object.
     """
 
     def __init__(self, result_of: Callable[[object], ResultArgument | None]) -> None:
@@ -49,11 +49,11 @@ class ClosureMaker:
         repeatable: bool,
         prefetch: bool,
     ) -> tuple[Closure, ClosureCall]:
-        """Returns what is to be scheduled, and what it runs.
+        """Returns the closure to schedule, and the call that it runs.
 
         Raises:
-          TypeMismatchError: If it is nothing to be scheduled, or the arguments do not fit; the message has the path to
-            what does not.
+          TypeMismatchError: If `fn` cannot be scheduled, or the arguments do not fit; the message has the path to the
+            part that does not fit.
         """
         if not isinstance(cast(object, args), (list, tuple, type(None))):
             raise TypeMismatchError(f"Expected args as a tuple or list, found {describe(args)}; write (value,) for one")
@@ -75,8 +75,8 @@ class ClosureMaker:
         return python_call(name, args, kwargs, self._result_of, function_for)
 
     def _function(self, key: Sequence[object], make: Callable[[], CalledFunction]) -> CalledFunction:
-        """Returns what workers run: the same as for an earlier call if there was one of the same key."""
-        # By identity: to compare computations by content, as the language does, takes long.
+        """Returns the function that workers run, shared with earlier calls under the same key."""
+        # By identity: comparing computations by content, as the language does, is slow.
         known = tuple(part if isinstance(part, str) else id(part) for part in key)
         found = self._functions.get(known)
         if found is None:
@@ -88,7 +88,7 @@ class ClosureMaker:
     def _computation_call(
         self, function: CalledFunction, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> ClosureCall:
-        """Returns the call of a computation: one argument alone is the whole, as everywhere in the language."""
+        """Returns the call of a computation; a single argument is the whole parameter, as always in the language."""
         parameter = function.type_signature.parameter
         computation = function.computation
         if kwargs and isinstance(computation, PythonComputation) and not _has_names(parameter):
@@ -103,7 +103,7 @@ class ClosureMaker:
         return ClosureCall(function, argument, clients)
 
     def _read(self, value: object, type_spec: Type, path: str) -> tuple[Argument, int]:
-        """Returns what stands for a value of a type, and the number of clients that it has values of."""
+        """Returns the argument for a value of a type, and the number of clients that it has values for."""
         result = self._result_of(value)
         if result is not None:
             if result.boxed:
@@ -125,7 +125,7 @@ class ClosureMaker:
         return ConstantArgument(payload if keep is None else keep(payload, None), type_spec), clients
 
     def _has_results(self, value: object) -> bool:
-        """Returns whether a container has the value of a closure in it, at any depth."""
+        """Returns whether a container holds the value of a closure, at any depth."""
         return self._result_of(value) is not None or any(map(self._has_results, members_of(value)))
 
 
@@ -134,7 +134,7 @@ def _has_names(parameter: Type | None) -> bool:
 
 
 def _packed(name: str, parameter: Type, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Returns the one argument that a computation takes."""
+    """Returns the single argument that a computation takes."""
     if len(args) == 1 and not kwargs:
         return args[0]
     fields = fields_of(parameter) if isinstance(parameter, StructType) else ()

@@ -1,4 +1,4 @@
-"""Defines what is called, what a scheduler knows of a call and of a worker, and what it wants done about them."""
+"""Defines calls, the scheduler's view of closures and workers, and the actions that it requests."""
 
 import enum
 import inspect
@@ -10,17 +10,17 @@ import attrs
 from fedstack.computations.types.language import ConcreteComputation, FederatedType, FunctionType, StructType, Type
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 
-# What a closure runs is a tree: a call, of a function, with constants and with the values of other closures.
+# A closure runs a tree: the call of a function with constants and with the values of other closures.
 
 
 @attrs.frozen(eq=False)
 class CalledFunction:
-    """What closures call. Workers keep it for as long as anything refers to this.
+    """A function that closures call. Workers keep it for as long as anything refers to this.
 
     Attributes:
       computation: The computation; it keeps a Python function alive.
-      name: What messages call it.
-      signature: The parameters of the Python function that it is made of, if that tells them.
+      name: Its name in messages.
+      signature: The parameters of the Python function that it was made from, if they are known.
     """
 
     computation: ConcreteComputation
@@ -35,12 +35,12 @@ class CalledFunction:
 
 @attrs.frozen(eq=False)
 class ConstantArgument:
-    """A value that is here.
+    """A value in this process.
 
     Attributes:
       payload: The value.
       type_signature: Its type.
-      is_shared: Whether it comes in many calls, so that workers keep it for as long as anything refers to this.
+      is_shared: Whether many calls use it, so that workers keep it for as long as anything refers to this.
     """
 
     payload: object
@@ -50,13 +50,13 @@ class ConstantArgument:
 
 @attrs.frozen(eq=False)
 class ResultArgument:
-    """The value of a closure.
+    """The value of a closure, as an argument.
 
     Attributes:
       closure: The closure.
       type_signature: Its type.
       boxed: Whether it is in a box.
-      clients: The number of clients that it has values of.
+      clients: The number of clients that it has values for.
     """
 
     closure: "Closure"
@@ -67,7 +67,7 @@ class ResultArgument:
 
 @attrs.frozen(eq=False)
 class StructArgument:
-    """A struct of others."""
+    """A struct of other arguments."""
 
     names: Sequence[str | None]
     members: "Sequence[Argument]"
@@ -75,13 +75,13 @@ class StructArgument:
 
 @attrs.frozen(eq=False)
 class ClosureCall:
-    """A call: what a closure runs, or an argument that takes a value out of its box.
+    """A call that a closure runs, or an argument that takes a value out of its box.
 
     Attributes:
-      function: What it calls.
-      argument: With what; `None` without a parameter.
+      function: The function that it calls.
+      argument: The argument; `None` if the function has no parameter.
       clients: The number of clients of the federated values in the argument.
-      boxed: Whether what it yields is in a box.
+      boxed: Whether its result is in a box.
     """
 
     function: CalledFunction
@@ -118,40 +118,40 @@ def _has_clients(type_spec: Type) -> bool:
 
 
 class ClosureState(enum.Enum):
-    """What has become of a closure. It is in exactly one of these states; values are words for people."""
+    """The state of a closure. A closure is in exactly one state; values are human-readable."""
 
     WAITING = "waiting for its arguments"
     QUEUED = "queued"
     RUNNING = "running"
     READY = "ready"
-    """Its value is at a worker, or a copy of it is here."""
+    """Its value is at a worker, or this process has a copy."""
     LOST = "lost, and rebuilt when it is needed"
-    """It was ready, and what held its value is gone."""
+    """It was ready, but every holder of its value is gone."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 ENDED = frozenset({ClosureState.READY, ClosureState.LOST, ClosureState.FAILED, ClosureState.CANCELLED})
-"""In these states nothing is left to run, unless a lost value is needed."""
+"""States in which nothing is left to run, unless a lost value is needed."""
 
 
 @attrs.define(eq=False, repr=False)
 class WorkerState:
-    """One worker, from one loss to the next: after a loss the same worker has another state.
+    """A worker between two losses: after a loss the same worker gets a new state.
 
     Attributes:
       index: The number of the worker.
-      name: What errors and the representation call it.
-      threads: How many calls it runs at the same time at most; `None` if that is not known.
-      running: The closures that it was given, and when, until it has answered for each; also those cancelled since.
+      name: Its name in errors and in its representation.
+      threads: How many calls it runs at the same time at most; `None` if it is not known.
+      running: The closures given to it, and when, until it has answered for each; including closures cancelled since.
       values: The closures whose values it holds.
-      fetching: Those of them whose values are on their way here.
-      to_fetch: Those of these for which that has not begun.
-      refused: Those whose values could not be brought here when it was about to stop.
-      calls: How many calls to it are under way.
-      due: When it may be given more although calls are under way.
-      silent: Whether it does not answer, and gets nothing more.
-      draining: Whether it is about to stop, and gets nothing more.
+      fetching: The closures among them whose values are being fetched.
+      to_fetch: The closures in `fetching` whose fetch has not begun.
+      refused: The closures whose values could not be fetched when the worker was about to stop.
+      calls: How many calls to it are in flight.
+      due: When it may be given more work although calls are in flight.
+      silent: Whether it does not answer, and so gets no more work.
+      draining: Whether it is about to stop, and so gets no more work.
       lost: Whether it is gone.
     """
 
@@ -175,25 +175,25 @@ class WorkerState:
 
 @attrs.define(eq=False, repr=False)
 class Closure:
-    """A call that is to run once at some worker, and what came of it. Only its scheduler changes what is here.
+    """A call to run once at some worker, and its outcome. Only its scheduler changes it.
 
     Attributes:
-      call: What to run; `None` once it cannot be run again.
+      call: The call to run; `None` once it cannot run again.
       needs: The closures whose values are its arguments.
-      prefetch: Whether its value is brought home before it counts as there.
-      repeatable: Whether it may run again where a worker was lost.
-      name: What errors call it.
-      state: What has become of it.
-      held: What stands for its value at each worker that has it.
-      copy: Its value here, in a tuple of one; `None` if there is none.
+      prefetch: Whether its value is fetched before the closure counts as ready.
+      repeatable: Whether it may run again after a worker was lost.
+      name: Its name in errors.
+      state: Its state.
+      held: The handle of its value at each worker that has it.
+      copy: Its value in this process, in a tuple of one; `None` if there is none.
       error: Why it failed.
-      wanted: Whether its value is to be brought here.
-      refusal: Why that failed, for the next caller who wants it.
-      users: How many refer to its value: the caller's handle, and closures that have not ended.
-      missing: How many of its arguments are not there yet.
+      wanted: Whether its value should be fetched to this process.
+      refusal: Why fetching it failed, for the next caller who wants it.
+      users: How many references to its value there are: the caller's handle, and closures that have not ended.
+      missing: How many of its arguments are not available yet.
       dependents: The closures that wait for it.
-      depth: How many calls have to be repeated one after the other to rebuild it, at most.
-      callbacks: Called when it has ended, or its value was brought here or could not be, and then forgotten.
+      depth: The most calls that have to be repeated one after another to rebuild it.
+      callbacks: Called once, when it has ended, or when its value was fetched or could not be.
     """
 
     call: ClosureCall | None
@@ -220,12 +220,12 @@ class Closure:
 
     @property
     def is_there(self) -> bool:
-        """Whether its value is there, as an argument of others."""
+        """Whether its value is available as an argument of other closures."""
         return self.state is ClosureState.READY
 
     @property
     def is_here(self) -> bool:
-        """Whether this process has the value, or the error."""
+        """Whether this process has the value or the error."""
         return self.copy is not None or self.error is not None
 
     def __repr__(self) -> str:
@@ -233,19 +233,19 @@ class Closure:
         return f"<Closure {self.name!r} {self.state.value}{where}>"
 
 
-# What a scheduler wants done.
+# The actions that a scheduler requests.
 
 
 @attrs.frozen
 class Notify:
-    """Call what waits for closures."""
+    """Call the callbacks that wait for closures."""
 
     callbacks: Sequence[Callable[[], None]]
 
 
 @attrs.frozen
 class Run:
-    """Run closures at a worker, in one call or a few; answer with `succeeded`, `failed` or `gone` for each."""
+    """Run closures at a worker, in one or a few calls; answer with `succeeded`, `failed` or `gone` for each."""
 
     worker: WorkerState
     closures: Sequence[Closure]
@@ -253,7 +253,7 @@ class Run:
 
 @attrs.frozen
 class Stop:
-    """Stop closures at a worker that were cancelled while they ran, if possible."""
+    """Stop closures at a worker that were cancelled while they were running, if possible."""
 
     worker: WorkerState
     closures: Sequence[Closure]
@@ -261,7 +261,7 @@ class Stop:
 
 @attrs.frozen
 class Fetch:
-    """Bring values here from a worker; answer with `copied` or `not_fetched` for each."""
+    """Fetch values from a worker; answer with `copied` or `not_fetched` for each."""
 
     worker: WorkerState
     closures: Sequence[Closure]
@@ -269,19 +269,19 @@ class Fetch:
 
 @attrs.frozen
 class Leave:
-    """Do without a worker that is about to stop: it has nothing more to do, and what it held is here."""
+    """Release a worker that is about to stop: it has no more work, and its values have been fetched."""
 
     worker: WorkerState
 
 
 @attrs.frozen
 class Search:
-    """Look for a worker, since there is none; if none comes, answer with `gave_up`."""
+    """Look for a worker, since there is none; if none appears, answer with `gave_up`."""
 
 
 @attrs.frozen
 class AskAgain:
-    """Ask for actions after so many seconds, even if nothing happens until then."""
+    """Ask for actions after this many seconds, even if nothing happens until then."""
 
     seconds: float
 

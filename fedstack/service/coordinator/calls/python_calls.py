@@ -1,7 +1,7 @@
-"""Makes calls of Python functions, runs them at workers, and keeps for them what each worker has of its own.
+"""Makes calls of Python functions, runs them at workers, and keeps the per-worker values that they use.
 
-The arguments of a call are written along. What stands in them for something that is at the worker, the value of another
-call or one that the worker keeps, is found when the call runs there.
+The arguments of a call are pickled with it. Objects in them that stand for something at the worker, such as the value
+of another call or a per-worker value, are resolved when the call runs there.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from fedstack.service.coordinator.calls.closures import (
 from fedstack.service.executor.sessions.session import ClosureScope
 
 _VALUE, _BOXED, _KEPT = "value", "boxed", "kept"
-"""What stands in arguments for something else: a value, one in a box, what the worker keeps."""
+"""The kinds of references in arguments: to a value, to a boxed value, to a per-worker value."""
 
 
 def _iterator_over(make: Callable[[], Iterable[object]]) -> Iterator[object]:
-    """Begins an iteration in a worker."""
+    """Starts an iteration at a worker."""
     return iter(make())
 
 
@@ -47,7 +47,7 @@ def _itself(value: Any) -> Any:
 
 
 class ArgumentOnly:
-    """What stands for something at workers. Functions get that as an argument; they find nothing in this itself."""
+    """Stands for something at workers. Functions receive that as an argument; this object itself is of no use there."""
 
     def __reduce__(self) -> tuple[object, ...]:
         raise InvalidValueError(
@@ -56,15 +56,15 @@ class ArgumentOnly:
 
 
 class PerWorkerValues(ArgumentOnly):
-    """A value of which each worker has its own: made there when it is first used, and anew when a worker was lost.
+    """A value that each worker has a copy of: created there on first use, and again after the worker was lost.
 
-    It ends there some time after nothing refers to this any more.
+    Workers drop it some time after the last reference to this is gone.
 
-    Give it as an argument of Python functions; one closure at a time uses it.
+    Pass it as an argument to Python functions; one closure at a time uses it.
 
     Args:
-      source: A function that makes it, called at each worker, or a value to be copied.
-      what: What messages call it; by default they describe the source.
+      source: A function that creates it, called at each worker, or a value to copy.
+      what: Its name in messages; by default a description of the source.
     """
 
     def __init__(self, source: object, what: str = "") -> None:
@@ -72,7 +72,7 @@ class PerWorkerValues(ArgumentOnly):
         self._what = what = what or describe(source)
         try:
             content = dumps(source if callable(source) else functools.partial(_itself, source))
-        except Exception as error:  # what it refers to may refuse in any way
+        except Exception as error:  # objects that it refers to may raise anything
             raise CarrierError(f"Pickling {what} raised {type(error).__name__}: {error}") from error
         self.maker = ConstantArgument(np.frombuffer(content, np.uint8), BOX, is_shared=True)
 
@@ -86,13 +86,13 @@ class PerWorkerValues(ArgumentOnly):
 
 
 class PerWorkerDataset(ArgumentOnly):
-    """A dataset of which each worker has its own; `iter` gives an iterator for each of them.
+    """A dataset that each worker has a copy of; `iter` returns one iterator per worker.
 
     Args:
-      source: A function that makes it, called at each worker, or a dataset to be copied.
+      source: A function that creates it, called at each worker, or a dataset to copy.
 
     Raises:
-      InvalidValueError: If it can be iterated over once only, or not at all.
+      InvalidValueError: If it can be iterated over only once, or not at all.
     """
 
     def __init__(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> None:
@@ -106,7 +106,7 @@ class PerWorkerDataset(ArgumentOnly):
 
     @functools.cached_property
     def datasets(self) -> PerWorkerValues:
-        """The dataset of each worker, for functions that get it without `iter`."""
+        """The dataset of each worker, for functions that take the dataset instead of an iterator."""
         return PerWorkerValues(self._make, self._what)
 
     def __iter__(self) -> PerWorkerValues:  # type: ignore[override]
@@ -117,16 +117,16 @@ class PerWorkerDataset(ArgumentOnly):
 
 
 def function_of(function: Callable[..., object], name: str, types: Sequence[Type]) -> CalledFunction:
-    """Returns what workers run for a Python function.
+    """Returns the function that workers run for a Python function.
 
     Args:
       function: The function.
-      name: What messages call it.
+      name: Its name in messages.
       types: The types of the members of its argument.
 
     Raises:
       InvalidComputationError: If it is a coroutine function.
-      InvalidValueError: If it has captured what it can only be given as an argument.
+      InvalidValueError: If it has captured an object that it can only be given as an argument.
     """
     check_returns(function, name)
     for variable, value in variables_of(function):
@@ -145,14 +145,14 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
 
 def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
     try:
-        # As Python calls it: what a decorator wraps may have other parameters.
+        # The signature as Python calls it: a function wrapped by a decorator may have other parameters.
         return inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some of those that are not written in Python
+    except (TypeError, ValueError):  # some functions that are not written in Python
         return None
 
 
 def opener_for(expected: Type) -> CalledFunction:
-    """Returns what takes a value of a type out of its box."""
+    """Returns the function that takes a value of a type out of its box."""
 
     def unboxes(boxed: Box) -> Any:
         return unboxed_as(boxed, expected)
@@ -170,16 +170,16 @@ def python_call(
     """Returns the call of a Python function.
 
     Args:
-      name: What messages call it.
+      name: Its name in messages.
       args: Its arguments by position.
-      kwargs: Those by name.
-      result_of: Returns the closure of something that stands for its value, and `None` for anything else.
-      function_for: Returns what workers run, for the types of the members of the argument.
+      kwargs: Its arguments by name.
+      result_of: Returns the closure behind an object that stands for its value; `None` for any other object.
+      function_for: Returns the function that workers run, given the types of the members of the argument.
 
     Raises:
-      CarrierError: If something in the arguments cannot be written.
-      ForeignValueError: If it is a value of another coordinator.
-      TypeMismatchError: If the function cannot be called with them.
+      CarrierError: If something in the arguments cannot be pickled.
+      ForeignValueError: If an argument is a value of another coordinator.
+      TypeMismatchError: If the function cannot be called with these arguments.
     """
     members: list[ConstantArgument | ResultArgument] = []
     positions: dict[object, int] = {}
@@ -188,7 +188,7 @@ def python_call(
     def place(key: object, member: ConstantArgument | ResultArgument) -> int:
         if key not in positions:
             members.append(member)
-            positions[key] = len(members)  # the first member is what is written here
+            positions[key] = len(members)  # the first member is the pickle
         return positions[key]
 
     def refer(part: object) -> object:
@@ -206,7 +206,7 @@ def python_call(
         content = dumps((tuple(args), dict(kwargs)), refer)
     except ForeignValueError:
         raise
-    except Exception as error:  # what is in them may refuse in any way
+    except Exception as error:  # objects in them may raise anything
         raise CarrierError(
             f"Pickling the arguments of {name!r} raised {type(error).__name__}: {error}; give nothing that belongs to "
             "this process, such as locks and open files"
@@ -220,14 +220,14 @@ def python_call(
 
 @attrs.define(eq=False)
 class _PerWorkerEntry:
-    """What a worker keeps for one coordinator.
+    """A per-worker value that a worker keeps for one coordinator.
 
     Attributes:
-      lock: Is held while a closure uses it.
-      made: Whether it is there.
-      value: It.
-      maker: What has made it; a value of the coordinator's session, as long as that refers to it.
-      ends_with_maker: Whether it is dropped with that.
+      lock: Held while a closure uses it.
+      made: Whether it has been created.
+      value: The value.
+      maker: The box that it was created from; a value of the coordinator's session, while that refers to it.
+      ends_with_maker: Whether it is dropped together with the maker.
     """
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
@@ -240,7 +240,7 @@ class _PerWorkerEntry:
 def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> Box:
     uses, content = loads(members[0].tobytes())
     with contextlib.ExitStack() as stack:
-        # In the same order everywhere, so that two that use the same do not wait for each other.
+        # In the same order everywhere, so that two closures that use the same values do not deadlock.
         kept = {key: stack.enter_context(_in_use(key, members[position])) for key, position in sorted(uses)}
 
         def find(reference: tuple[str, Any]) -> object:
@@ -255,7 +255,7 @@ def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> 
 
 @contextlib.contextmanager
 def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
-    """Gives what a worker keeps under a key to one closure at a time; it is made where it is not there."""
+    """Gives the value that a worker keeps under a key to one closure at a time; creates it if it is missing."""
     closures = current_scope().of(ClosureScope)
     if closures is None:
         raise ContextError("Per-worker values are available only in functions that a ClusterCoordinator runs")
@@ -265,17 +265,17 @@ def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
         if not entry.made:
             entry.value = loads(maker.tobytes())()
             entry.made, entry.maker = True, weakref.ref(maker)
-        elif not entry.ends_with_maker and entry.maker() is maker:  # else it is another copy for each call
+        elif not entry.ends_with_maker and entry.maker() is maker:  # otherwise each call has another copy
             weakref.finalize(maker, kept.pop, key, None).atexit = False
             entry.ends_with_maker = True
         yield entry.value
 
 
 def current_worker_index() -> int:
-    """Returns which of the coordinator's workers runs the function that asks, counted from 0.
+    """Returns the index, counted from 0, of the coordinator's worker that runs the calling function.
 
     Raises:
-      ContextError: If it is not run by a coordinator.
+      ContextError: If the calling function is not run by a coordinator.
     """
     closures = current_scope().of(ClosureScope)
     if closures is None or closures.worker_index is None:

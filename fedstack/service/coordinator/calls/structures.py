@@ -1,4 +1,4 @@
-"""Walks structures as users write them: lists, tuples, dictionaries, attrs classes and dataclasses, in each other."""
+"""Walks structures as users write them: nested lists, tuples, dictionaries, attrs classes and dataclasses."""
 
 import copy
 import dataclasses
@@ -11,7 +11,7 @@ from fedstack.computations.types.type_structure import join_path
 
 
 def members_of(structure: object) -> Sequence[object]:
-    """Returns what is in a container; nothing is in anything else."""
+    """Returns the members of a container; an empty sequence for anything else."""
     if isinstance(structure, Mapping):
         return list(cast("Mapping[object, object]", structure).values())
     if isinstance(structure, (list, tuple)):
@@ -20,7 +20,7 @@ def members_of(structure: object) -> Sequence[object]:
 
 
 def _fields_of(structure: object) -> Sequence[str]:
-    """Returns the names of the fields of an instance of an attrs class or a dataclass; none of anything else."""
+    """Returns the field names of an instance of an attrs class or a dataclass; an empty sequence for anything else."""
     kind: type[Any] = type(structure)
     is_attrs = hasattr(kind, "__attrs_attrs__")
     if not (is_attrs or hasattr(kind, "__dataclass_fields__")) or isinstance(structure, (list, tuple, Mapping)):
@@ -34,12 +34,12 @@ def leaves_of(
     enters: Callable[[object], bool] = lambda _: True,
     seen: dict[int, object] | None = None,
 ) -> Iterator[tuple[str, object]]:
-    """Yields what is in a structure and is no container with something in it, each with the path to it.
+    """Yields the leaves of a structure, including empty containers, each after the path to it.
 
     Args:
       structure: The structure.
       path: The path to it.
-      enters: Returns whether to look into a container; one where it does not is yielded itself.
+      enters: Returns whether to look into a container; if not, the container itself is yielded.
       seen: The instances that have been entered, by identity; they may refer to each other.
     """
     members = members_of(structure) if enters(structure) else ()
@@ -61,14 +61,14 @@ def leaves_of(
 def replaced(
     structure: object, part: Callable[[object], object], seen: dict[int, tuple[object, object]] | None = None
 ) -> object:
-    """Returns a structure with others in place of some of its parts; containers in which nothing changes stay.
+    """Returns a structure with some of its parts replaced; containers in which nothing changes are kept.
 
-    Instances are copied, and nothing of their classes runs.
+    Instances are copied without running any code of their classes.
 
     Args:
       structure: The structure.
-      part: Returns what is to be in the place of a part, or that part itself.
-      seen: The instances that have been entered, by identity, each with what is in its place.
+      part: Returns the replacement of a part, or the part itself.
+      seen: The instances that have been entered, by identity, each with its replacement.
     """
     found = part(structure)
     if found is not structure:
@@ -90,7 +90,7 @@ def replaced(
         made = copy.copy(structure)
         for name, new, old in zip(fields, members, before):
             if new is not old:
-                object.__setattr__(made, name, new)  # also where the class is frozen
+                object.__setattr__(made, name, new)  # works for frozen classes too
         seen[id(structure)] = structure, made
         return made
     if issubclass(container, Mapping):
