@@ -120,7 +120,7 @@ class ClusterCoordinator(_Coordinator):
         If `max_queued` closures are waiting or running, this blocks until there is room for another.
 
         Args:
-          fn: A computation, or a Python function, which is sent by value to workers that allow it. The function gets its
+          fn: A computation, or a Python function, which is sent by value to workers that allow it. It gets its
             arguments unchanged, and its result has the type that the language infers.
           args: Its arguments by position.
           kwargs: Its arguments by name. Values of other calls may appear anywhere in either.

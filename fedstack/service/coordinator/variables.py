@@ -64,8 +64,8 @@ class VariableServer:
             raise
         except StaleSessionError as error:
             raise StaleSessionError(
-                f"Expected a variable at {self.stub.address}, found that it is gone: the server was started anew, or "
-                "the coordinator that made it has ended; make another one"
+                f"Expected a variable at {self.stub.address}, found that it is gone: the server was restarted, or "
+                "the coordinator that created it has ended; create another one"
             ) from error
 
     async def handshake(self) -> messages.HandshakeResponse:
