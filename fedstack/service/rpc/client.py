@@ -24,10 +24,10 @@ from fedstack.transport.peers.method_stub import MethodStub
 
 
 class Client(ClosesOnExit):
-    """Calls the methods of a server. Made by `Client.create`; closed with `close`, or by the end of a block.
+    """Calls the methods of a server. Create it with `Client.create`; end it with `close`, or use it in a `with` block.
 
-    Each method of the server that has the name of one is a method here: `client.add(1, 2)` returns a `StatusOrResult`
-    at once, `client.add_blocking(1, 2)` the result. Any thread may use a client, and any event loop.
+    Each method of the server whose name is an identifier is a method of the client: `client.add(1, 2)` returns a
+    `StatusOrResult` at once, `client.add_blocking(1, 2)` the result. Any thread and any event loop may use a client.
     """
 
     def __init__(self, calls: MethodCalls, name: str, seconds: float) -> None:
@@ -48,24 +48,24 @@ class Client(ClosesOnExit):
         credentials: ClientCredentials | None = None,
         wait_for_ready: bool = True,
     ) -> "Client":
-        """Returns a client. It waits for the server, and asks what methods that has.
+        """Returns a client; waits for the server, and asks for its methods.
 
         Args:
-          rpc_layer: How calls travel: `"grpc"`.
-          address: `host:port` or another address, a server's `target`, the job of a cluster with one task, a channel.
-          name: What to call the client in messages.
+          rpc_layer: The transport of calls: `"grpc"`.
+          address: `host:port` or another address, a server's `target`, a cluster's job with one task, or a channel.
+          name: The client's name in messages.
           list_registered_methods: Whether to ask for the methods now. If not, this returns at once, and the first call
-            or `async with` asks.
-          timeout_in_ms: How long to wait, for this and for each call that does not say; 0 for any time.
+            or `async with` asks for them.
+          timeout_in_ms: How long to wait, for this and for each call without a timeout of its own; 0 for no limit.
           credentials: Certificates and the token.
-          wait_for_ready: Whether this and calls wait for a server that is not there; if not, they fail at once with
+          wait_for_ready: Whether this and calls wait for a server that is unreachable; if not, they fail at once with
             `UNAVAILABLE`.
 
         Raises:
           DeadlineExceededError: If the server does not answer in time.
-          WorkerUnavailableError: If it is not there when the time is over, or at all without `wait_for_ready`.
-          AuthenticationError: If it does not let this client in.
-          InvalidValueError: If the layer is another one, or the address is none, or of several servers.
+          WorkerUnavailableError: If it is still unreachable when the time is over, or at once without `wait_for_ready`.
+          AuthenticationError: If it rejects this client.
+          InvalidValueError: If the layer is not supported, or the address is invalid or names several servers.
         """
         check_layer(rpc_layer)
         seconds = _seconds_of(timeout_in_ms)
@@ -74,7 +74,7 @@ class Client(ClosesOnExit):
         if len(stubs) != 1:
             raise InvalidValueError(
                 f"Expected the address of one server, found {len(stubs)}: {', '.join(stub.address for stub in stubs)}; "
-                "make a client for each"
+                "create a client for each"
             )
         client = cls(MethodCalls(MethodStub(stubs[0].connection), wait_for_ready), str(name), seconds)
         if list_registered_methods:
@@ -92,11 +92,11 @@ class Client(ClosesOnExit):
 
     @property
     def methods(self) -> Mapping[str, str]:
-        """The methods that are known, as text, by their names."""
+        """The known methods: their signatures as text, by name."""
         return {name: str(signature) for name, signature in self._calls.signatures.items()}
 
     def refresh(self, timeout_in_ms: float = 0) -> None:
-        """Asks the server again what methods it has: some may be new.
+        """Asks the server for its methods again: some may be new.
 
         Raises:
           DeadlineExceededError: If it does not answer in time.
@@ -106,16 +106,18 @@ class Client(ClosesOnExit):
     def call(
         self, method_name: str, args: object = None, output_specs: object = None, timeout_in_ms: float = 0
     ) -> "StatusOrResult[Any]":
-        """Calls a method and returns its outcome at once; what is wrong with the call is in there too.
+        """Calls a method and returns its outcome at once; errors of the call are part of the outcome.
 
         Args:
-          method_name: The name.
-          args: The arguments: a list or tuple of them, a mapping by their names, or the only one, if it is neither.
-          output_specs: What the type of the result is thought to be; it is checked. The server says it in any case.
-          timeout_in_ms: How long it may take, here and at the server; 0 for the client's own, negative for any time.
+          method_name: The name of the method.
+          args: The arguments: a list or tuple, a mapping by name, or the only argument if it is neither.
+          output_specs: The type that the caller expects of the result, which is checked. The server reports the type
+            in any case.
+          timeout_in_ms: How long it may take, here and at the server; 0 for the client's own timeout, negative for no
+            limit.
 
         Raises:
-          InvalidValueError: If the name is no text, or the timeout no number.
+          InvalidValueError: If the name is not text, or the timeout is not a number.
         """
         seconds = _seconds_of(timeout_in_ms, self._seconds)
         by_name: Mapping[str, object] = {}
@@ -163,7 +165,7 @@ class Client(ClosesOnExit):
         return found[1]
 
     def _function(self, signature: Signature, name: str) -> Callable[..., Any]:
-        """Returns what a client shows as a method of the server's."""
+        """Returns the function that a client exposes for a method of the server."""
         is_blocking = name.endswith(BLOCKING)
 
         def call(*args: object, timeout_in_ms: float = 0, **kwargs: object) -> object:
@@ -200,7 +202,7 @@ class Client(ClosesOnExit):
             await self._calls.io.run(self._calls.learn(self._seconds))
 
     def close(self) -> None:
-        """Ends the calls that run, and closes the connection. Idempotent; never raises."""
+        """Ends running calls, and closes the connection. Idempotent; never raises."""
         if not self._closed:
             self._closed = True
             self._calls.io.finish(self._calls.close())
@@ -211,10 +213,10 @@ class Client(ClosesOnExit):
 
 
 def _seconds_of(timeout_in_ms: float, default: float = 0.0) -> float:
-    """Returns a timeout in seconds, where 0 is none: the default for 0 milliseconds, none for a negative number.
+    """Returns a timeout in seconds, 0 for no limit: the default for 0 milliseconds, no limit for a negative number.
 
     Raises:
-      InvalidValueError: If it is no number.
+      InvalidValueError: If it is not a number.
     """
     found: object = timeout_in_ms
     if isinstance(found, bool) or not isinstance(found, numbers.Real) or math.isnan(found):
@@ -223,7 +225,7 @@ def _seconds_of(timeout_in_ms: float, default: float = 0.0) -> float:
 
 
 def _end(calls: MethodCalls) -> None:
-    """Closes the connection of a client that nobody has any more; a finalizer."""
+    """Closes the connection of a client that is no longer referenced; a finalizer."""
 
     def end() -> None:
         start_apart(calls.end())

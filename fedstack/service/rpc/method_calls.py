@@ -1,4 +1,4 @@
-"""Makes calls of a server's methods on the transport's loop: finds the server, learns what it has, sends and gets."""
+"""Calls a server's methods on the transport's loop: reaches the server, learns its methods, sends and receives."""
 
 import asyncio
 import functools
@@ -37,20 +37,20 @@ from fedstack.transport.wire.parcels import WHOLE_BYTES, Parcel
 from fedstack.transport.wire.status import Code
 
 _T = TypeVar("_T")
-# How long a client that does not wait for its server looks for it.
+# How long a client that does not wait for its server tries to reach it.
 _READY_SECONDS = 0.25
 _LEAST_SECONDS = 0.001
 
 
 @attrs.frozen(eq=False)
 class Arguments:
-    """What a method is called with.
+    """A method name, and the arguments to call the method with.
 
     Attributes:
       name: The name of the method.
       args: Arguments by position.
       kwargs: Arguments by name.
-      output_specs: What the caller takes for the type of the result; `None` if nothing is said.
+      output_specs: The type that the caller expects of the result; `None` if not given.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Arguments:
 
 @attrs.frozen(eq=False)
 class Prepared:
-    """A call that fits a signature.
+    """A call that matches a signature.
 
     Attributes:
-      signature: What the method takes and returns.
+      signature: The parameters and the result of the method.
       request: The message.
-      segments: What goes with it.
+      segments: The segments sent with it.
     """
 
     signature: Signature
@@ -75,10 +75,10 @@ class Prepared:
 
 
 def prepare(signature: Signature, arguments: Arguments) -> Prepared:
-    """Returns a call that is ready to be sent. Arrays of up to a megabyte are copied, larger ones are sent as they are.
+    """Returns a call that is ready to send. Arrays of up to a megabyte are copied; larger arrays are sent uncopied.
 
     Raises:
-      TypeMismatchError: If the arguments do not fit, or the result is of another type than the caller thinks.
+      TypeMismatchError: If the arguments do not fit, or the result has another type than the caller expects.
     """
     if arguments.output_specs is not None:
         signature.check_specs(arguments.output_specs)
@@ -94,16 +94,16 @@ def prepare(signature: Signature, arguments: Arguments) -> Prepared:
 
 
 class MethodCalls:
-    """Calls methods of one server.
+    """Calls the methods of one server.
 
     Args:
-      stub: The way to it; closed with this.
-      wait_for_ready: Whether calls wait for a server that is not there.
+      stub: Calls the server; closed with this.
+      wait_for_ready: Whether calls wait for a server that is unreachable.
 
     Attributes:
       address: The server's address.
-      io: The loop on which calls are made.
-      signatures: The methods that are known.
+      io: The loop that calls run on.
+      signatures: The known methods.
     """
 
     def __init__(self, stub: MethodStub, wait_for_ready: bool = True) -> None:
@@ -120,25 +120,25 @@ class MethodCalls:
         self._idle = asyncio.Event()
 
     async def learn(self, seconds: float) -> None:
-        """Asks what methods there are.
+        """Asks the server for its methods.
 
         Raises:
-          DeadlineExceededError: If the server does not say so in time.
-          WorkerUnavailableError: If it is not there then.
+          DeadlineExceededError: If the server does not answer in time.
+          WorkerUnavailableError: If it is still unreachable by then.
         """
         await self._in_time("a list of its methods", self._learn(), seconds, self._deadline(seconds))
 
     def _deadline(self, seconds: float) -> Deadline:
-        """Returns the time that a call has from now on; 0 for any."""
+        """Returns the deadline of a call that starts now; 0 seconds mean no limit."""
         return Deadline(seconds or None, self.io.time)
 
     async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, deadline: Deadline) -> _T:
-        """Awaits work until a time, `seconds` after it was asked for; 0 for any time."""
+        """Awaits work until a deadline, `seconds` after it was requested; 0 means no limit."""
         if not seconds:
             return await work
         try:
             return await deadline.wait(work, lambda: self._late(what, seconds))
-        except DeadlineExceededError:  # the server may have been the first to say so
+        except DeadlineExceededError:  # the server may have reported it first
             if not deadline.is_over:
                 raise
             raise await self._why_late(what, seconds) from None
@@ -154,11 +154,11 @@ class MethodCalls:
         """Calls a method and returns its result.
 
         Args:
-          arguments: What it is called with.
-          prepared: The same for a signature that is known; `None` if none is.
-          seconds: How long it may take; 0 for any time.
-          deadline: When that time is over, for a call that has begun already; by default it begins now.
-          answer: Where the answer will come from, for a call that has arrived already.
+          arguments: The name and the arguments.
+          prepared: The same call, prepared for a known signature; `None` if no signature is known.
+          seconds: How long it may take; 0 for no limit.
+          deadline: When that time is over, for a call that has already begun; by default it begins now.
+          answer: The source of the answer, for a call that has already arrived.
         """
         if self._closed:
             raise self._closed_error()
@@ -173,19 +173,19 @@ class MethodCalls:
                 self._idle.set()
 
     def call_blocking(self, arguments: Arguments, prepared: Prepared | None, seconds: float) -> object:
-        """Does what `call` does, and waits for the result; a small call is made on the caller's thread.
+        """Does the same as `call`, and waits for the result; a small call is made on the caller's thread.
 
-        Args and errors are those of `call`.
+        The arguments and errors are those of `call`.
         """
         deadline = self._deadline(seconds)
         answer = None
         if prepared is not None and self.stub.is_reached:
             answer = self._asked(prepared, seconds)
-            if isinstance(answer, Parcel):  # there is nothing to wait for
+            if isinstance(answer, Parcel):  # the answer is already complete
                 found = run_at_once(self._result_of(prepared, answer))
                 if not isinstance(found, MethodDescription):
                     return found
-                answer = None  # the server was started anew, and has another method under the name
+                answer = None  # the server was restarted, and has another method under this name
         return self.io.run_sync(self.call(arguments, prepared, seconds, deadline, answer))
 
     def _asked(self, prepared: Prepared, seconds: float) -> Parcel | Answer | None:
@@ -196,12 +196,12 @@ class MethodCalls:
             self.stub.is_reached = False
             raise
         except DeadlineExceededError:
-            if 0.0 < seconds <= self.stub.soon_seconds:  # it was the caller's limit that passed
+            if 0.0 < seconds <= self.stub.soon_seconds:  # the caller's limit has passed
                 raise self._late(_answer_of(prepared.request.method), seconds) from None
             raise
 
     async def _why_late(self, what: str, seconds: float) -> FedstackError:
-        """Returns the error of a call whose time is over: that of a server that is away, or that it is slow."""
+        """Returns the error of a call whose time is over: the server is either unreachable or slow."""
         if not self.stub.is_reached:
             try:
                 await self.stub.connection.wait_ready(_READY_SECONDS)
@@ -221,7 +221,7 @@ class MethodCalls:
     ) -> object:
         signature = self.signatures.get(arguments.name) if prepared is None else prepared.signature
         if signature is None:
-            await self._learn()  # it may be new
+            await self._learn()  # the method may be new
             signature = self.signatures.get(arguments.name)
         if signature is None:
             raise RemoteError(unknown_method(arguments.name, self.signatures), code=Code.NOT_FOUND.name)
@@ -240,7 +240,7 @@ class MethodCalls:
             answer = None
             if not isinstance(result, MethodDescription):
                 return result
-            # The server was started anew, and has another method under the name.
+            # The server was restarted, and has another method under this name.
             signature = read_signature(result)
             self.signatures = {**self.signatures, arguments.name: signature}
 
@@ -250,7 +250,7 @@ class MethodCalls:
         return await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
 
     def _checked(self, prepared: Prepared, seconds: float) -> InvokeRequest:
-        """Returns the message of a call that is not too large, with how long it may take; 0 for any time."""
+        """Returns the message of a call, with its timeout, after checking its size; 0 for no limit."""
         request = prepared.request
         if prepared.segments:
             size = sum(map(len, prepared.segments))
@@ -260,7 +260,7 @@ class MethodCalls:
         return request
 
     async def _result_of(self, prepared: Prepared, answer: Parcel | Answer) -> object:
-        """Returns the result of a call; a description where the method is another one than was thought."""
+        """Returns the result of a call; a description if the method has changed."""
         result = prepared.signature.function.result
         unpacker = Unpacker(for_results=True)
 
@@ -274,7 +274,7 @@ class MethodCalls:
             return None
         make = functools.partial(to_result, payload, result)
         quick = is_quick(payload, result)
-        del payload  # what nobody else has is handed out as it is
+        del payload  # a payload without other references is returned without a copy
         return make() if quick else await off_loop(make)
 
     async def _learn(self) -> None:
@@ -286,7 +286,7 @@ class MethodCalls:
         try:
             await asyncio.shield(listing)
         except asyncio.CancelledError:
-            if listing.cancelled():  # by `close`; whoever waits here is not
+            if listing.cancelled():  # cancelled by `close`; the waiter here is not
                 raise self._closed_error() from None
             raise
 
@@ -297,10 +297,10 @@ class MethodCalls:
         self.signatures = {method.name: read_signature(method) for method in response.method}
 
     async def _reach(self) -> None:
-        """Returns when the server can be reached: however long that takes, if calls wait.
+        """Returns when the server can be reached; waits without a limit if calls wait for the server.
 
         Raises:
-          WorkerUnavailableError: If they do not, and it is not there.
+          WorkerUnavailableError: If calls do not wait, and the server is unreachable.
         """
         try:
             await reach(self.stub, self._patience)
@@ -308,17 +308,17 @@ class MethodCalls:
             raise self._closed_error() from None
 
     def _closed_error(self) -> ClosedError:
-        return ClosedError(f"The client of {self.address} is closed; make a new one")
+        return ClosedError(f"The client of {self.address} is closed; create a new one")
 
     async def end(self) -> None:
-        """Closes the connection once the calls that run have ended: nobody has the client any more."""
+        """Closes the connection once running calls have ended: the client is no longer referenced."""
         while self._running:
             self._idle.clear()
             await self._idle.wait()
         await self.close()
 
     async def close(self) -> None:
-        """Ends the calls that run, and closes the connection. Idempotent."""
+        """Ends running calls, and closes the connection. Idempotent."""
         self._closed = True
         if self._listing is not None:
             self._listing.cancel()
@@ -333,7 +333,7 @@ def check_method_name(name: object) -> str:
     """Returns the name of a method to call.
 
     Raises:
-      InvalidValueError: If it is no text.
+      InvalidValueError: If it is not text.
     """
     if not isinstance(name, str):
         raise InvalidValueError(f"Expected the name of a method as text, found {name!r}")

@@ -1,4 +1,4 @@
-"""Serves methods: computations under names, which the stack of an executor service runs for whoever calls."""
+"""Serves methods: computations under names, which the stack of an executor service runs for callers."""
 
 import functools
 import time
@@ -35,23 +35,23 @@ from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
 from fedstack.transport.peers.methods import Method as PeerMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
-# As many calls may wait for each other inside of functions; threads that only wait cost little.
+# This many calls may wait for each other inside functions; threads that only wait cost little.
 _MOST_AT_ONCE = 256
 
 
 class MethodService(Service):
     """Runs registered methods on the executors of a factory.
 
-    There are two ways: on the event loop, for methods that are registered as `inline`, and as `Work`, which chooses the
-    thread.
+    Methods registered as `inline` run on the event loop; all others run as `Work`, which chooses the thread.
 
-    Clients can call what is registered and nothing else: no code travels.
+    Clients can only call registered methods: they never send code.
 
     Args:
-      factory: Makes the executors; it is closed with the service. By default a local stack that runs up to 256 calls at
-        a time.
-      limits: How much clients may have.
-      client_credentials: What methods dial other servers with, such as the owner of a variable; by default nothing.
+      factory: Creates the executors; it is closed with the service. By default a local stack that runs up to 256 calls
+        at a time.
+      limits: Limits on clients.
+      client_credentials: Credentials that methods use to dial other servers, such as the owner of a variable; by
+        default none.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class MethodService(Service):
             progress = ProgressCounts() if method.has_clients else self._no_clients
             executor, give_back = self._executor_for(method, payload, progress)
             answer = answered(executor, method.source, payload, functools.partial(_response, packer))
-            del payload  # it is that coroutine's, which drops it before it writes the answer
+            del payload  # that coroutine owns it, and drops it before it writes the answer
             try:
                 if method.inline and executor is self._at_hand:
                     header = run_at_once(answer)
@@ -169,7 +169,7 @@ class MethodService(Service):
     def _executor_for(
         self, method: Method, payload: object, progress: ProgressCounts
     ) -> tuple[Executor, Callable[[], None]]:
-        """Returns an executor for a call, whose clients are counted from now on, and what gives it back."""
+        """Returns an executor for a call, whose clients are counted from now on, and a function that gives it back."""
         parameter = method.signature.function.parameter
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
@@ -181,7 +181,7 @@ class MethodService(Service):
 
     @functools.cached_property
     def _at_hand(self) -> VerbExecutor | None:
-        """The executor without clients, lent until the end, if work there needs no event loop."""
+        """The executor without clients, lent until the service closes, if its work needs no event loop."""
         executor, give_back = self._core.sessions.lend({})
         if isinstance(executor, VerbExecutor) and executor.drives_inline:
             self._give_back = give_back
@@ -194,7 +194,7 @@ class MethodService(Service):
         add_limits(status, self._core.limits)
 
     def drain(self) -> None:
-        """Takes no new calls; those that run go on."""
+        """Takes no new calls; running calls continue."""
         self._draining = True
 
     async def close(self) -> None:
@@ -209,7 +209,7 @@ class MethodService(Service):
 
 
 def _keep() -> None:
-    """Gives back nothing."""
+    """Does nothing, for an executor that is not given back."""
 
 
 def _response(packer: Packer, payload: object, type_spec: Type) -> bytes:

@@ -1,4 +1,4 @@
-"""Keeps the methods of a server by their names, and counts their calls."""
+"""Keeps the methods of a server by name, and counts their calls."""
 
 import contextlib
 import difflib
@@ -22,7 +22,7 @@ from fedstack.proto.methods_pb2 import MethodCalls
 from fedstack.service.rpc.signatures import NOTHING, Signature, signature_of
 from fedstack.transport.wire.status import Code, StatusError
 
-# What clients have of their own, and so cannot show as a method.
+# Attributes of clients, which therefore cannot be method names.
 RESERVED = frozenset({"call", "close", "create", "is_entered", "methods", "refresh", "target"})
 BLOCKING = "_blocking"
 TIMEOUT = "timeout_in_ms"
@@ -32,7 +32,7 @@ _LAST_TIMES = 1000
 
 
 class CallTimes:
-    """How many calls of a method there were, and how long the last ones took."""
+    """The number of calls of a method, and the durations of the last calls."""
 
     def __init__(self) -> None:
         self.ended = 0
@@ -42,7 +42,7 @@ class CallTimes:
 
     @contextlib.contextmanager
     def counted(self) -> Generator[None, None, None]:
-        """Counts a call, which is the block."""
+        """Counts the block as a call."""
         begun, failed = time.perf_counter(), 1
         self.running += 1
         try:
@@ -55,7 +55,7 @@ class CallTimes:
             self._last.append(time.perf_counter() - begun)
 
     def message(self) -> MethodCalls:
-        """Returns what to tell of them."""
+        """Returns the counts as a message."""
         times = sorted(self._last)
         median, p99 = (times[int(share * (len(times) - 1))] if times else 0.0 for share in (0.5, 0.99))
         numbers = {"ended": self.ended, "failed": self.failed, "running": self.running}
@@ -71,13 +71,13 @@ class Method:
     """A computation under a name.
 
     Attributes:
-      signature: What it takes and returns.
-      source: What was registered; it keeps a Python function alive.
-      computation: The same as a message.
+      signature: Its parameters and result.
+      source: The registered object; it keeps a Python function alive.
+      computation: The computation as a message.
       inline: Whether it runs on the server's event loop.
-      has_clients: Whether its argument may say how many clients it is for.
-      calls: Its calls.
-      is_leaf: Whether it is one function, which cannot be stopped once it runs.
+      has_clients: Whether its argument may determine the number of clients.
+      calls: The statistics of its calls.
+      is_leaf: Whether it is a single function, which cannot be stopped once it runs.
     """
 
     signature: Signature
@@ -90,7 +90,7 @@ class Method:
 
 
 class MethodTable:
-    """The methods of a server. Any thread may register; what is there stays."""
+    """The methods of a server. Any thread may register methods; methods are never removed."""
 
     def __init__(self) -> None:
         self._methods: dict[str, Method] = {}
@@ -138,7 +138,7 @@ class MethodTable:
         """Returns a method.
 
         Raises:
-          StatusError: With NOT_FOUND, if there is none of that name.
+          StatusError: With NOT_FOUND, if there is no method of that name.
         """
         found = self._methods.get(name)
         if found is None:
@@ -156,17 +156,17 @@ class MethodTable:
 
 
 def check_layer(rpc_layer: object) -> None:
-    """Checks the name of what calls travel by.
+    """Checks the name of the transport of calls.
 
     Raises:
-      InvalidValueError: If it is not the one that there is.
+      InvalidValueError: If it is not supported.
     """
     if rpc_layer != "grpc":
         raise InvalidValueError(f'Expected "grpc" as rpc_layer, found {describe(rpc_layer)}; there is no other one')
 
 
 def unknown_method(name: str, names: Collection[str]) -> str:
-    """Returns the message for a name that no method has."""
+    """Returns the message for a name without a method."""
     near = difflib.get_close_matches(name[:_MOST_CHARACTERS], names, _NEAR_NAMES)
     advice = f"did you mean {' or '.join(repr(one) for one in near)}?"
     if not near:
@@ -176,10 +176,10 @@ def unknown_method(name: str, names: Collection[str]) -> str:
 
 
 def check_name(name: object) -> None:
-    """Checks the name for a new method.
+    """Checks the name of a new method.
 
     Raises:
-      InvalidValueError: If a client could not show it beside what it has itself, or it is no text.
+      InvalidValueError: If it would hide an attribute of clients, or is not text.
     """
     if not isinstance(name, str) or not name or len(name) > _MOST_CHARACTERS:
         raise InvalidValueError(
@@ -191,7 +191,7 @@ def check_name(name: object) -> None:
             f"{', '.join(sorted(RESERVED))}, names that begin with '_' and names that end in '{BLOCKING}' themselves; "
             "choose another name"
         )
-    if not name.isprintable():  # what UTF-8 cannot write is not, either
+    if not name.isprintable():  # text that UTF-8 cannot encode is not printable, either
         raise InvalidValueError(f"Expected a name that can be printed, found {name!r}; choose another name")
 
 

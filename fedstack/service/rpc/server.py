@@ -15,10 +15,10 @@ from fedstack.transport.wire.addresses import parse_target
 
 
 class RegistersMethods:
-    """The base of servers with methods: one that has nothing else, and a task of a cluster.
+    """The base of servers with methods: a server with methods only, and a task of a cluster.
 
     Args:
-      methods: The service that runs them.
+      methods: The service that runs the methods.
     """
 
     def __init__(self, methods: MethodService) -> None:
@@ -33,20 +33,20 @@ class RegistersMethods:
         parameter_types: ParameterTypes = None,
         result_type: object = None,
     ) -> None:
-        """Registers a method, before or after the start. Clients that are there find it when they next look for it.
+        """Registers a method, before or after the start. Existing clients find it when they next look for it.
 
         Args:
-          name: What clients call it. One that is no identifier is reached by `Client.call` only.
+          name: The name for clients. A name that is not an identifier is available through `Client.call` only.
           computation: A computation, leaf or federated, or a Python function.
-          inline: Whether it runs on the server's event loop, where everything else waits meanwhile: for functions of a
-            few microseconds that wait for nothing. They answer sooner by a change of threads.
-          parameter_types: For a Python function, its types: see `fedstack.python_computation`.
-          result_type: For a Python function, what it returns; `()` for nothing. Left out, it is taken from the
-            annotation or else from one call on zeros.
+          inline: Whether it runs on the server's event loop, where everything else waits meanwhile: for functions that
+            take a few microseconds and never wait. They save a switch of threads.
+          parameter_types: For a Python function, its parameter types: see `fedstack.python_computation`.
+          result_type: For a Python function, its result type; `()` for no result. By default, it is taken from the
+            annotation, or else from one call on zeros.
 
         Raises:
-          InvalidValueError: If the name is taken, or one that clients have themselves.
-          InvalidComputationError: If it is no computation, or types do not fit the function.
+          InvalidValueError: If the name is taken, or is an attribute of clients.
+          InvalidComputationError: If it is not a computation, or the types do not fit the function.
         """
         self._methods.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
 
@@ -57,7 +57,7 @@ class RegistersMethods:
 
 
 class Server(RegistersMethods, ServerThread):
-    """Serves computations under names. Made by `Server.create`.
+    """Serves computations under names. Create it with `Server.create`.
 
     with Server.create("grpc", "localhost:8500") as server:
         server.register("add", add)
@@ -82,23 +82,24 @@ class Server(RegistersMethods, ServerThread):
         grace_seconds: float = 30.0,
         client_credentials: ClientCredentials | None = None,
     ) -> "Server":
-        """Returns a server that does not listen yet.
+        """Returns a server that is not listening yet.
 
         Args:
-          rpc_layer: How calls travel: `"grpc"`.
-          address: `host:port`, where port 0 is any that is free (`target` tells it), or `unix:/path`. The server
-            listens there and nowhere else.
-          credentials: The certificate and key for TLS, and what is asked of clients.
+          rpc_layer: The transport of calls: `"grpc"`.
+          address: `host:port`, where port 0 means any free port (see `target`), or `unix:/path`. The server listens
+            there and nowhere else.
+          credentials: The certificate and key for TLS, and the requirements on clients.
           insecure: Whether other machines may reach it without TLS.
-          factory: Makes the executors that run methods; by default a local stack.
-          limits: How much clients may have of the server.
-          service_limits: How much they may send in a call.
+          factory: Creates the executors that run methods; by default a local stack.
+          limits: How much of the server clients may use.
+          service_limits: How much clients may send in a call.
           grace_seconds: How long running calls have by default when the server stops.
-          client_credentials: What methods dial other servers with, such as the owner of a variable; by default nothing.
+          client_credentials: Credentials that methods use to dial other servers, such as the owner of a variable; by
+            default none.
 
         Raises:
-          InvalidValueError: If the layer is another one, the address is none, or other machines could reach it without
-            TLS, and that was not asked for.
+          InvalidValueError: If the layer is not supported, the address is invalid, or other machines could reach it
+            without TLS although `insecure` is not set.
         """
         check_layer(rpc_layer)
         listens = parse_target(address, any_port=True)

@@ -1,4 +1,4 @@
-"""Says what a method takes and returns: on both sides of a call the same checks, with the same messages."""
+"""Defines the signatures of methods: both sides of a call make the same checks, with the same messages."""
 
 import hashlib
 import inspect
@@ -17,7 +17,7 @@ from fedstack.foundations.error_text import name_text, printable, with_place
 from fedstack.foundations.value_text import describe
 from fedstack.proto.methods_pb2 import MethodDescription
 
-# What a method returns that returns nothing.
+# The result of a method that returns nothing.
 NOTHING = StructType([])
 _NO_STRUCTS = (int, float, complex, str, bytes, np.generic, np.ndarray)
 
@@ -31,14 +31,15 @@ def _parameter_types(signature: "Signature") -> Sequence[tuple[str, Type]]:
 
 @attrs.frozen(eq=False)
 class Signature:
-    """What a method takes and returns.
+    """The parameters and the result of a method.
 
     Attributes:
       name: The method's name.
       function: Its type.
-      parameters: The names of its parameters: one for a whole value of the parameter type, several for its members.
-      doc: What its author says of it.
-      digest: Stands for type and names on the wire.
+      parameters: The names of its parameters: a single name for a whole value of the parameter type, or several for
+        its members.
+      doc: Its author's documentation.
+      digest: Identifies type and names on the wire.
       parameter_types: The names and types of the parameters.
     """
 
@@ -54,7 +55,7 @@ class Signature:
 
     @property
     def of_python(self) -> inspect.Signature:
-        """The same as Python writes it."""
+        """The signature as a Python signature."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(name, kind, annotation=t) for name, t in self.parameter_types]
         result = None if is_nothing(self.function.result) else self.function.result
@@ -65,7 +66,7 @@ class Signature:
 
         Raises:
           TypeMismatchError: If they do not fit.
-          InvalidValueError: If they have the right types and cannot be sent.
+          InvalidValueError: If they have the right types, but cannot be sent.
         """
         whole = self.function.parameter
         try:
@@ -97,10 +98,10 @@ class Signature:
         return f"({', '.join(f'{printable(name)}: {type_text(t)}' for name, t in self.parameter_types)})"
 
     def check_specs(self, output_specs: object) -> None:
-        """Checks what a caller takes for the type of the result.
+        """Checks the type that a caller expects of the result.
 
         Raises:
-          TypeMismatchError: If it is another one, or none.
+          TypeMismatchError: If it is another type, or not a type.
         """
         result = self.function.result
         try:
@@ -134,7 +135,7 @@ def signature_of(name: str, computation: ConcreteComputation) -> Signature:
     """Returns the signature of a computation under a name.
 
     Raises:
-      InvalidComputationError: If it is none that values can be given to and come out of.
+      InvalidComputationError: If it does not take and return values.
     """
     function = FunctionType(computation.type_signature.parameter, computation.type_signature.result)
     names = _parameters_of(computation)
@@ -148,7 +149,7 @@ def read_signature(description: MethodDescription) -> Signature:
     """Returns the signature that a server describes.
 
     Raises:
-      InvalidComputationError: If it describes none.
+      InvalidComputationError: If the description is not a valid signature.
     """
     function = type_from_proto(description.type)
     names = tuple(description.parameter)
@@ -174,7 +175,7 @@ def _parameters_of(computation: ConcreteComputation) -> tuple[str, ...]:
 
 
 def _fits(parameter: Type | None, names: Sequence[str]) -> bool:
-    """Returns whether a parameter type can be that of parameters of these names."""
+    """Returns whether a parameter type fits parameters of these names."""
     if len(names) < 2 or len(set(names)) < len(names):
         return len(names) == (parameter is not None)
     return isinstance(parameter, StructType) and len(fields_of(parameter)) == len(names)

@@ -1,4 +1,4 @@
-"""Defines what a call of a method returns at once: its result, or what went wrong, when that is known."""
+"""Defines the immediate result of calling a method: a handle to its result or error."""
 
 import asyncio
 import concurrent.futures
@@ -15,9 +15,9 @@ _T = TypeVar("_T")
 
 
 class StatusOrResult(Generic[_T]):
-    """The outcome of a call that may still run. It runs on if this is dropped.
+    """The outcome of a call that may still be running. The call continues if this is dropped.
 
-    Await it, or ask it: its methods wait for the end of the call.
+    Await it, or call its methods, which wait for the end of the call.
     """
 
     def __init__(self, outcome: Outcome[_T], method_name: str, target: str) -> None:
@@ -34,7 +34,7 @@ class StatusOrResult(Generic[_T]):
         return f"{self._call} was cancelled"
 
     def is_ok(self) -> bool:
-        """Returns whether there is a result. Never raises for an error of the call."""
+        """Returns whether the call succeeded. Never raises for an error of the call."""
         return self._error() is None
 
     def get_error(self) -> tuple[Code, str]:
@@ -47,10 +47,10 @@ class StatusOrResult(Generic[_T]):
         return code_of(cast(Exception, error)), str(error)
 
     def get_value(self) -> _T:
-        """Returns the result, the same one each time.
+        """Returns the result, the same object each time.
 
         Raises:
-          ClosureCancelledError: If it was cancelled.
+          ClosureCancelledError: If the call was cancelled.
           FedstackError: The error of the call.
         """
         error = self._error()
@@ -62,21 +62,21 @@ class StatusOrResult(Generic[_T]):
         try:
             raise without_own_frames(error).with_traceback(None) from error.__cause__
         finally:
-            del error  # it has this frame
+            del error  # the error refers to this frame
 
     def done(self) -> bool:
         """Returns whether the call has ended."""
         return self._outcome.done()
 
     def cancel(self) -> bool:
-        """Asks the call to end, here and at the server; returns whether it had not ended yet."""
+        """Requests the call to end, here and at the server; returns whether it had not ended yet."""
         return self._outcome.cancel()
 
     def _error(self) -> BaseException | None:
         if not self._outcome.done() and io_loop.is_current():
             raise ClosedError(
-                f"Expected {self._call} to be awaited here, found that it is waited for on the event loop on which it "
-                "runs, as in a method with inline=True; register that without inline"
+                f"Expected {self._call} to be awaited here, found a blocking wait on the event loop that it runs "
+                "on, as in a method with inline=True; register that method without inline"
             )
         return self._outcome.exception()
 
