@@ -187,8 +187,8 @@ def check_name(name: object) -> None:
         )
     if name in RESERVED or name.endswith(BLOCKING) or name.startswith("_"):
         raise InvalidValueError(
-            f"Expected a name that clients can show as a method, found {name!r}; they have "
-            f"{', '.join(sorted(RESERVED))}, names that begin with '_' and names that end in '{BLOCKING}' themselves; "
+            f"Expected a name that clients can show as a method, found {name!r}; clients reserve "
+            f"{', '.join(sorted(RESERVED))}, names that begin with '_' and names that end in '{BLOCKING}'; "
             "choose another name"
         )
     if not name.isprintable():  # text that UTF-8 cannot encode is not printable, either
