@@ -1,4 +1,4 @@
-"""Whose workers run the clients: our own behind gRPC, a Ray cluster, any pool of processes that the user has."""
+"""The backends that run clients: workers behind gRPC, a Ray cluster, or any process pool of the user."""
 
 from fedstack.backends.backend import Backend
 from fedstack.backends.backend_executor import BackendExecutorFactory

@@ -1,8 +1,8 @@
-"""Defines what runs the clients of phases elsewhere: which workers there are, and how one of them runs some clients.
+"""Defines backends, which run the clients of phases elsewhere: their workers, and how a worker runs some clients.
 
-Whoever supervises them, the engine above (`backend_executor.py`) does the same: it asks which workers there are when a
-phase begins, cuts the clients among them, and merges what they contribute along the fixed tree. So a backend never
-decides a result, and its workers may come, go and be lost between phases.
+Whatever supervises the workers, the engine above (`backend_executor.py`) works in the same way: when a phase begins, it
+asks for the current workers, divides the clients among them, and merges their contributions along the fixed tree. So a
+backend never affects a result, and its workers may come, go and be lost between phases.
 """
 
 import abc
@@ -27,12 +27,12 @@ from fedstack.transport.wire.frames import Heartbeat
 
 @attrs.frozen(eq=False)
 class Caller:
-    """Who has a backend run phases, and what it wants.
+    """The caller that has a backend run phases, and its settings.
 
     Attributes:
-      server: Runs what folds need here.
+      server: Runs the work that folds need in this process.
       max_fanout: The most partial results that are merged in one place.
-      max_concurrent_clients: The most functions that run at the same time at a worker; `None` for its default.
+      max_concurrent_clients: The most functions that a worker runs at the same time; `None` for its default.
     """
 
     server: ProgramEngine
@@ -41,20 +41,20 @@ class Caller:
 
 
 class Backend(abc.ABC):
-    """Workers that run clients. Its methods are called on event loops, perhaps on several at a time.
+    """Workers that run clients. Its methods are called on event loops, possibly on several at a time.
 
-    Which workers there are is for each backend to say. How one runs some clients it says in one of two ways. An engine
-    that has its workers call a function gives `run`, and `share` and `fetch` if it has a store of its own: a phase is a
-    task for each worker then (`task_phases.py`). A backend of workers that take phases as they are gives `runners` and
-    `search` instead. In both, work that is not wanted any more is cancelled as any coroutine is.
+    Each backend defines its workers, and in one of two ways how a worker runs some clients. An engine whose workers
+    call functions implements `run`, and `share` and `fetch` if it has a store of its own: a phase is then one task
+    for each worker (`task_phases.py`). A backend whose workers accept whole phases overrides `runners` and `search`
+    instead. In both cases, work that is no longer wanted is cancelled like any coroutine.
 
     Attributes:
-      reads: What stands for values of clients that its workers read themselves; others are read here, and sent.
-      keeps_content: Whether the second half of what `run` returns stands for what is still elsewhere. Tasks can have it
-        among their arguments, as what `share` returned, so that workers merge what others have contributed.
-      cores: On how many cores a worker computes at the same time at most; `None` for all of its machine.
-      searches_apart: Whether a `search` leaves workers as they are, so that clients which it does not suspect run
-        meanwhile. One by tasks ends workers, and with them all that runs there.
+      reads: The types of references to client values that its workers read themselves; others are read here, and sent.
+      keeps_content: Whether the second half of the pair from `run` refers to content that is still elsewhere. Tasks can
+        take it as an argument, like the result of `share`, so that workers merge the contributions of others.
+      cores: The most cores that a worker computes on at the same time; `None` for all cores of its machine.
+      searches_apart: Whether a `search` leaves workers alive, so that clients that are not suspected run meanwhile. A
+        search by tasks ends workers, and with them everything that runs there.
     """
 
     reads: Sequence[type[Elsewhere]] = ()
@@ -64,18 +64,18 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def places(self) -> Sequence[Hashable]:
-        """Returns the workers that there are now, one at least; the text of each names it in messages.
+        """Returns the current workers, at least one; `str` of each names it in messages.
 
         Raises:
-          NoWorkersError: If there are none; it says what is missing, and after how long.
+          NoWorkersError: If there are none; the message says what is missing, and after how long.
         """
 
     async def with_room(self, places: Sequence[Any], most: int) -> Sequence[Hashable]:
-        """Returns the workers that take part in a phase: by default the first ones.
+        """Returns the workers that take part in a phase: by default the first workers.
 
         Args:
-          places: What `places` has returned.
-          most: How many have something to do.
+          places: The result of `places`.
+          most: The number of workers that have work to do.
 
         Raises:
           ResourceLimitError: If none has room for it.
@@ -83,75 +83,75 @@ class Backend(abc.ABC):
         return places[:most]
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls a function whenever a worker has joined, drains, has left or is lost; `places` says who is there then.
+        """Calls a function whenever a worker has joined, drains, has left or is lost; `places` then has the workers.
 
-        A backend that does not learn of that by itself, as by default, calls nothing.
+        The default is for a backend that does not notice such changes by itself: it never calls the function.
 
         Args:
           changed: Called on any thread; it must not block.
 
         Returns:
-          What ends that.
+          A function that stops the notifications.
         """
         return lambda: None
 
     async def run(self, place: Any, task: Task, heard: Callable[[Heartbeat], None]) -> object:
-        """Runs a task and returns the pair that its function returned. Where this is cancelled, so is the task.
+        """Runs a task and returns the pair that its function returned. Cancelling this cancels the task.
 
         Args:
           place: One of the workers.
           task: The task.
-          heard: May be called with how far the task is.
+          heard: May be called with the task's progress.
 
         Raises:
-          WorkerUnavailableError: If the worker is lost. The task is run again, at those left.
+          WorkerUnavailableError: If the worker is lost. The task runs again, at the remaining workers.
         """
         raise NotImplementedError(f"{type(self).__name__} has to override run, or runners and search")
 
     async def share(self, memory: list[Memory]) -> object:
-        """Returns what stands for arrays that all workers get, in the arguments of their tasks.
+        """Returns an object that replaces arrays that all workers receive, in the arguments of their tasks.
 
-        It is called once for all tasks of a phase; by default the arrays travel with each.
+        It is called once for all tasks of a phase; by default the arrays are sent with each task.
 
         Args:
-          memory: The arrays, and rows of arrays: `nbytes` of each says how large it is, and each can be pickled.
+          memory: The arrays, and rows of arrays; each has its size in bytes as `nbytes`, and can be pickled.
         """
         return memory
 
     async def fetch(self, content: Any) -> object:
-        """Returns the second half of what a function returned, of what `run` gave for it."""
+        """Returns the second half of the pair that a function returned, given what `run` returned for it."""
         return content
 
     def runners(
         self, phase: Phase, places: Sequence[Any], counts: Sequence[int], caller: Caller
     ) -> tuple[Sequence[PhaseRunner], Sequence[int]]:
-        """Returns what runs one phase for consecutive ranges of the clients, and how many clients each has.
+        """Returns the runners of one phase for consecutive ranges of the clients, and the number of clients of each.
 
         Args:
           phase: The phase.
           places: The workers that take part, in the order of their clients.
           counts: How many clients each of them has.
-          caller: Who wants it.
+          caller: The caller.
         """
         shared, settings = SharedValues(), worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
         runners = [TaskPhases(self, place, shared, settings) for place in places]
-        if self.keeps_content and not phase.held:  # what is kept is no smaller when it is merged
+        if self.keeps_content and not phase.held:  # merging does not make held content smaller
             return in_levels(runners, counts, caller.max_fanout, MergedTasks)
         return runners, counts
 
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
-        """Looks for clients that end their worker, where that costs least; returns whether it could look.
+        """Searches for clients that end their worker, where that costs least; returns whether it could search.
 
-        By default tasks of fewer and fewer clients end a few workers more, which the engine starts anew.
+        By default, tasks of fewer and fewer clients end a few more workers, which the engine restarts.
 
         Args:
-          part: The phase, with the clients that it is to run for.
+          part: The phase, with the clients to run it for.
           suspects: The clients among them that were lost with two workers.
-          caller: Who wants to know.
+          caller: The caller.
 
         Raises:
-          LeafError: If there is one; it is the user's, and not tried again.
-          WorkerUnavailableError: If the worker that looks is lost.
+          LeafError: If there is such a client; it is the user's error, and is not retried.
+          WorkerUnavailableError: If the searching worker is lost.
         """
         settings = worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
 
@@ -165,9 +165,9 @@ class Backend(abc.ABC):
         return True
 
     def close(self) -> None:  # noqa: B027
-        """Ends what this has begun, and nothing that is the user's. Idempotent; never raises."""
+        """Ends everything that this backend started, and nothing that belongs to the user. Idempotent; never raises."""
 
     @property
     def label(self) -> str:
-        """Where clients run, for people, after a comma."""
+        """A human-readable description of where clients run, to follow a comma."""
         return f"over {self!r}"

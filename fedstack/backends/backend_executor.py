@@ -1,4 +1,4 @@
-"""Runs client phases at the workers of a backend, and merges what they contribute along the fixed tree."""
+"""Runs client phases at the workers of a backend, and merges their contributions along the fixed tree."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from fedstack.membership.ledger import Suspects
 
 
 class BackendPhases(PhaseEngine):
-    """Spreads each phase evenly over the workers that there are when it begins; see `BackendExecutor`."""
+    """Spreads each phase evenly over the workers present when it begins; see `BackendExecutor`."""
 
     def __init__(self, backend: Backend, caller: Caller, num_clients: int) -> None:
         super().__init__(caller.server)
@@ -66,12 +66,12 @@ class BackendPhases(PhaseEngine):
         folding = phases.fold_phase(phase, inputs, arguments, clients, all_clients=all_clients)
         if not suspects:
             return await folding
-        folded, _ = await gather([folding, search()])  # a client that is found ends the attempt
+        folded, _ = await gather([folding, search()])  # finding a client ends the attempt
         return cast(FoldedPhase, folded)
 
 
 class _AfterSearch(PhaseRunner):
-    """Runs clients that are suspected once a search is over, and others at once."""
+    """Runs suspected clients once a search is over, and other clients at once."""
 
     def __init__(self, runner: PhaseRunner, suspects: Sequence[Suspects], is_over: asyncio.Event) -> None:
         self._runner = runner
@@ -87,16 +87,16 @@ class _AfterSearch(PhaseRunner):
 
 
 class BackendExecutor(VerbExecutor):
-    """Runs the work of clients at the workers of a backend, and what runs at the server here.
+    """Runs the work of clients at the workers of a backend, and the server's work here.
 
-    Results do not depend on which workers these are, so they may come, go and die between phases.
+    Results do not depend on the workers, which may come, go and die between phases.
 
     Args:
-      server: The executor of unplaced work and of work at the server. It is closed with this one.
+      server: The executor of unplaced work and of work at the server. It is closed with this executor.
       backend: The workers. It is not closed with this executor.
       num_clients: The number of clients.
-      max_fanout: The most parts that a phase is composed of directly; where there are more, in levels.
-      max_concurrent_clients: The most functions that run at the same time at a worker; `None` for its default.
+      max_fanout: The most parts that a phase is composed of directly; more parts are composed in levels.
+      max_concurrent_clients: The most functions that a worker runs at the same time; `None` for its default.
     """
 
     def __init__(
@@ -120,19 +120,19 @@ class BackendExecutor(VerbExecutor):
 class BackendExecutorFactory(ResourceManagingExecutorFactory):
     """A factory of stacks that run the work of clients on another engine, and the server's work here.
 
-    Each client phase is spread evenly over the workers that there are when it begins. One that is lost costs the round:
-    the context runs it again on those left, with the same result.
+    Each client phase is spread evenly over the workers present when it begins. Losing a worker costs the round: the
+    context runs it again on the remaining workers, with the same result.
 
     Args:
       backend: The engine. It is closed with the factory.
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      default_num_clients: The number of clients of computations whose arguments do not determine it.
       max_fanout: The most children of one composing executor.
-      max_concurrent_clients: The most functions that run at the same time at a worker; by default one per core if they
+      max_concurrent_clients: The most functions that a worker runs at the same time; by default one per core if they
         compute (`Backend.cores`), and 32 if they wait, or four per core if that is more.
       data_backend: Resolves `data` blocks at the server that are not functions.
 
     Raises:
-      InvalidValueError: If a number is out of its range.
+      InvalidValueError: If a number is out of range.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Finds the client that ends its worker, by tasks at the workers of an engine.
+"""Finds the client that ends its worker, using tasks at the workers of an engine.
 
-A `CulpritSearch` says which of the suspected clients a task runs, and hears whether that has lost its worker. A few
-more workers end so, which the engine starts anew. What these tasks compute is thrown away, and so are their errors:
-where nobody is found, the attempt goes on.
+A `CulpritSearch` selects the suspected clients that a task runs, and receives whether the task lost its worker. This
+ends a few more workers, which the engine restarts. The results of these tasks are discarded, and so are their errors:
+if no client is found, the attempt continues.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from fedstack.membership.ledger import Suspects
 from fedstack.membership.search import CulpritSearch, Ended
 
 _logger = logging.getLogger(__name__)
-# As long as workers of ours look for one.
+# As long as fedstack workers search for a client.
 _MOST_SECONDS = 600.0
 
 
 async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, suspects: Suspects) -> None:
-    """Looks for one client that ends its worker.
+    """Searches for a client that ends its worker.
 
     Args:
       run: Runs the phase for some of the clients at a worker.
@@ -31,7 +31,7 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
       suspects: The clients that were lost with two workers.
 
     Raises:
-      LeafError: If there is one; it is the user's, and not tried again.
+      LeafError: If there is such a client; it is the user's error, and is not retried.
       NoWorkersError: If no worker is left.
     """
 
@@ -42,7 +42,7 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
             raise
         except WorkerUnavailableError as error:
             return Ended(error.exit_status, cause=error)
-        except FedstackError:  # of a client, for example, which the attempt raises too
+        except FedstackError:  # a client's error, for example, which the attempt raises too
             pass
         return None
 
@@ -57,7 +57,7 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
     name, client, last = name_of(phase.program), found.units.start, found.ended.cause
     raise LeafError(
         f"{repr(name) if name else 'a client'} ended its worker; at client {client}; it ended "
-        f"{counted(suspects.losses + found.processes, 'worker')} before it was found; mend the function: {last}",
+        f"{counted(suspects.losses + found.processes, 'worker')} before it was found; fix the function: {last}",
         computation_name=name,
         client_index=client,
     ) from last

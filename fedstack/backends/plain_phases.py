@@ -1,4 +1,4 @@
-"""Runs client phases at a peer that knows the plain verbs only: its clients' work there, and the folds here."""
+"""Runs client phases at a peer that knows only the plain verbs: the clients' work there, and the folds here."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -27,13 +27,13 @@ from fedstack.transport.wire.frames import Heartbeat
 class PlainPhases(PhaseRunner):
     """Runs phases at a plain executor service.
 
-    A program that all such services run is mapped over all clients there. What works on sequences runs here, and has
-    the service call the functions, element by element.
+    A program that all such services can run is mapped over all clients there. A program that works on sequences runs
+    here, and has the service call the functions, element by element.
 
     Args:
       remote: The executor at the service, for the number of clients of the phases.
       calls: Runs programs there, one by one.
-      server: Runs what folds need.
+      server: Runs the work that folds need.
     """
 
     def __init__(self, remote: RemoteExecutor, calls: ProgramEngine, server: ProgramEngine) -> None:
@@ -63,7 +63,7 @@ class PlainPhases(PhaseRunner):
             return PhaseResult([state.partials() for state in states], sink.columns())
 
     async def _mapped(self, phase: Phase, inputs: Sequence[object], clients: int) -> Column:
-        """Maps the clients' program at the peer, and returns what they yield."""
+        """Maps the clients' program at the peer, and returns the clients' results."""
         function = await self._remote.create_value(_mapping(phase))
         argument = None
         if phase.input_types:
@@ -71,20 +71,20 @@ class PlainPhases(PhaseRunner):
             argument = await self._remote.create_known(tuple(unshared(inputs)), types)
         mapped = await self._remote.create_call(function, argument)
         with PhaseReport(current_scope().progress, clients) as report:
-            report.heard(Heartbeat(running=clients))  # such a peer does not tell more
+            report.heard(Heartbeat(running=clients))  # such a peer reports no more detail
             return cast(Column, await mapped.pull())
 
 
 @made_once
 def _works_on_sequences(phase: Phase) -> bool:
-    """Returns whether the program has an intrinsic that not every executor service runs."""
+    """Returns whether the program has an intrinsic that some executor services do not run."""
     operations = [step.operation for step in phase.program.steps]
     return any(isinstance(one, IntrinsicSource) and one.uri.startswith("sequence_") for one in operations)
 
 
 @made_once
 def _mapping(phase: Phase) -> computation_pb2.Computation:
-    """Returns the function of the inputs at all clients that maps the program over them; made once per phase."""
+    """Returns the function that maps the program over the inputs at all clients; created once per phase."""
     program = program_to_ir(phase.program, phase.input_types, phase.result_types)
     result = FederatedType(StructType(list(phase.result_types)), CLIENTS)
     if phase.input_types:

@@ -1,4 +1,4 @@
-"""Runs tasks in a pool of processes that the user has: any executor of `concurrent.futures`."""
+"""Runs tasks in a user's pool of processes: any executor of `concurrent.futures`."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +27,19 @@ _NEVER_ANSWERED = (
     "the first process is to do"
 )
 
-_MEND = "mend the client function that ends them, if one does"
+_MEND = "fix the client function that ends them, if one does"
 
 
 class PoolBackend(Backend):
-    """A pool whose workers take what is next: a place is a share of the work, and no worker in particular.
+    """A pool whose workers take the next task: a place is a share of the work, not a particular worker.
 
     Args:
-      executor: The pool, or what makes one: at first, and again after one has broken. What it has made is shut down
-        with this; a pool that was given is its user's.
-      num_workers: How many parts to cut a phase into; by default as many as the pool says that it has workers.
+      executor: The pool, or a function that creates one, at first and again after a pool has broken. Pools that it
+        created are shut down with this; a pool that was given stays with its user.
+      num_workers: How many parts to divide a phase into; by default the number of workers that the pool reports.
 
     Raises:
-      InvalidValueError: If it does not say.
+      InvalidValueError: If the pool does not report it.
     """
 
     def __init__(self, executor: Executor | MakesExecutor, num_workers: int | None = None) -> None:
@@ -79,20 +79,20 @@ class PoolBackend(Backend):
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
-            raise ClosedError(f"The pool is shut down ({error}); make a new one, and a context over it") from error
+            raise ClosedError(f"The pool is shut down ({error}); create a new one, and a context over it") from error
         except Exception as error:
             if (type(error).__module__, type(error).__name__) != ("distributed.scheduler", "KilledWorker"):
                 raise
             lost = WorkerUnavailableError(f"Dask gave up a task that was at workers which ended ({error})")
             lost.causes = {place: str(error)}
             lost.advice = _MEND
-            lost.had_begun = None  # it may have waited there for another one
+            lost.had_begun = None  # it may have been waiting there behind another task
             raise lost from error
         self._has_answered = True
         return answer
 
     def _open(self) -> Executor:
-        """Returns the pool, made if need be."""
+        """Returns the pool, created if necessary."""
         if self._executor is None:
             assert self._make is not None, "a pool that was given stays"
             self._executor = _checked(self._make())
@@ -100,7 +100,7 @@ class PoolBackend(Backend):
         return self._executor
 
     def _give_up(self, future: "Future[object]") -> None:
-        """Cancels a task; one that runs goes on, for a function cannot be stopped, and is counted until it ends."""
+        """Cancels a task; a running task continues, since functions cannot be stopped, and is counted until it ends."""
         if future.cancel() or future.done():
             return
         self._left += 1
@@ -111,31 +111,31 @@ class PoolBackend(Backend):
         future.add_done_callback(ended)
 
     def _broken(self, executor: Executor, place: str, error: BrokenExecutor, was_taken: bool) -> FedstackError:
-        """Returns the error for a pool that has lost a process, with which all of it is lost.
+        """Returns the error for a pool that has lost a process, and is broken as a whole.
 
         Args:
           executor: The pool.
-          place: The part that it was to run.
-          error: What it raised.
-          was_taken: Whether it had taken this part; else it was broken before.
+          place: The part that it was given.
+          error: The error that it raised.
+          was_taken: Whether it had accepted this part; if not, it was broken before.
         """
         why = _ENDED if self._has_answered else _NEVER_ANSWERED
         found = f"{type(error).__name__}: {error}"
         if self._make is None:
-            mend = f": a process of it {why}; mend that, and" if was_taken else ";"
+            mend = f": a process of it {why}; fix that, and" if was_taken else ";"
             lost = NoWorkersError(
-                f"The pool is broken, and cannot be used again{mend} make a new pool, and a context over it, or give a "
-                f"function that makes pools in place of one ({found})"
+                f"The pool is broken, and cannot be used again{mend} create a new pool, and a context over it, or give "
+                f"a function that makes pools in place of one ({found})"
             )
             lost.is_final = True
         else:
-            if self._executor is executor:  # and nobody has made another since
+            if self._executor is executor:  # and no other has been created since
                 self._executor = None
                 executor.shutdown(wait=False)
             lost = WorkerUnavailableError(f"A process of the pool {why} ({found})" if was_taken else found)
             lost.causes = {place: found}
             lost.advice = _MEND
-        # It hands parts to processes that are starting, too, so that nobody knows whether one has begun.
+        # The pool also hands parts to processes that are starting, so it is not known whether a part has begun.
         lost.had_begun = was_taken and (self._has_answered or None)
         return lost
 
@@ -145,7 +145,7 @@ class PoolBackend(Backend):
             self._executor = None
 
     def __repr__(self) -> str:
-        name = type(self._executor).__name__ if self._executor is not None else "a pool that is not made yet"
+        name = type(self._executor).__name__ if self._executor is not None else "a pool that is not created yet"
         left = f", {counted(self._left, 'task')} at work that {'was' if self._left == 1 else 'were'} cancelled"
         return f"<PoolBackend of {name}{left if self._left else ''}>"
 
@@ -161,13 +161,13 @@ def _checked(executor: object) -> Executor:
 
 
 def _workers_of(executor: Executor) -> int | Callable[[], int]:
-    """Returns how many tasks a pool runs at the same time, or what asks it."""
-    for name in ("_max_workers", "num_workers"):  # of the standard library and loky, of mpi4py
+    """Returns how many tasks a pool runs at the same time, or a function that asks the pool."""
+    for name in ("_max_workers", "num_workers"):  # the standard library and loky; mpi4py
         found = getattr(executor, name, None)
         if isinstance(found, int) and found > 0:
             return found
-    client: Any = getattr(executor, "_client", None)  # of Dask
-    if callable(getattr(client, "nthreads", None)) and not client.asynchronous:  # else it answers on its own loop only
+    client: Any = getattr(executor, "_client", None)  # Dask
+    if callable(getattr(client, "nthreads", None)) and not client.asynchronous:  # others answer on their own loop
         return lambda: _workers_of_dask(client)
     raise InvalidValueError(
         f"Expected num_workers for a {type(executor).__name__}, which does not say how many workers it has; give how "
@@ -198,22 +198,22 @@ def pool_executor_factory(
     max_concurrent_clients: int | None = None,
     data_backend: DataBackend | None = None,
 ) -> BackendExecutorFactory:
-    """Returns a factory of stacks that run the work of clients in a pool of processes, and the server's work here.
+    """Returns a factory of stacks that run client work in a pool of processes, and the server's work here.
 
-    Whoever can give the pool work can run any code in it, so functions may come by value.
+    Anyone who can submit work to the pool can run any code in it, so functions may be sent by value.
 
     Args:
-      executor: The pool: a `ProcessPoolExecutor`, Dask's `client.get_executor()`, an `MPIPoolExecutor`, any executor of
-        `concurrent.futures`. It stays its user's. Or a function that makes one: it is called for the first phase, and
-        again after a pool has broken; such pools are shut down with the factory.
-      num_workers: How many parts to cut a phase into; by default as many as the pool says that it has workers.
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      executor: The pool: a `ProcessPoolExecutor`, Dask's `client.get_executor()`, an `MPIPoolExecutor`, or any executor
+        of `concurrent.futures`, which stays with its user. Or a function that creates a pool: it is called for the
+        first phase, and again after a pool has broken; such pools are shut down with the factory.
+      num_workers: How many parts to divide a phase into; by default the number of workers that the pool reports.
+      default_num_clients: The number of clients of computations whose arguments do not determine it.
       max_fanout: The most children of one composing executor.
-      max_concurrent_clients: The most functions that run at the same time in a process; by default as in a local stack.
+      max_concurrent_clients: The most functions that a process runs at the same time; by default as in a local stack.
       data_backend: Resolves `data` blocks at the server that are not functions.
 
     Raises:
-      InvalidValueError: If a number is out of its range, or the pool does not say how many workers it has.
+      InvalidValueError: If a number is out of range, or the pool does not report its number of workers.
     """
     return BackendExecutorFactory(
         PoolBackend(executor, num_workers),

@@ -1,4 +1,4 @@
-"""Makes the stacks that run client work on workers in other processes, and contexts over them, in one line each."""
+"""Creates stacks that run client work on workers in other processes, and contexts over them, in one call each."""
 
 from typing import TYPE_CHECKING, TypedDict
 
@@ -31,26 +31,26 @@ def remote_executor_factory(
     connect_seconds: float = 10.0,
     data_backend: DataBackend | None = None,
 ) -> BackendExecutorFactory:
-    """Returns a factory of stacks that run the work of clients on workers, and the server's work here.
+    """Returns a factory of stacks that run client work on workers, and the server's work here.
 
-    Each client phase is spread evenly over the workers that are ready when it begins. A worker that dies costs the
-    round: the context runs it again on those left, with the same result.
+    Each client phase is spread evenly over the workers that are ready when it begins. Losing a worker costs the round:
+    the context runs it again on the remaining workers, with the same result.
 
     Args:
-      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of one,
-        channels, stubs, what resolves to addresses, or a `local_worker_pool`. A channel that has failed dials again in
-        gRPC's own time, in the end up to two minutes later; an address is used as soon as the worker is there.
-      default_num_clients: The number of clients of computations whose arguments have none.
+      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of a cluster,
+        channels, stubs, resolvers of addresses, or a `local_worker_pool`. A channel that has failed redials on gRPC's
+        own schedule, eventually up to two minutes later; an address is used as soon as the worker is reachable.
+      default_num_clients: The number of clients of computations whose arguments do not determine it.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
-      stream_structs: Whether structs go to peers without extensions leaf by leaf.
-      credentials: Certificates and the token for the workers, where these are addresses: channels and stubs bring their
+      stream_structs: Whether structs are sent leaf by leaf to peers without extensions.
+      credentials: Certificates and the token for workers that are given as addresses: channels and stubs bring their
         own.
       connect_seconds: How long to wait for the first worker.
       data_backend: Resolves `data` blocks at the server that are not functions.
 
     Raises:
-      InvalidValueError: If an address or a number cannot be right.
+      InvalidValueError: If an address or a number is invalid.
       ClosedError: If the pool is closed.
     """
     check_whole_number("default_num_clients", default_num_clients, 0, MOST_CLIENTS)
@@ -70,17 +70,17 @@ def remote_executor_factory(
 
 
 class RemoteOptions(TypedDict, total=False):
-    """The options of the functions that make remote contexts, such as `create_sync_remote_execution_context`.
+    """The options of the functions that create remote contexts, such as `create_sync_remote_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments have none.
+      default_num_clients: The number of clients of computations whose arguments do not determine it.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
-      stream_structs: Whether structs go to peers without extensions leaf by leaf.
+      stream_structs: Whether structs are sent leaf by leaf to peers without extensions.
       credentials: Certificates and the token for the workers.
       connect_seconds: How long to wait for the first worker.
       data_backend: Resolves `data` blocks at the server that are not functions.
-      retry_policy: What to do about retryable errors, a dead worker's among them; five attempts by default.
+      retry_policy: How to handle retryable errors, including a lost worker; five attempts by default.
       progress: True to show how many clients are done, or a function that shows it.
     """
 
@@ -106,7 +106,7 @@ def _factory(targets: WorkerTargets, options: RemoteOptions) -> BackendExecutorF
 def create_sync_remote_execution_context(
     targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
 ) -> SyncExecutionContext:
-    """Returns a context that runs client work on workers, when a computation is called.
+    """Returns a context that runs client work on workers when a computation is called.
 
     Args:
       targets: The workers; see `remote_executor_factory`.
@@ -119,7 +119,7 @@ def create_sync_remote_execution_context(
 def create_async_remote_execution_context(
     targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
 ) -> AsyncExecutionContext:
-    """Returns a context that runs client work on workers, when the coroutine of a call is awaited.
+    """Returns a context that runs client work on workers when the coroutine of a call is awaited.
 
     Args:
       targets: The workers; see `remote_executor_factory`.
@@ -130,7 +130,7 @@ def create_async_remote_execution_context(
 
 @takes_options(RemoteOptions, **_DEFAULTS)
 def set_sync_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
-    """Makes a new sync remote context this thread's default.
+    """Sets a new sync remote context as this thread's default.
 
     Args:
       targets: The workers; see `remote_executor_factory`.
@@ -141,7 +141,7 @@ def set_sync_remote_execution_context(targets: WorkerTargets, **options: "Unpack
 
 @takes_options(RemoteOptions, **_DEFAULTS)
 def set_async_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
-    """Makes a new async remote context this thread's default.
+    """Sets a new async remote context as this thread's default.
 
     Args:
       targets: The workers; see `remote_executor_factory`.

@@ -1,8 +1,8 @@
-"""Phases as tasks: what an engine has its workers call, where they call functions and nothing else.
+"""Turns phases into tasks, for engines whose workers only call functions.
 
-A task runs a phase for some clients at one worker (`worker_side.py`). What all clients of the phase get is packed
-once, and handed over once (`Backend.share`). Where the engine keeps what workers contribute, one of them merges what
-several have, before it comes here.
+A task runs a phase for some clients at one worker (`worker_side.py`). Values that all clients of the phase receive are
+packed once, and handed over once (`Backend.share`). If the engine keeps the contributions of workers, one worker merges
+those of several workers before the result comes here.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ _ANYWHERE = Destination(takes_code=True)
 
 @attrs.frozen
 class Task:
-    """A call for a worker to make. Function and arguments can be pickled, and so can what it returns.
+    """A call for a worker to make. Its function, arguments and result can be pickled.
 
     Attributes:
       function: A function at the top of a module of fedstack.
-      arguments: Its arguments. What `Backend.share` returned is among them as it is: an engine that puts things into
-        a store of its own has the worker find there what it has put.
-      coroutine: The same as a coroutine function, for workers that have an event loop: they can be told to cancel it.
-        It takes `progress` besides, which counts its clients.
+      arguments: Its arguments. They include results of `Backend.share` unchanged: an engine with a store of its own
+        resolves them at the worker.
+      coroutine: The same as a coroutine function, for workers with an event loop, which can cancel it. It also takes
+        `progress`, which counts its clients.
     """
 
     function: Callable[..., object]
@@ -60,12 +60,12 @@ class Task:
 
 @attrs.define(eq=False)
 class _Shared:
-    """A packed value that all clients get, and what travels beside it.
+    """A packed value that all clients receive, and the segments sent beside it.
 
     Attributes:
-      payload: The value, kept since its identity finds it.
+      payload: The value, kept since it is looked up by identity.
       message: The message.
-      segments: What travels beside it.
+      segments: The segments sent beside it.
     """
 
     payload: object
@@ -78,7 +78,7 @@ class _Shared:
         return sum(map(len, self.segments))
 
     async def given(self, backend: "Backend") -> object:
-        """Returns what stands for the segments in arguments."""
+        """Returns the object that replaces the segments in arguments."""
         async with self._lock:
             if self._given is None:
                 self._given = await backend.share(memory_of(self.segments))
@@ -86,7 +86,7 @@ class _Shared:
 
 
 class SharedValues:
-    """What all clients of a phase get, packed once."""
+    """The values that all clients of a phase receive, packed once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Shared] = {}
@@ -102,7 +102,7 @@ class SharedValues:
 
 @attrs.frozen(eq=False)
 class _Deferred:
-    """Values that the worker reads: what stands for them goes there as it is."""
+    """Values that the worker reads itself: the references to them are sent as they are."""
 
     column: DeferredColumn
 
@@ -114,11 +114,11 @@ class _Deferred:
 
 
 class TaskPacker(Packer):
-    """Packs the values of one task: among its segments is what the worker gets in another way.
+    """Packs the values of one task; some of its segments reach the worker in other ways.
 
     Args:
-      shared: What the tasks of the phase have in common.
-      reads: Which values that are elsewhere the worker reads itself: a column of these goes there as it is.
+      shared: The values that all tasks of the phase share.
+      reads: The types of references that the worker reads itself: a column of these is sent as it is.
     """
 
     def __init__(self, shared: SharedValues, reads: Sequence[type[Elsewhere]] = ()) -> None:
@@ -141,9 +141,9 @@ class TaskPacker(Packer):
             self._segments.append(found)
 
     async def parts(self, backend: "Backend") -> list[object]:
-        """Returns all segments, in their order, as arguments: lists of arrays, and what stands for shared ones.
+        """Returns all segments, in order, as arguments: lists of arrays, and the objects that replace shared arrays.
 
-        Where the message says of a column nothing but that it is elsewhere, that is among them.
+        If the message only says that a column is elsewhere, the column is among them.
         """
         parts: list[object] = []
         for is_given, some in itertools.groupby(self._segments, lambda one: isinstance(one, (_Shared, _Deferred))):
@@ -165,7 +165,7 @@ class PhaseAtClients:
     Attributes:
       phase: The phase.
       inputs: A column of these clients for each of its inputs.
-      arguments: What its folds begin with.
+      arguments: The initial arguments of its folds.
       clients: The clients, counted over the whole federation.
     """
 
@@ -175,13 +175,13 @@ class PhaseAtClients:
     clients: range
 
     def at(self, clients: range) -> "PhaseAtClients":
-        """Returns the same for some of the clients."""
+        """Returns the same phase for some of the clients."""
         first = self.clients.start
         inputs = slice_inputs(self.inputs, clients.start - first, clients.stop - first)
         return attrs.evolve(self, inputs=inputs, clients=clients)
 
     def at_none(self) -> "PhaseAtClients":
-        """Returns the same for no clients."""
+        """Returns the same phase for no clients."""
         inputs = [empty_column(member) for member in self.phase.input_types]
         return attrs.evolve(self, inputs=inputs, clients=self.clients[:0])
 
@@ -192,7 +192,7 @@ class TaskPhases(PhaseRunner):
     Args:
       backend: The engine.
       place: The worker.
-      shared: What the tasks of the phase have in common.
+      shared: The values that all tasks of the phase share.
       settings: How phases run there.
     """
 
@@ -221,19 +221,19 @@ class TaskPhases(PhaseRunner):
             return await sized(len(content[0]), read)
 
     async def kept(self, part: PhaseAtClients) -> object:
-        """Runs a phase, and returns what stands for its content, which stays where it is."""
+        """Runs a phase, and returns a reference to its content, which stays at the worker."""
         with observed_phase(part.phase.program, part.clients, str(self.place)) as note:
             return (await self._answered(part, note))[1]
 
     async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
-        """Returns where a phase has run, and what stands for its content."""
+        """Returns where a phase has run, and a reference to its content."""
         header, parts = await self._written(part, note)
         task = Task(worker_side.run_phase, (self.settings, header, *parts), worker_side.answer_phase)
         with PhaseReport(current_scope().progress, len(part.clients) if part.phase.program.steps else 0) as report:
             return await self._done(task, part, report)
 
     async def _written(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[bytes, list[object]]:
-        """Returns a phase as a message, and what belongs to it."""
+        """Returns a phase as a message, and the arguments that belong to it."""
         reads, inputs = self.backend.reads, part.inputs
         packer = TaskPacker(self.shared, reads)
         if not reads and not inputs_are_here(inputs):
@@ -247,14 +247,14 @@ class TaskPhases(PhaseRunner):
         return header, await packer.parts(self.backend)
 
     async def _done(self, task: Task, part: PhaseAtClients, report: PhaseReport) -> tuple[str, object]:
-        """Returns where a task has run, and what stands for the content of its answer."""
+        """Returns where a task has run, and a reference to the content of its answer."""
         clients = part.clients
         try:
             said, content = cast(
                 "tuple[worker_side.Note, object]", await self.backend.run(self.place, task, report.heard)
             )
         except WorkerUnavailableError as error:
-            if error.advice is WorkerUnavailableError.advice:  # which is of workers of ours
+            if error.advice is WorkerUnavailableError.advice:  # that advice is about fedstack's own workers
                 error.advice = "the engine may know why"
             losses = current_scope().losses
             if losses is not None and clients and error.had_begun is not False:
@@ -275,11 +275,11 @@ class TaskPhases(PhaseRunner):
 
 
 class MergedTasks(TaskPhases):
-    """Runs phases at several workers, the first of which merges what they contribute: it does not come here before.
+    """Runs phases at several workers, the first of which merges their contributions before the result comes here.
 
     Args:
-      children: What runs them.
-      counts: How many clients each has.
+      children: The runners at the workers.
+      counts: How many clients each runner has.
     """
 
     def __init__(self, children: Sequence[TaskPhases], counts: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""What runs at another engine's worker: a function from a phase to what its clients contributed.
+"""Runs at another engine's worker: a function from a phase to the contributions of its clients.
 
-Whoever can give an engine work can run any code there, so functions may come by value.
+Anyone who can submit work to an engine can run any code there, so functions may be sent by value.
 """
 
 import functools
@@ -42,13 +42,13 @@ _Part: TypeAlias = Sequence[Memory]
 
 
 class Settings(TypedDict):
-    """What the process that sends a phase says of itself, and wants; plain data, which any version can read.
+    """The sending process's description of itself, and its settings; plain data that any version can read.
 
     Attributes:
       python: Its version of Python.
       fedstack: Its version of fedstack.
       max_concurrent_clients: The most functions to run at the same time; `None` for the default of local stacks.
-      cores: The most cores to compute on at the same time; `None` for all that there are.
+      cores: The most cores to compute on at the same time; `None` for all cores.
     """
 
     python: str
@@ -58,18 +58,18 @@ class Settings(TypedDict):
 
 
 class Note(TypedDict):
-    """What is said of an answer, plain data too.
+    """A note on an answer, plain data too.
 
     Attributes:
       place: The machine and the process.
-      error: Where the phase failed, the code, message and details of a status.
+      error: If the phase failed, the code, message and details of a status.
     """
 
     place: str
     error: tuple[int, str, bytes] | None
 
 
-# The response to a phase, and the memory that belongs to it; nothing where it failed.
+# The response to a phase, and the memory that belongs to it; empty if the phase failed.
 Content: TypeAlias = tuple[bytes, _Part]
 Answer: TypeAlias = tuple[Note, Content]
 
@@ -82,22 +82,22 @@ def settings_of_sender(max_concurrent_clients: int | None, cores: int | None) ->
 
 
 def run_phase(settings: Settings, header: bytes, *parts: _Part) -> Answer:
-    """Runs a phase on the calling thread; else as `answer_phase`."""
+    """Runs a phase on the calling thread; otherwise like `answer_phase`."""
     return _driven(settings, answer_phase(settings, header, *parts))
 
 
 def run_merge(settings: Settings, header: bytes, clients: Sequence[int], *given: Any) -> Answer:
-    """Merges on the calling thread; else as `answer_merge`."""
+    """Merges on the calling thread; otherwise like `answer_merge`."""
     return _driven(settings, answer_merge(settings, header, clients, *given))
 
 
 async def answer_phase(
     settings: Settings, header: bytes, *parts: _Part, progress: ClientCounter | None = None
 ) -> Answer:
-    """Runs a phase in this process; what it raises is in the answer.
+    """Runs a phase in this process; its errors are part of the answer.
 
     Args:
-      settings: Of the process that sends it.
+      settings: The settings of the sending process.
       header: The phase.
       *parts: The memory that belongs to it, in the order of the message.
       progress: Counts its clients.
@@ -108,14 +108,14 @@ async def answer_phase(
 async def answer_merge(
     settings: Settings, header: bytes, clients: Sequence[int], *given: Any, progress: ClientCounter | None = None
 ) -> Answer:
-    """Merges in this process what consecutive ranges of clients have contributed to a phase.
+    """Merges the contributions of consecutive ranges of clients to a phase in this process.
 
     Args:
-      settings: Of the process that sends it.
+      settings: The settings of the sending process.
       header: The phase, for no clients.
       clients: How many clients each range has.
-      *given: The content of the answer of each range, then what belongs to the phase.
-      progress: As of `answer_phase`; no client runs here.
+      *given: The content of the answer of each range, then the memory that belongs to the phase.
+      progress: As for `answer_phase`; no client runs here.
     """
     contents, parts = given[: len(clients)], given[len(clients) :]
     return await _answered(settings, lambda process: _merge(process, header, clients, contents, parts), progress)
@@ -166,7 +166,7 @@ async def _merge(
 
 
 class _Contributed(PhaseRunner):
-    """What a range of clients has contributed to a phase already."""
+    """The existing contribution of a range of clients to a phase."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -180,7 +180,7 @@ class _Contributed(PhaseRunner):
 def read_content(
     content: Content, phase: Phase, arguments: FoldArguments, clients: range
 ) -> tuple[PhaseResult, PhaseResponse]:
-    """Returns what a range of clients has contributed to a phase, and the message that says so."""
+    """Returns the contribution of a range of clients to a phase, and the message that contains it."""
     header, memory = content
     response = PhaseResponse.FromString(header)
     unpacker = Unpacker(memory, clients=len(clients))
@@ -211,7 +211,7 @@ def _process(max_concurrent_clients: int | None) -> "_Process":
 
 
 class _Process:
-    """What this process keeps from phase to phase: a local stack, and the functions that it has loaded."""
+    """State that this process keeps from phase to phase: a local stack, and the functions that it has loaded."""
 
     def __init__(self, max_concurrent_clients: int | None) -> None:
         self.factory = local_executor_factory(max_concurrent_clients=max_concurrent_clients)
@@ -222,7 +222,7 @@ class _Process:
 
 
 class _Host(PhaseHost):
-    """Runs one phase, whose arrays are there already."""
+    """Runs one phase, whose arrays have already arrived."""
 
     def __init__(self, process: _Process, came: Iterable[Memory]) -> None:
         super().__init__(process.admission)

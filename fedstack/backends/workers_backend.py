@@ -1,7 +1,7 @@
-"""Workers behind gRPC run the clients: whole phases go to them, in one session at each, whoever calls.
+"""Runs clients at workers behind gRPC: whole phases are sent to them, in one session per worker for all callers.
 
-A worker that lets a session begin keeps it for all phases, whatever their numbers of clients. An executor service that
-knows the plain verbs only has a session for each number of clients, and folds are done here (`plain_phases.py`).
+A worker keeps its session for all phases, whatever their numbers of clients. An executor service that knows only the
+plain verbs has a session for each number of clients, and folds run here (`plain_phases.py`).
 """
 
 import asyncio
@@ -39,13 +39,13 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkersBackend(Backend):
-    """Workers behind gRPC, which are members: what they do between phases `Membership` decides.
+    """Workers behind gRPC, which are members: `Membership` tracks them between phases.
 
     Args:
       workers: The workers. They are closed with this.
       dispose_batch_size: How many values are disposed of in one call.
-      stream_structs: Whether structs go to plain executor services leaf by leaf.
-      source: What the workers are of; a pool ends its processes when nobody refers to it.
+      stream_structs: Whether structs are sent leaf by leaf to plain executor services.
+      source: The owner of the workers; a pool ends its processes once nothing refers to it.
 
     Attributes:
       workers: The workers.
@@ -69,7 +69,7 @@ class WorkersBackend(Backend):
         return self.workers.subscribe(_Watching(changed))
 
     def sessions_at(self, worker: Worker) -> "_Sessions":
-        """Returns what is open at a worker; it stays open."""
+        """Returns the open sessions at a worker; they stay open."""
         found = self._sessions.get(worker)
         if found is None:
             stub, batch, streams = worker.stub, self._dispose_batch_size, self._stream_structs
@@ -80,19 +80,19 @@ class WorkersBackend(Backend):
                 return OneByOneExecutor(remote)
 
             made = _Sessions(RemotePhases(SessionOpener(stub, batch)), ResourceManagingExecutorFactory(plain))
-            found = self._sessions.setdefault(worker, made)  # another thread may have been quicker
+            found = self._sessions.setdefault(worker, made)  # another thread may have been faster
         return found
 
     async def with_room(self, places: Sequence[Worker], most: int) -> Sequence[Worker]:
-        """Returns the first workers that have room for a session, which is open then.
+        """Returns the first workers that have room for a session, and opens their sessions.
 
         Raises:
           ResourceLimitError: If none has room.
-          WorkerUnavailableError: If one has gone away meanwhile.
+          WorkerUnavailableError: If a worker has gone away meanwhile.
         """
         if len(self._sessions) > len(self.workers.members):
             for worker in [worker for worker in self._sessions if worker.state is MemberState.REMOVED]:
-                self._sessions.pop(worker).plain.close()  # the others end with the last phase that runs there
+                self._sessions.pop(worker).plain.close()  # the other sessions end with the last phase that runs there
         chosen = places[:most]
         if all(worker.refusal is None for worker in places) and all(map(self._is_open, chosen)):
             return chosen
@@ -109,7 +109,7 @@ class WorkersBackend(Backend):
         raise refusals[0]
 
     async def _refusal(self, worker: Worker) -> ResourceLimitError | None:
-        """Opens the session at a worker, if there is none; returns why there is no room for it."""
+        """Opens the session at a worker if there is none; returns the refusal if there is no room for it."""
         if self._is_open(worker):
             return None
         try:
@@ -131,7 +131,7 @@ class WorkersBackend(Backend):
         return [_WorkerPhases(self, worker, caller.server) for worker in places], counts
 
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
-        """Has a worker look in child processes of its own, which costs no other worker; some cannot."""
+        """Has a worker search in its own child processes, which costs no other worker; some workers cannot."""
         able = [worker for worker in await self.places() if worker.features.searches]
         losses = current_scope().losses
         for some in suspects if able else ():
@@ -140,12 +140,12 @@ class WorkersBackend(Backend):
             except LeafError as error:
                 client = error.client_index
                 ended = some.losses if client is None else losses.losses(part.phase, client)
-                found = f"it ended {counted(ended, 'worker')} before it was found; mend the function"
+                found = f"it ended {counted(ended, 'worker')} before it was found; fix the function"
                 raise with_place(error, found) from error.__cause__
         return bool(able)
 
     async def _search(self, part: PhaseAtClients, suspects: Suspects, able: Sequence[Worker]) -> None:
-        """Has one worker look for a client that ends its process."""
+        """Has one worker search for a client that ends its process."""
         (worker,) = await self.with_room(able, 1)
         found = "%s; the worker at %s looks for one that ends its process, in processes apart"
         _logger.warning(found, suspects, worker.address)
@@ -158,8 +158,8 @@ class WorkersBackend(Backend):
         _logger.warning("None of them ends its process; going on")
 
     def lost(self, worker: Worker, error: Exception) -> WorkerUnavailableError:
-        """Records that a worker has failed; returns what to raise for that."""
-        # The cause is not the worker's: membership looks after it from here on, and may have found it well again.
+        """Records that a worker has failed; returns the error to raise."""
+        # The cause is not the worker's state: membership watches it from here on, and may have found it healthy again.
         address, cause = worker.address, worker.line_of(self.workers.lost(worker, error))
         lost = WorkerUnavailableError(f"The worker at {address} was lost during its part: {cause}")
         lost.causes = {address: cause}
@@ -181,11 +181,11 @@ class WorkersBackend(Backend):
 
 @attrs.frozen(eq=False)
 class _Sessions:
-    """What is open at one worker, for phases of any number of clients.
+    """The open sessions at one worker, for phases of any number of clients.
 
     Attributes:
-      phases: The session at one that runs phases.
-      plain: Those at one that does not, by its number of clients.
+      phases: The session at a worker that runs phases.
+      plain: The sessions at a worker that does not, by number of clients.
     """
 
     phases: RemotePhases
@@ -193,7 +193,7 @@ class _Sessions:
 
     @contextlib.contextmanager
     def lent(self, clients: int) -> Generator[OneByOneExecutor, None, None]:
-        """Lends a plain session; another one takes the place of one in which something has failed."""
+        """Lends a plain session; a new session replaces one in which something has failed."""
         executor, failed = self.plain.lease({CLIENTS: clients}), True
         try:
             yield cast(OneByOneExecutor, executor)
@@ -203,7 +203,7 @@ class _Sessions:
 
 
 class _WorkerPhases(PhaseRunner):
-    """Runs a phase for some clients at one worker, and says so if the worker is lost."""
+    """Runs a phase for some clients at one worker, and reports the loss of the worker."""
 
     def __init__(self, backend: WorkersBackend, worker: Worker, server: ProgramEngine) -> None:
         self._backend = backend
@@ -215,24 +215,24 @@ class _WorkerPhases(PhaseRunner):
     ) -> PhaseResult:
         worker, is_served = self._worker, False
         try:
-            sessions = self._backend.sessions_at(worker)  # kept there, to end when the worker is removed
+            sessions = self._backend.sessions_at(worker)  # kept there, so that they end when the worker is removed
             if worker.features.phases and await sessions.phases.open():
                 is_served = True
                 return await sessions.phases.run_phase(phase, inputs, arguments, clients)
             with sessions.lent(len(clients)) as plain:
                 remote = cast(RemoteExecutor, plain.target)
-                await remote.open()  # what fails from here on fails at work
+                await remote.open()  # failures from here on happen during work
                 is_served = True
                 phases = PlainPhases(remote, plain.foreign, self._server)
                 return await phases.run_phase(phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             if is_served and isinstance(error.__cause__, RemoteTraceback):
-                raise  # the worker says so itself, of something behind it: it is there
+                raise  # the worker itself reports this about something behind it: it is alive
             raise self._backend.lost(worker, error) from error
 
 
 class _Watching(MembershipObserver[Worker]):
-    """Passes on that something has become of a worker."""
+    """Forwards changes of workers."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed

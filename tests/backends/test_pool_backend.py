@@ -138,7 +138,10 @@ def test_numbers_out_of_range_are_refused(options) -> None:
 def test_a_pool_that_is_shut_down_says_so() -> None:
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    with sync_context(pool), pytest.raises(ClosedError, match="The pool is shut down .* make a new one, and a context"):
+    with (
+        sync_context(pool),
+        pytest.raises(ClosedError, match="The pool is shut down .* create a new one, and a context"),
+    ):
         total([1])
 
 
@@ -185,8 +188,8 @@ def test_no_clients_ran_in_a_pool_that_was_broken_before(has_answered: bool) -> 
         with pytest.raises(NoWorkersError) as caught:
             total([1, 2])
     assert str(caught.value) == (
-        "The pool is broken, and cannot be used again; make a new pool, and a context over it, or give a function that "
-        "makes pools in place of one (BrokenExecutor: not usable anymore)"
+        "The pool is broken, and cannot be used again; create a new pool, and a context over it, or give a function "
+        "that makes pools in place of one (BrokenExecutor: not usable anymore)"
     )
 
 
@@ -198,7 +201,7 @@ def test_a_pool_of_threads_whose_initializer_raises_says_so(caplog) -> None:
         with pytest.raises(NoWorkersError, match=r"initializer .*\(BrokenThreadPool: A thread initializer failed"):
             total([1])
         with pytest.raises(
-            NoWorkersError, match=r"cannot be used again; make a new pool(?s:.)*initializer failed.*\)$"
+            NoWorkersError, match=r"cannot be used again; create a new pool(?s:.)*initializer failed.*\)$"
         ):
             total([1])
 
@@ -215,7 +218,7 @@ def test_a_function_that_makes_pools_makes_another_after_one_has_broken() -> Non
 def test_pools_that_break_each_time_end_the_call_and_name_the_clients() -> None:
     with sync_context(lambda: SilentPool(BrokenExecutor("gone")), 1), pytest.raises(LostWorkersError) as caught:
         total([1, 2, 3])
-    assert "within 3 attempts; mend the client function that ends them" in str(caught.value)
+    assert "within 3 attempts; fix the client function that ends them" in str(caught.value)
     assert "these may have run where a worker ended: clients 0 to 2" in str(caught.value)
 
 

@@ -221,7 +221,7 @@ def test_options_that_cannot_be_right_are_refused() -> None:
         ({"runtime_env": "x"}, "Expected runtime_env as a dict, found str 'x'"),
         (
             {"runtime_env": {"working_dir": "/no/such/dir"}},
-            "one of which it says: /no/such/dir is not a valid path; mend it",
+            "one that it rejects: /no/such/dir is not a valid path; fix it",
         ),
         ({"resources_per_worker": 3}, "Expected resources_per_worker as a dict, found"),
     ):

@@ -230,7 +230,7 @@ def test_memory_is_told_in_gigabytes() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_runtime_env_that_does_not_build_is_an_error_at_once() -> None:
     with over_ray(num_workers=1, runtime_env={"pip": ["no-such-package-of-fedstack"]}):
-        with pytest.raises(NoWorkersError, match="Ray cannot start a worker: its runtime_env cannot be built; mend it"):
+        with pytest.raises(NoWorkersError, match="Ray cannot start a worker: its runtime_env cannot be built; fix it"):
             checked(numbers(3))
 
 

@@ -78,7 +78,7 @@ def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, 
         assert (found.client_index, found.computation_name) == (KILLER, "crash")
         assert str(found).startswith(
             "'crash' ended its process with signal 11 (SIGSEGV); at "
-            "client 13; it ended 2 workers before it was found; mend the function\n"
+            "client 13; it ended 2 workers before it was found; fix the function\n"
         )
         assert "killing_leaves.py" in str(found)
         assert "ctypes.string_at(0)" in str(found)

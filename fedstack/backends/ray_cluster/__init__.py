@@ -1,1 +1,1 @@
-"""Ray runs the clients: in actors, which it places, starts and supervises."""
+"""Runs clients in Ray actors, which Ray places, starts and supervises."""

@@ -1,6 +1,6 @@
-"""What runs in an actor of Ray: phases, and answers to questions about them while they run.
+"""Defines the Ray actor that runs phases and answers questions about them while they run.
 
-The actor is asynchronous, so that a phase can be cancelled; Ray cannot interrupt a method that is not.
+The actor is asynchronous, so that a phase can be cancelled; Ray cannot interrupt a synchronous method.
 """
 
 import os
@@ -13,7 +13,7 @@ from fedstack.transport.wire.frames import Heartbeat
 
 
 class Greeting(TypedDict):
-    """What an actor says of itself, in plain data.
+    """An actor's description of itself, in plain data.
 
     Attributes:
       node: The address of its node.
@@ -27,13 +27,13 @@ class Greeting(TypedDict):
 
 
 class RayWorker:
-    """A worker, in a process of its own, with a stack and the functions that it has loaded (`worker_side.py`)."""
+    """A worker in its own process, with a stack and the functions that it has loaded (`worker_side.py`)."""
 
     def __init__(self) -> None:
         self._counts: dict[int, ProgressCounts] = {}
 
     async def greet(self) -> Greeting:
-        """Returns where this is."""
+        """Returns where this actor runs."""
         actor = ray.get_runtime_context().get_actor_id()
         return Greeting(node=ray.util.get_node_ip_address(), actor=actor, process=os.getpid())
 
@@ -42,9 +42,9 @@ class RayWorker:
         """Runs a task.
 
         Args:
-          number: The number under which `heard` knows it.
+          number: The number that identifies the task for `heard`.
           task: Its coroutine function.
-          *arguments: Its arguments. Ray has put in what it keeps in its object store.
+          *arguments: Its arguments. Ray has resolved references to its object store.
         """
         counts = self._counts[number] = ProgressCounts()
         try:
@@ -53,6 +53,6 @@ class RayWorker:
             del self._counts[number]
 
     async def heard(self, number: int) -> Heartbeat:
-        """Returns how far a phase is."""
+        """Returns the progress of a phase."""
         counts = self._counts.get(number) or ProgressCounts()
         return Heartbeat(counts.done, counts.running, counts.failures, tuple(counts.work()))

@@ -1,4 +1,4 @@
-"""The one door to Ray, which is optional, and most of which has no types."""
+"""The only module that imports Ray, which is optional and mostly untyped."""
 
 import contextlib
 import itertools
@@ -26,12 +26,12 @@ try:
         NodeLabelSchedulingStrategy,
         PlacementGroupSchedulingStrategy,
     )
-except ImportError as error:  # a folder of that name may be found: Ray itself makes /tmp/ray
+except ImportError as error:  # a folder named `ray` may be importable: Ray itself creates /tmp/ray
     if error.name != "ray":
         raise
     raise ImportError('Ray is not installed: pip install "fedstack[ray]"') from error
 
-# References to objects and handles of actors have no types of their own either.
+# References to objects and handles of actors are untyped as well.
 Ref = Any
 Handle = Any
 ray: Any = _ray
@@ -39,7 +39,7 @@ exceptions: Any = _exceptions
 RuntimeEnv: Any = _RuntimeEnv
 _worker: Any = _ray_worker
 
-# What an actor takes, or what it works on, has gone with its process, its node or the process that made it.
+# The actor, or an object that it uses, is gone with its process, its node or the process that created it.
 LOSSES: tuple[type[Exception], ...] = (
     exceptions.RayActorError,
     exceptions.ObjectLostError,
@@ -50,12 +50,12 @@ LOSSES: tuple[type[Exception], ...] = (
     exceptions.TaskCancelledError,
 )
 _STRATEGIES = (PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
-# Ray's own names of resources, and the options of actors that ask for them; it takes any other name too.
+# Ray's own names of resources, and the actor options that request them; Ray accepts any other name too.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
 def _reduced_ref(ref: Ref) -> Reduced:
-    """Writes a reference that a function brings along: who owns it as well, else nobody could ever get it."""
+    """Pickles a reference captured by a function, along with its owner, without which it could not be resolved."""
     return ray.cloudpickle.CloudPickler.dispatch[type(ref)](ref)
 
 
@@ -63,7 +63,7 @@ register_reducer(ray.ObjectRef, _reduced_ref)
 
 
 class _Starting:
-    """Ray's functions start a Ray where there is none. There is a switch for that, and none for a thread alone."""
+    """Prevents Ray's functions from starting Ray by themselves. Ray's switch for that applies to all threads."""
 
     def __init__(self) -> None:
         self._hook = cast(Any, _hook)
@@ -78,7 +78,7 @@ class _Starting:
 
     @contextlib.contextmanager
     def prevented(self) -> Generator[None, None, None]:
-        """Lets no Ray be started for the block: another thread may have shut down the one that there was."""
+        """Prevents Ray from being started during the block: another thread may have shut down the previous Ray."""
         with self._lock:
             self._blocks += 1
             self._hook.enable_auto_connect = False
@@ -91,19 +91,19 @@ class _Starting:
 
 
 starting = _Starting()
-# A Ray that is started here ends with the thread that started it, so this one stays.
+# Ray ends with the thread that started it, so this thread stays.
 _starters = LeafThreads(1, idle_seconds=threading.TIMEOUT_MAX, work_ends=True)
 
 
 def start() -> None:
-    """Starts a Ray that lives as long as this process, or connects to the one that `RAY_ADDRESS` names."""
+    """Starts a Ray that lives as long as this process, or connects to the cluster that `RAY_ADDRESS` names."""
     _starters.submit(ray.init).result()
 
 
 def session() -> object:
-    """Returns what tells the Ray that this process uses from any other; `None` where it uses none.
+    """Returns an object that identifies the Ray session of this process; `None` if there is none.
 
-    That is found in Python: a process that calls functions of Ray's core while that is shut down is ended by it.
+    It is looked up in Python only: Ray ends a process that calls functions of its core while the core is shut down.
     """
     if not ray.is_initialized():
         return None
@@ -111,17 +111,17 @@ def session() -> object:
 
 
 def wait_until_gone(seconds: float = 10.0) -> None:
-    """Waits for a Ray that is being shut down: whoever drops an `ObjectRef` meanwhile calls its core, too."""
+    """Waits until Ray has shut down: dropping an `ObjectRef` meanwhile calls its core, too."""
     for _ in Deadline(seconds).attempts_blocking(itertools.repeat(0.01)):
         if ray.is_initialized() or not hasattr(_worker.global_worker, "core_worker"):
             break
 
 
 def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
-    """Returns how much of what a worker needs; a CPU by default.
+    """Returns the resources that a worker needs; one CPU by default.
 
     Raises:
-      InvalidValueError: If these are no amounts of resources.
+      InvalidValueError: If these are not amounts of resources.
     """
     if resources is None:
         return {"CPU": 1}
@@ -144,24 +144,24 @@ def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]
 
 
 def bundles_of(placement: object) -> "list[dict[str, float]] | None":
-    """Returns what a placement group reserves; `None` for any other placement."""
+    """Returns the resources that a placement group reserves; `None` for any other placement."""
     return cast(Any, placement).bundle_specs if isinstance(placement, PlacementGroup) else None
 
 
 def is_removed(placement: object) -> bool:
-    """Returns whether a placement is a group that reserves nothing any more."""
+    """Returns whether a placement is a group that has been removed."""
     if not isinstance(placement, PlacementGroup):
         return False
     return ray.util.placement_group_table(placement).get("state", "REMOVED") == "REMOVED"  # of another Ray: no state
 
 
 def actor_options(resources: Mapping[str, float], placement: object, runtime_env: object) -> dict[str, object]:
-    """Returns the options of an actor that has what a worker needs.
+    """Returns the options of an actor with the resources that a worker needs.
 
     Args:
-      resources: How much of what.
+      resources: The amount of each resource.
       placement: "SPREAD", "PACK", a placement group, or another of Ray's scheduling strategies.
-      runtime_env: Ray's description of what the actor's process needs; `None` for that of the driver.
+      runtime_env: Ray's description of the environment of the actor's process; `None` for the driver's environment.
     """
     options: dict[str, object] = {"num_cpus": 0}
     custom = {name: amount for name, amount in resources.items() if name not in _OPTIONS}
@@ -182,11 +182,11 @@ def actor_options(resources: Mapping[str, float], placement: object, runtime_env
         RuntimeEnv(**cast("dict[str, Any]", runtime_env or {}))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(
-            f"Expected runtime_env as Ray takes it, found one of which it says: {str(error).rstrip('.')}; mend it"
+            f"Expected runtime_env as Ray takes it, found one that it rejects: {str(error).rstrip('.')}; fix it"
         ) from error
-    # To pack is what Ray does by default.
+    # Ray packs by default.
     options["scheduling_strategy"] = "DEFAULT" if placement == "PACK" else placement
     if runtime_env is not None:
         options["runtime_env"] = runtime_env
-    # Ray starts what has ended anew. What ran there fedstack runs again, where it knows that it may.
+    # Ray restarts actors that have ended. fedstack reruns their work, where it knows that this is allowed.
     return {**options, "max_restarts": -1, "max_task_retries": 0}

@@ -1,4 +1,4 @@
-"""Runs tasks in actors of Ray. What all tasks of a phase have is put into its object store once, and read there."""
+"""Runs tasks in Ray actors. Data shared by all tasks of a phase is put into the object store once, and read there."""
 
 import asyncio
 import contextlib
@@ -20,16 +20,16 @@ from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
 _T = TypeVar("_T")
-# How often a worker is asked how far it is, and how many are asked in a second at most.
+# How often a worker is asked for its progress, and the most workers that are asked in a second.
 _ASKED_SECONDS, _ASKED_EACH_SECOND = 0.5, 100
 
 
 class RayBackend(Backend):
-    """Actors of Ray, of which each runs what it is sent.
+    """Ray actors, each of which runs the tasks sent to it.
 
     Args:
       workers: The actors. They are ended with this.
-      cores: On how many cores each computes at most.
+      cores: The most cores that each of them computes on.
     """
 
     reads = (RayObject, RayRows)
@@ -40,7 +40,7 @@ class RayBackend(Backend):
         self._workers = workers
         self._numbers = itertools.count()
         self._running = 0
-        # What is large goes into the object store in turn: the first workers begin while the rest is still copied.
+        # Large data goes into the object store in turn: the first workers begin while the rest is still being copied.
         self._threads = LeafThreads(max(1, CORES // 2), idle_seconds=1.0, work_ends=True)
 
     async def places(self) -> Sequence[RayPlace]:
@@ -55,7 +55,7 @@ class RayBackend(Backend):
         notes: list[Ref] = []
 
         def call() -> tuple[Ref, Ref]:
-            # Ray puts what is large into its object store, and returns then.
+            # Ray puts large arguments into its object store before it returns.
             note, content = place.handle.run.remote(number, task.coroutine, *task.arguments)
             notes.append(note)
             if cancelled.is_set():
@@ -64,7 +64,7 @@ class RayBackend(Backend):
 
         def cancel() -> None:
             cancelled.set()
-            _cancel(notes)  # those of a call that has just ended
+            _cancel(notes)  # the notes of a call that has just ended
 
         async with self._in_session():
             self._running += 1
@@ -77,16 +77,16 @@ class RayBackend(Backend):
                 self._running -= 1
 
     async def _noted(self, place: RayPlace, number: int, note: Ref, heard: Callable[[Heartbeat], None]) -> object:
-        """Returns what a task says of its content; asks now and then how far it is."""
+        """Returns a task's note on its content; asks for its progress from time to time."""
         arriving = note.future()
         try:
             while not await arrival(arriving, max(_ASKED_SECONDS, self._running / _ASKED_EACH_SECOND)):
                 self._workers.check()
                 beat = place.handle.heard.remote(number).future()
                 while not (await arrival(beat, _ASKED_SECONDS) or arriving.done()):
-                    self._workers.check()  # what has been shut down never answers
+                    self._workers.check()  # a Ray that was shut down never answers
                 if beat.done():
-                    with contextlib.suppress(exceptions.RayError):  # the task tells what it is
+                    with contextlib.suppress(exceptions.RayError):  # the task itself reports the error
                         heard(beat.result())
         except asyncio.CancelledError:
             _cancel([note])
@@ -94,7 +94,7 @@ class RayBackend(Backend):
         return arriving.result()
 
     async def fetch(self, content: Ref) -> object:
-        """Returns content in memory of its own: what a user keeps of it must not keep it in the object store."""
+        """Returns a copy of the content: parts that a user keeps must not keep the object store's memory."""
         async with self._in_session():
             try:
                 header, memory = await self._got(content)
@@ -103,20 +103,20 @@ class RayBackend(Backend):
             return header, await sized(_bytes_of(memory), lambda: [one.copy() for one in memory], LOOP_COPY_BYTES)
 
     async def _got(self, content: Ref) -> tuple[bytes, list[Memory]]:
-        with contextlib.suppress(exceptions.GetTimeoutError):  # it is at another node
+        with contextlib.suppress(exceptions.GetTimeoutError):  # it is on another node
             return ray.get(content, timeout=0)
         arriving = content.future()
         while not await arrival(arriving, _ASKED_SECONDS):
-            self._workers.check()  # what has been shut down never answers
+            self._workers.check()  # a Ray that was shut down never answers
         return arriving.result()
 
     async def _sized(self, size: int, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
-        """Does what copies so many bytes into the object store; `cancel` is called if nobody waits for it any more."""
+        """Runs work that copies `size` bytes into the object store; calls `cancel` if the caller stops waiting."""
         return work() if size <= LOOP_COPY_BYTES else await self._threads.run(work, cancel)
 
     @contextlib.asynccontextmanager
     async def _in_session(self) -> AsyncGenerator[None, None]:
-        """Lets no other Ray be started for the block, and says so where it fails because Ray is shut down."""
+        """Prevents another Ray from starting during the block, and raises a clear error if Ray was shut down."""
         with starting.prevented():
             try:
                 self._workers.check()
@@ -127,7 +127,7 @@ class RayBackend(Backend):
                 raise
 
     def _error(self, place: RayPlace | None, error: Exception) -> FedstackError:
-        """Returns our error for one of Ray's, at a worker or after its answer."""
+        """Returns fedstack's error for an error of Ray's, at a worker or after its answer."""
         if isinstance(error, LOSSES):
             if place is not None:
                 self._workers.lost(place)
@@ -149,7 +149,7 @@ class RayBackend(Backend):
 
 
 def _bytes_of(argument: object) -> int:
-    """Returns how much memory there is in an argument that is a list of some."""
+    """Returns the number of bytes in an argument that is a list of memory."""
     return sum(getattr(one, "nbytes", 0) for one in cast("list[object]", argument)) if isinstance(argument, list) else 0
 
 
@@ -164,7 +164,7 @@ def _at(place: RayPlace | None) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Says in a few words what has happened to a worker."""
+    """Returns a short description of what happened to a worker."""
     said = str(error)
     if isinstance(error, exceptions.OutOfMemoryError) or "memory pressure" in said or "running low on memory" in said:
         return "its node had too little memory; start fewer workers there, with resources_per_worker={'memory': ...}"

@@ -1,4 +1,4 @@
-"""Makes the stacks that run client work in actors of Ray, and contexts over them, in one line each."""
+"""Creates stacks that run client work in Ray actors, and contexts over them, in one call each."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -31,32 +31,32 @@ def ray_executor_factory(
     default_num_clients: int = 0,
     data_backend: DataBackend | None = None,
 ) -> BackendExecutorFactory:
-    """Returns a factory of stacks that run the work of clients in actors of Ray, and the server's work here.
+    """Returns a factory of stacks that run client work in Ray actors, and the server's work here.
 
-    Each client phase is spread evenly over the actors that are there when it begins. One that is lost costs the round:
-    Ray starts it anew, and the context runs the round again, with the same result. If nobody has called `ray.init` when
-    the first phase begins, it is called without arguments, as Ray's own functions do; `RAY_ADDRESS` says which cluster.
+    Each client phase is spread evenly over the actors that are ready when it begins. Losing an actor costs the round:
+    Ray restarts it, and the context runs the round again, with the same result. If `ray.init` has not been called when
+    the first phase begins, it is called without arguments, as Ray's own functions do; `RAY_ADDRESS` names the cluster.
 
     Args:
       num_workers: How many actors. By default as many as the cluster has room for when the first phase begins; "auto"
-        asks that again before each phase.
-      resources_per_worker: What each actor needs, as in `{"CPU": 1, "GPU": 0.5}`; a CPU by default. Ray shows an actor
-        the devices that it has been given.
+        checks the room again before each phase.
+      resources_per_worker: The resources of each actor, as in `{"CPU": 1, "GPU": 0.5}`; one CPU by default. Ray makes
+        only the assigned devices visible to an actor.
       placement: "SPREAD" over the nodes, "PACK" onto few, a placement group, or another of Ray's scheduling strategies.
-      runtime_env: Ray's description of what the processes of the actors need.
-      max_fanout: The most partial results that are merged in one place; where there are more, actors merge them first.
-      max_workers: The most actors, where `num_workers` is no number.
-      start_seconds: How long to wait for actors that the cluster has room for, and for the first one in any case.
-      max_concurrent_clients: The most functions that run at the same time in an actor; by default one per CPU that it
+      runtime_env: Ray's description of the environment of the actors' processes.
+      max_fanout: The most partial results that are merged in one place; if there are more, actors merge them first.
+      max_workers: The most actors, if `num_workers` is not a number.
+      start_seconds: How long to wait for actors that the cluster has room for, and for the first actor in any case.
+      max_concurrent_clients: The most functions that an actor runs at the same time; by default one per CPU that it
         needs if they compute, and 32 if they wait, or four per core of its node if that is more.
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      default_num_clients: The number of clients of computations whose arguments do not determine it.
       data_backend: Resolves `data` blocks at the server that are not functions.
 
     Raises:
       ImportError: If Ray is not installed (extra `ray`).
-      InvalidValueError: If an argument cannot be right.
+      InvalidValueError: If an argument is invalid.
     """
-    from fedstack.backends.ray_cluster.ray_api import actor_options, checked_resources  # which imports Ray
+    from fedstack.backends.ray_cluster.ray_api import actor_options, checked_resources  # imports Ray
     from fedstack.backends.ray_cluster.ray_backend import RayBackend
     from fedstack.backends.ray_cluster.ray_room import Room
     from fedstack.backends.ray_cluster.ray_workers import RayWorkers
@@ -85,21 +85,21 @@ def ray_executor_factory(
 
 
 class RayOptions(TypedDict, total=False):
-    """What the functions take that make contexts over Ray, such as `create_sync_ray_execution_context`.
+    """The options of the functions that create contexts over Ray, such as `create_sync_ray_execution_context`.
 
     Attributes:
-      num_workers: How many actors; as of `ray_executor_factory`, like what follows.
-      resources_per_worker: What each actor needs, as in `{"CPU": 1, "GPU": 0.5}`.
+      num_workers: How many actors; like the options below, as in `ray_executor_factory`.
+      resources_per_worker: The resources of each actor, as in `{"CPU": 1, "GPU": 0.5}`.
       placement: "SPREAD", "PACK", a placement group, or another of Ray's scheduling strategies.
-      runtime_env: Ray's description of what the processes of the actors need.
+      runtime_env: Ray's description of the environment of the actors' processes.
       max_fanout: The most partial results that are merged in one place.
-      max_workers: The most actors, where `num_workers` is no number.
+      max_workers: The most actors, if `num_workers` is not a number.
       start_seconds: How long to wait for the first actor.
-      max_concurrent_clients: The most functions that run at the same time in an actor.
-      default_num_clients: The number of clients of computations whose arguments do not tell.
+      max_concurrent_clients: The most functions that an actor runs at the same time.
+      default_num_clients: The number of clients of computations whose arguments do not determine it.
       data_backend: Resolves `data` blocks at the server that are not functions.
-      retry_policy: What to do about retryable errors, a lost actor's among them; five attempts by default.
-      progress: True to show how many clients are done, or what shows it.
+      retry_policy: How to handle retryable errors, including a lost actor; five attempts by default.
+      progress: True to show how many clients are done, or a function that shows it.
     """
 
     num_workers: "int | str | None"
@@ -129,7 +129,7 @@ def _made(options: RayOptions) -> dict[str, Any]:
 
 @takes_options(RayOptions, **_DEFAULTS)
 def create_sync_ray_execution_context(**options: "Unpack[RayOptions]") -> SyncExecutionContext:
-    """Returns a context that runs client work in actors of Ray, when a computation is called.
+    """Returns a context that runs client work in Ray actors when a computation is called.
 
     Args:
       **options: See `RayOptions`.
@@ -139,7 +139,7 @@ def create_sync_ray_execution_context(**options: "Unpack[RayOptions]") -> SyncEx
 
 @takes_options(RayOptions, **_DEFAULTS)
 def create_async_ray_execution_context(**options: "Unpack[RayOptions]") -> AsyncExecutionContext:
-    """Returns a context that runs client work in actors of Ray, when the coroutine of a call is awaited.
+    """Returns a context that runs client work in Ray actors when the coroutine of a call is awaited.
 
     Args:
       **options: See `RayOptions`.
@@ -149,7 +149,7 @@ def create_async_ray_execution_context(**options: "Unpack[RayOptions]") -> Async
 
 @takes_options(RayOptions, **_DEFAULTS)
 def set_sync_ray_execution_context(**options: "Unpack[RayOptions]") -> None:
-    """Makes a new sync context over Ray this thread's default.
+    """Sets a new sync context over Ray as this thread's default.
 
     Args:
       **options: See `RayOptions`.
@@ -159,7 +159,7 @@ def set_sync_ray_execution_context(**options: "Unpack[RayOptions]") -> None:
 
 @takes_options(RayOptions, **_DEFAULTS)
 def set_async_ray_execution_context(**options: "Unpack[RayOptions]") -> None:
-    """Makes a new async context over Ray this thread's default.
+    """Sets a new async context over Ray as this thread's default.
 
     Args:
       **options: See `RayOptions`.

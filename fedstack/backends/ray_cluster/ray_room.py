@@ -1,4 +1,4 @@
-"""Finds out for how many workers a cluster of Ray has room, and says what is missing."""
+"""Computes how many workers a Ray cluster has room for, and describes missing resources."""
 
 import functools
 import math
@@ -11,11 +11,11 @@ from fedstack.foundations.error_text import counted
 
 
 class Room:
-    """What workers need, and where.
+    """The resources that workers need, and their placement.
 
     Args:
-      needs: How much of what each needs.
-      placement: Where they may go; a placement group has reserved something for them.
+      needs: The amount of each resource that a worker needs.
+      placement: Where they may be placed; a placement group has reserved resources for them.
     """
 
     def __init__(self, needs: Mapping[str, float], placement: object) -> None:
@@ -24,7 +24,7 @@ class Room:
         self._bundles = bundles_of(placement)
 
     def check(self) -> None:
-        """Sees whether there is any.
+        """Checks that the placement still exists.
 
         Raises:
           NoWorkersError: If the placement group has been removed.
@@ -38,19 +38,19 @@ class Room:
             raise error
 
     def workers(self) -> int:
-        """Returns how many workers there is room for where nothing else runs."""
+        """Returns how many workers there would be room for if nothing else ran."""
         return self._in(_nodes() if self._bundles is None else self._bundles)
 
     def _in(self, places: Iterable[Mapping[str, float]]) -> int:
-        needs = self._needs or {"CPU": 1}  # one per core where nothing else limits them
+        needs = self._needs or {"CPU": 1}  # one per core if nothing else limits them
         return sum(min(math.floor(place.get(name, 0) / need) for name, need in needs.items()) for place in places)
 
     def told(self, there: int, starting: int) -> str:
-        """Says what a worker needs and what there is of it.
+        """Describes the resources that a worker needs and their availability.
 
         Args:
-          there: How many workers have their part of that.
-          starting: How many may have theirs: Ray reserves it before it starts a process.
+          there: How many workers hold their resources.
+          starting: How many may already hold theirs: Ray reserves resources before it starts a process.
         """
         if self._bundles is not None:
             return f"the placement group reserves {', '.join(map(str, self._bundles))}"
@@ -68,7 +68,7 @@ class Room:
         return f"each needs {' and '.join(found) or 'nothing in particular'}"
 
     def lacking(self, starting: int) -> str:
-        """Says why none of the workers being started has come, and what to do."""
+        """Says why none of the workers being started is ready, and what to do."""
         if self._bundles is not None:
             advice = "see whether it is ready, and ask for less in resources_per_worker"
         elif self.workers():

@@ -1,4 +1,4 @@
-"""Knows the actors of one factory: asks Ray for those that there is room for, and hears which of them are there."""
+"""Manages the actors of one factory: requests as many as there is room for, and tracks which of them are ready."""
 
 import contextlib
 import functools
@@ -29,12 +29,12 @@ from fedstack.foundations.deadline import Deadline, growing_pauses
 from fedstack.foundations.error_text import counted
 
 _logger = logging.getLogger(__name__)
-# Once one is there, how long to wait for the others of the first.
+# Once an actor is ready, how long to wait for the others of the first batch.
 _OTHERS_SECONDS = 10.0
-# How long a Ray that is shut down may take to be gone, once actors cannot be started any more.
+# How long a Ray that is shutting down may take to be gone, once actors can no longer be started.
 _SHUT_DOWN_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.1
-# What a forked child must never let go of.
+# Objects that a forked child must never release.
 _of_parents: list[object] = []
 
 
@@ -44,9 +44,9 @@ class RayPlace:
 
     Attributes:
       handle: The actor.
-      greeting: Stands for what it says of itself, once it is there.
-      is_awaited: Whether phases wait for it: there is room for it, and none was there before it.
-      said: What it has said; `None` while it is being started.
+      greeting: A reference to its description of itself, which resolves once it is ready.
+      is_awaited: Whether phases wait for it: there is room for it, and no actor was ready before it.
+      said: Its description of itself; `None` while it is being started.
     """
 
     handle: Handle
@@ -63,12 +63,12 @@ class RayWorkers:
     """The actors of one factory.
 
     Args:
-      num_workers: How many; "auto" for as many as there is room for when a phase begins, `None` for as many as there is
-        room for when the first one begins.
-      max_workers: The most that these may be; `None` for any number.
-      room: Knows how many the cluster has room for.
+      num_workers: How many actors; "auto" for as many as there is room for when a phase begins, `None` for as many as
+        there is room for when the first phase begins.
+      max_workers: The most actors if `num_workers` is not a number; `None` for no limit.
+      room: Computes how many actors the cluster has room for.
       options: The options of an actor.
-      start_seconds: How long to wait for the first one.
+      start_seconds: How long to wait for the first actor.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class RayWorkers:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """See `after_fork`. The actors are the parent's; Ray does not work in its forked children."""
+        """See `after_fork`. The actors belong to the parent; Ray does not work in its forked children."""
         self._lock = threading.Lock()
-        # The last handle to go tells Ray to end the actor, in a child by the parent's own connections.
+        # Dropping the last handle tells Ray to end the actor; a child would use the parent's connections for that.
         _of_parents.append(self._places)
         self._places = []
 
     async def ready(self) -> Sequence[RayPlace]:
-        """Returns the actors that are there; those that were asked for first have some time to come together.
+        """Returns the ready actors; the actors requested first get some time to become ready together.
 
         Raises:
-          NoWorkersError: If none has come within the time to start, or none can.
+          NoWorkersError: If none is ready within the time to start, or none can be.
         """
         begun, others = Deadline(self._start_seconds), Deadline()
         await off_loop(self._ask)
@@ -124,10 +124,10 @@ class RayWorkers:
         raise await off_loop(self._none_ready)
 
     def lost(self, place: RayPlace) -> None:
-        """Gives an actor no more work until there is a sign of life of it."""
+        """Gives an actor no more work until it shows a sign of life."""
         with self._lock:
             if place in self._places and session() is self._session:
-                # It may be shut down meanwhile.
+                # Ray may be shut down meanwhile.
                 with contextlib.suppress(exceptions.RaySystemError), starting.prevented():
                     self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
 
@@ -135,48 +135,48 @@ class RayWorkers:
         """Ends the actors."""
         with self._lock:
             places, self._places = self._places, []
-            with contextlib.suppress(Exception):  # it may be shut down at the same time
+            with contextlib.suppress(Exception):  # Ray may be shut down at the same time
                 if session() is self._session:
                     for place in places:
                         ray.kill(place.handle)
 
     def check(self) -> None:
-        """Sees whether the actors may still be there: to ask them would start another Ray, and nothing would come.
+        """Checks that the actors may still exist: otherwise asking them would start another Ray, in vain.
 
         Raises:
-          NoWorkersError: If Ray has been shut down since they were asked for.
+          NoWorkersError: If Ray has been shut down since they were requested.
         """
         found = session()
         if found is not self._session:
             raise _shut_down(is_final=found is None)
 
     def check_again(self) -> None:
-        """Sees whether something has failed because Ray is shut down, and waits until that is done.
+        """Checks whether a failure was caused by a shutdown of Ray, and if so waits until that is complete.
 
         Raises:
           NoWorkersError: If Ray is shut down.
         """
         for _ in Deadline(_SHUT_DOWN_SECONDS).attempts_blocking(itertools.repeat(_LONGEST_PAUSE_SECONDS)):
-            if session() is not self._session:  # it fails before it is gone
+            if session() is not self._session:  # calls fail before the shutdown is complete
                 break
         wait_until_gone()
         self.check()
 
     def _ask(self) -> None:
-        """Asks Ray for the actors that are missing; starts it, as its own functions do, if nobody ever has."""
+        """Requests the missing actors; starts Ray, as its own functions do, if it has never been started."""
         with self._lock:
             if not ray.is_initialized():
                 if self._session is not None:
                     raise _shut_down(is_final=True)
                 start()
-            if session() is not self._session:  # it has been shut down since, and the actors with it
+            if session() is not self._session:  # Ray has been shut down since, and the actors with it
                 self._session = session()
                 self._places, self._wanted, self._told_missing = [], self._num_workers, 0
             with self._in_session():
                 self._fill()
 
     def _fill(self) -> None:
-        """Asks Ray for the actors that are missing, where it is there."""
+        """Requests the missing actors if Ray is running."""
         if not any(place.said for place in self._places):
             self._room.check()
         if len(self._places) == self._wanted and not self._follows:
@@ -193,15 +193,15 @@ class RayWorkers:
         for index in range(len(self._places), self._wanted):
             try:
                 handle = actor.remote()
-            except ValueError as error:  # of a folder that is not there, for example
+            except ValueError as error:  # for example about a missing folder
                 raise _cannot_start(error) from error
             self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
 
     def _hear(self) -> Sequence[RayPlace]:
-        """Returns the actors that have been asked for, after hearing those that have come.
+        """Returns the requested actors, after reading the answers of those that have started.
 
         Raises:
-          NoWorkersError: If the last of them cannot come.
+          NoWorkersError: If the last of them cannot start.
         """
         self.check()
         with self._lock, self._in_session():
@@ -213,7 +213,7 @@ class RayWorkers:
                 place = waiting[greeting]
                 try:
                     place.said = ray.get(greeting)
-                except exceptions.ActorUnavailableError:  # it is being started anew
+                except exceptions.ActorUnavailableError:  # it is being restarted
                     place.greeting = place.handle.greet.remote()
                 except exceptions.RayError as error:
                     self._places.remove(place)
@@ -225,7 +225,7 @@ class RayWorkers:
 
     @contextlib.contextmanager
     def _in_session(self) -> Generator[None, None, None]:
-        """Lets no other Ray be started for the block, and says so where it fails because Ray is shut down."""
+        """Prevents another Ray from starting during the block, and raises a clear error if Ray was shut down."""
         try:
             with starting.prevented():
                 yield
@@ -235,7 +235,7 @@ class RayWorkers:
             raise
 
     def _tell_missing(self, missing: int) -> None:
-        """Says that phases begin without some of the actors, unless that was said already."""
+        """Logs that phases begin without some of the actors, unless it was logged already."""
         if missing > self._told_missing:
             there = len(self._places) - missing
             _logger.warning(
@@ -271,12 +271,12 @@ def _cannot_start(error: Exception) -> NoWorkersError:
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     is_final = True
     if isinstance(error, (exceptions.RuntimeEnvSetupError, ValueError)):
-        why = f"its runtime_env cannot be built; mend it: {lines[-1].strip()}"
+        why = f"its runtime_env cannot be built; fix it: {lines[-1].strip()}"
     elif "ModuleNotFoundError" in str(error):
         missing = next(line for line in lines if "ModuleNotFoundError" in line)
         why = f"install at the nodes what is installed here, or name it in runtime_env: {missing.strip()}"
     else:
-        why, is_final = str(error).strip(), False  # a busy Ray may lose one before it runs
+        why, is_final = str(error).strip(), False  # a busy Ray may lose an actor before it runs
     found = NoWorkersError(f"Ray cannot start a worker: {why}")
     found.is_final = is_final
     return found
