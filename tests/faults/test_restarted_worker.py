@@ -127,7 +127,7 @@ async def test_executors_find_out_by_themselves_that_a_session_is_lost(fleet: Fl
         await value.compute()
         fleet.restart(worker, lease_seconds=2.0)
         await asyncio.to_thread(eventually, lambda: value.session.lost)
-        assert "started anew" in value.session.lost
+        assert "restarted" in value.session.lost
         assert io_loop.run_sync(executor.stub.handshake(), WALL) is not None
         with pytest.raises(StaleSessionError, match="started anew|restarted"):
             await executor.create_selection(value, 0)

@@ -1,1 +1,1 @@
-"""Values and phases at other processes."""
+"""Values and phases in other processes."""

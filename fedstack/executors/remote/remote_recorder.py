@@ -1,4 +1,4 @@
-"""Records what an executor makes as ids of values that another process holds."""
+"""Records the values that an executor creates as ids of values in another process."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from fedstack.executors.remote.sessions.streaming_session import StreamingSessio
 
 
 class RemoteRecorder(Recorder[SessionValue]):
-    """Makes values at a peer. It checks no types: whoever asks says which type a value has.
+    """Creates values at a peer. It checks no types: the caller gives the type of each value.
 
-    A function is sent at once. What is small and what is made of other values has its id at once too, and the peer gets
-    to know of it with what needs it, if that is a fedstack worker.
+    A function is sent at once. Small values, and values made from other values, get their ids at once too; a fedstack
+    worker receives them together with the first call that needs them.
 
     Args:
-      sessions: Where the values are.
+      sessions: Opens the sessions that hold the values.
       stream_structs: Whether structs are sent and fetched leaf by leaf.
     """
 
@@ -30,7 +30,7 @@ class RemoteRecorder(Recorder[SessionValue]):
 
     @property
     def known_clients(self) -> int | None:
-        # The peer would refuse other numbers too, but only when it hears of the value, later.
+        # The peer would refuse other numbers too, but only later, when it receives the value.
         return (self._sessions.cardinalities or {}).get(CLIENTS)
 
     async def computation(
@@ -39,7 +39,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         """Sends a computation.
 
         Raises:
-          CarrierError: If a leaf function cannot travel to the peer.
+          CarrierError: If a leaf function cannot be sent to the peer.
         """
         keeper = await self._sessions.get()
         try:
@@ -53,7 +53,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         return await self._made(owner, keeper, self._moving(keeper.session).put(payload, type_spec), type_spec)
 
     async def streamed(self, owner: VerbExecutor, payload: object, type_spec: Type) -> SessionValue:
-        """Sends a payload, of a struct each leaf in calls of its own."""
+        """Sends a payload; each leaf of a struct in its own calls."""
         keeper = await self._sessions.get()
         return await self._made(owner, keeper, StreamingSession(keeper.session).put(payload, type_spec), type_spec)
 
@@ -87,7 +87,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         return payload
 
     async def start(self, values: Sequence[SessionValue], waiting: int = 0) -> dict[SessionValue, Exception | None]:
-        """Runs values of one session; returns of those that end first why they failed, and else `None`."""
+        """Runs values of one session; returns for those that end first their error, or `None` if they succeeded."""
         keeper = values[0].keeper if values else await self._sessions.get()
         by_id = {value.id: value for value in values}
         work = keeper.session.start({value.id: value.type_signature for value in values}, waiting)
@@ -98,12 +98,12 @@ class RemoteRecorder(Recorder[SessionValue]):
         return {by_id[value_id]: error for value_id, error in outcomes.items()}
 
     async def stop(self, values: Sequence[SessionValue]) -> None:
-        """Stops to run values of one session."""
+        """Stops running values of one session."""
         keeper = values[0].keeper
         await self._sessions.call(keeper, keeper.session.stop([value.id for value in values]))
 
     def check(self, value: SessionValue, role: str) -> None:
-        """Checks that the session of a value is still there.
+        """Checks that the session of a value still exists.
 
         Raises:
           StaleSessionError: If it has ended.

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class SessionValue(VerbValue):
-    """A value that another process holds. When nobody refers to it any more, that process may let go of it.
+    """A value in another process, which may release it once nothing refers to this anymore.
 
     Attributes:
-      keeper: Looks after the session that it belongs to.
+      keeper: Keeps the session that it belongs to.
       id: Its id there.
-      source: What it was made of: a computation, or other values; nothing once it has run.
+      source: Its source: a computation, or other values; empty once it has run.
     """
 
     keeps_payload = False
@@ -42,9 +42,9 @@ class SessionValue(VerbValue):
         super().__init__(executor, type_spec)
         self._fetcher = fetcher
         self.keeper = keeper
-        self.source = source  # a Python function lives as long as the computation made of it
+        self.source = source  # a Python function lives as long as the computation made from it
         self.id = value_id
-        # At exit nobody needs it: the session ends, or its lease does.
+        # Not needed at exit: the session ends, or its lease expires.
         weakref.finalize(self, keeper.forget, value_id).atexit = False
 
     @property
@@ -57,11 +57,11 @@ class SessionValue(VerbValue):
         return self.id
 
     def has_run(self) -> None:
-        """Lets go of what it was made of: of a chain of calls each would keep the one before at the peer."""
+        """Releases its source: in a chain of calls, each value would keep the previous one at the peer."""
         self.source = None
 
     async def pull(self) -> object:
-        """Runs what the value needs and fetches its payload.
+        """Computes the value and fetches its payload.
 
         Raises:
           WorkerUnavailableError: If the peer has gone away.
@@ -77,9 +77,9 @@ class SessionValue(VerbValue):
 
 
 def naming_intrinsics(error: FedstackError, *values: SessionValue | None) -> FedstackError:
-    """Returns an error that names what a plain peer may not know: that refuses what values are made of in its words."""
+    """Returns an error that names intrinsics that a plain peer may not know; the peer's own error uses other words."""
     if not isinstance(error, (InvalidValueError, RemoteError)) or isinstance(error.__cause__, RemoteTraceback):
-        return error  # one of ours, and it says what it means
+        return error  # one of fedstack's errors, which is clear already
     found = dict.fromkeys(filter(_is_lowered, _intrinsics_in(values)))
     if not found:
         return error
@@ -88,7 +88,7 @@ def naming_intrinsics(error: FedstackError, *values: SessionValue | None) -> Fed
 
 
 def _intrinsics_in(source: object) -> Iterator[str]:
-    """Yields the intrinsics in what values of plain peers were made of."""
+    """Yields the intrinsics in the sources of plain peers' values."""
     if isinstance(source, ConcreteComputation):
         source = source.to_proto()
     if isinstance(source, computation_pb2.Computation):
@@ -101,7 +101,7 @@ def _intrinsics_in(source: object) -> Iterator[str]:
 
 
 def _is_lowered(uri: str) -> bool:
-    """Tells whether other systems write an intrinsic as other ones before they send it."""
+    """Returns whether other systems lower an intrinsic to other intrinsics before they send it."""
     intrinsic = INTRINSICS.get(uri)
     aggregates = intrinsic is not None and intrinsic.aggregates and uri != "federated_aggregate"
     return aggregates or uri.startswith("generic_") or uri in ("sequence_sum", "federated_secure_select")

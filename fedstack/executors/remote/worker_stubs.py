@@ -1,4 +1,4 @@
-"""Makes stubs of whatever users have of workers: addresses, clusters, channels, pools."""
+"""Creates stubs from all kinds of worker targets: addresses, clusters, channels, pools."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
@@ -12,7 +12,7 @@ from fedstack.transport.wire.addresses import Target, TargetResolver, resolve_ta
 
 
 class WorkerSource(Protocol):
-    """Workers together with what they want to be dialled with, such as a `local_worker_pool`."""
+    """Workers together with the credentials to dial them with, such as a `local_worker_pool`."""
 
     @property
     def targets(self) -> Sequence[str]:
@@ -30,7 +30,7 @@ class KnowsLosses(Protocol):
     """A source of workers that knows when one of them has ended."""
 
     def loss_of(self, target: str) -> FedstackError | None:
-        """Returns the error to raise for a worker that has ended, and `None` for one that runs."""
+        """Returns the error to raise for a worker that has ended; `None` for a running worker."""
         ...
 
 
@@ -42,7 +42,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
     """Returns a stub for each target.
 
     Raises:
-      InvalidValueError: If a target is none, or credentials are given for one that has its own.
+      InvalidValueError: If a target is invalid, or credentials are given for a target that has its own.
       ClosedError: If the pool is closed.
     """
     if not (credentials is None or isinstance(cast(object, credentials), ClientCredentials)):
@@ -63,7 +63,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             stubs.append(target)
         elif isinstance(target, (str, Target)) or hasattr(target, "resolve"):
             from fedstack.transport.grpc.grpc_connection import (
-                GrpcConnection,  # gRPC is imported by those only who use it
+                GrpcConnection,  # imports gRPC, which only its users need
             )
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
@@ -86,7 +86,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
 
 
 def _check_none(credentials: ClientCredentials | None, what: str) -> None:
-    """Checks that no credentials are given for something that would pay no heed to them."""
+    """Checks that no credentials are given for a target that would ignore them."""
     if credentials is not None:
         raise InvalidValueError(
             f"Expected no credentials for a {what}, which brings its own, found {credentials!r}; give the address of "
@@ -95,7 +95,7 @@ def _check_none(credentials: ClientCredentials | None, what: str) -> None:
 
 
 def _check_open(source: object, targets: Sequence[Target]) -> None:
-    """Raises what a source says of workers that it will never have again."""
+    """Raises a source's error for workers that have ended permanently."""
     if isinstance(source, KnowsLosses):
         for target in targets:
             loss = source.loss_of(target.address)

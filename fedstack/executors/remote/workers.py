@@ -1,4 +1,4 @@
-"""Workers that run client phases, as members: what they can do."""
+"""Defines workers that run client phases, as members, and their features."""
 
 from typing import TypeAlias
 
@@ -11,12 +11,12 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 
 @attrs.frozen
 class Features:
-    """What a worker can do, as it has said itself.
+    """A worker's capabilities, as it reports them.
 
     Attributes:
       phases: Whether it runs whole client phases.
-      searches: Whether it looks for clients that end its process, in processes of its own.
-      threads: How many functions it runs at the same time at most; `None` if it does not say.
+      searches: Whether it searches for clients that end its process, in its own child processes.
+      threads: The most functions that it runs at the same time; `None` if it does not report it.
     """
 
     phases: bool = False
@@ -29,7 +29,7 @@ class Worker(Member[ExecutorStub]):
     """A worker.
 
     Attributes:
-      features: What it can do, as it said when it last answered.
+      features: Its capabilities, as reported in its last answer.
     """
 
     features: Features = Features()

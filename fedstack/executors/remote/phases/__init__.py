@@ -1,1 +1,1 @@
-"""Client phases as messages, and what they yield."""
+"""Client phases and their results as messages."""

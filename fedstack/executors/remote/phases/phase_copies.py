@@ -1,4 +1,4 @@
-"""Sends what several phases read to a peer once, and refers to it from then on."""
+"""Sends inputs that several phases share to a peer once, and refers to them from then on."""
 
 import uuid
 import weakref
@@ -8,15 +8,15 @@ from fedstack.computations.values.columns import SharedColumn
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.proto.extensions_pb2 import PhaseRequest
 
-# What is smaller is sent again sooner than it is disposed of.
+# Sending a smaller input again is cheaper than disposing of it.
 _WORTH_KEEPING_BYTES = 16 * 1024
 
 
 class PhaseCopies:
-    """The inputs of one phase that its peer has already, and those that it is asked to keep.
+    """The inputs of one phase that its peer already has, and the inputs that it is asked to keep.
 
     Args:
-      session: Where the phase runs. What is kept there is disposed of when nobody refers to the column any more.
+      session: The session of the phase. Kept inputs are disposed of once nothing refers to their columns anymore.
     """
 
     def __init__(self, session: RemoteSession) -> None:
@@ -24,7 +24,7 @@ class PhaseCopies:
         self._offered: dict[str, SharedColumn] = {}
 
     def refer(self, column: SharedColumn, message: PhaseRequest.Input) -> bool:
-        """Writes the id under which the peer has a column; tells whether it has it."""
+        """Writes the id of a column at the peer; returns whether the peer has the column."""
         copy = column.copies.get(self._session)
         if copy is None:
             return False
@@ -32,13 +32,13 @@ class PhaseCopies:
         return True
 
     def offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
-        """Asks the peer to keep a column that was just packed, of which so many bytes are beside the message."""
+        """Asks the peer to keep a column that was just packed with `segment_bytes` bytes beside the message."""
         if segment_bytes + message.value.ByteSize() >= _WORTH_KEEPING_BYTES:
             message.keep = uuid.uuid4().hex
             self._offered[message.keep] = column
 
     def settle(self, kept: Iterable[str]) -> None:
-        """Takes note of what the peer says that it kept."""
+        """Records the columns that the peer reports that it kept."""
         for copy in kept:
             column = self._offered.pop(copy, None)
             if column is not None:
@@ -46,6 +46,6 @@ class PhaseCopies:
                 weakref.finalize(column, self._session.forget, copy).atexit = False
 
     def give_up(self) -> None:
-        """Disposes of what the peer may have kept of a phase whose answer did not come."""
+        """Disposes of columns that the peer may have kept for a phase whose answer did not arrive."""
         for copy in self._offered:
             self._session.forget(copy)

@@ -1,7 +1,7 @@
-"""Writes client phases and what they yield as messages, and reads them back, on either side of the wire.
+"""Writes client phases and their results as messages, and reads them back, on either side of the wire.
 
-What does not change from run to run (program, folds, types) is written once per phase and kept with it. Values are
-packed: their large arrays travel beside the message.
+The parts that do not change from run to run (program, folds, types) are written once per phase and kept with it. Values
+are packed: their large arrays are sent beside the message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +42,12 @@ Computation = computation_pb2.Computation
 _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 KeptInput = Callable[[str], "tuple[Column, Type]"]
-# A function that travels by value takes with it what it captures; there are as many phases as plans are kept.
+# Functions sent by value include the objects that they capture; there are as many phases as cached plans.
 _templates: "SharedCache[object, _PhaseTemplate]" = SharedCache(1000, 256 << 20)
 
 
 class _PhaseTemplate(NamedTuple):
-    """A request without values, and the versions of the functions in it."""
+    """A request without values, and the versions of its functions."""
 
     versions: tuple[bytes, ...]
     template: PhaseRequest
@@ -55,14 +55,14 @@ class _PhaseTemplate(NamedTuple):
 
 @attrs.frozen
 class ReceivedPhase:
-    """A phase as it was received.
+    """A received phase.
 
     Attributes:
       phase: The phase. Parts of it that refer to the rest of a schedule are empty.
       inputs: A column for each of its inputs.
       arguments: The server's arguments of its folds.
       clients: The clients, counted over the whole federation.
-      input_bytes: How large the inputs are that came with it.
+      input_bytes: The size of the inputs that were sent with it, in bytes.
     """
 
     phase: Phase
@@ -91,19 +91,19 @@ def write_phase(
       arguments: The server's arguments of its folds.
       clients: The clients, counted over the whole federation.
       packer: Packs the values.
-      portable: Makes the carriers of a computation ones that the peer can load.
-      portable_key: Tells apart the functions that may be given as `portable`.
-      copies: Knows which inputs the peer has already.
-      sends_code: Whether functions may go by value, and so may be others than when the phase was last sent.
+      portable: Converts the carriers of a computation to carriers that the peer can load.
+      portable_key: Distinguishes the functions that may be given as `portable`.
+      copies: The inputs that the peer already has.
+      sends_code: Whether functions may be sent by value, and so may have changed since the phase was last sent.
 
     Raises:
-      CarrierError: If a leaf function cannot travel, or one of a phase that follows.
+      CarrierError: If a leaf function of this phase, or of a phase that follows, cannot be sent.
     """
     request = PhaseRequest()
     request.CopyFrom(_kept_template(phase, portable, portable_key, sends_code))
     following = phase.following
     while following is not None and portable_key not in _template_keys(following):
-        _kept_template(following, portable, portable_key, sends_code)  # what cannot travel shows early
+        _kept_template(following, portable, portable_key, sends_code)  # fail early if a function cannot be sent
         following = following.following
     request.first_client = clients.start
     request.clients = len(clients)
@@ -119,7 +119,7 @@ def write_values(
     packer: Packer,
     copies: PhaseCopies | None = None,
 ) -> None:
-    """Writes the values of a phase into a request that has none yet; args are those of `write_phase`."""
+    """Writes the values of a phase into a request that has none yet; the arguments are those of `write_phase`."""
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
         message, path = request.input[index], f"input {index} of the client work"
         if not isinstance(value, SharedColumn):
@@ -139,24 +139,24 @@ def write_values(
 
 
 def write_span(span: Span, message: messages.Span) -> None:
-    """Writes where in a call the sender of a phase is."""
+    """Writes the sender's position in a call."""
     message.trace, message.call, message.id = span.trace, span.call, span.id
 
 
 def read_span(message: messages.Span) -> Span:
-    """Returns where in a call the sender of a phase is; none if it does not say so, or not by ids."""
+    """Returns the sender's position in a call; an empty span if it is missing or has invalid ids."""
     ids = message.trace, message.call, message.id
     return Span(*ids) if all(map(is_id, ids)) else NO_SPAN
 
 
 def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseRequest:
-    """Returns the request without values, which is kept if it was used lately."""
+    """Returns the request without values, which is cached."""
     versions = _code_versions(phase) if sends_code else ()
     keys = _template_keys(phase)
     kept = _templates.get(keys.get(portable_key))
     if kept is None or kept.versions != versions:
         kept = _PhaseTemplate(versions, _template(phase, portable))
-        # One key for all versions of its functions, so that the last one takes the place of that before.
+        # One key for all versions of its functions, so that the latest version replaces the previous one.
         _templates.put(keys.setdefault(portable_key, object()), kept, kept.template.ByteSize())
     return kept.template
 
@@ -168,14 +168,14 @@ def _template_keys(phase: Phase) -> dict[object, object]:
 
 
 def _code_versions(phase: Phase) -> tuple[bytes, ...]:
-    """Returns what tells whether functions of a phase that go by value are as they were when it was last sent."""
+    """Returns the versions of a phase's functions, which change if functions sent by value have changed."""
     versions = map(code_version, _contents_of(phase))
     return tuple(version for version in versions if version is not None)
 
 
 @made_once
 def _contents_of(phase: Phase) -> list[any_pb2.Any]:
-    """Lists what the leaf functions of a phase are made of."""
+    """Returns the contents of the leaf functions of a phase."""
     programs = [phase.program, *(program for fold in phase.folds for program in fold.functions)]
     leaves = [leaf for program in programs for leaf in _leaves_of(program)]
     return [leaf.data.content for leaf in leaves if leaf.HasField("data")]
@@ -210,17 +210,17 @@ def _template(phase: Phase, portable: Portable) -> PhaseRequest:
 
 
 def computations_of(request: PhaseRequest) -> Sequence[Computation]:
-    """Lists the computations in a request."""
+    """Returns the computations in a request."""
     return [request.program, *(function.computation for fold in request.fold for function in fold.function)]
 
 
 def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) -> ReceivedPhase:
-    """Reads a phase; what it says of itself is checked as a computation from anywhere is.
+    """Reads a phase; its declarations are checked like those of any received computation.
 
     Args:
       request: The message.
       unpacker: Unpacks the values; it knows the number of clients.
-      find_kept: Returns an input that was kept, and the type of its members, by its id.
+      find_kept: Returns a kept input, and the type of its members, by id.
 
     Raises:
       InvalidComputationError: If it is malformed.
@@ -334,7 +334,7 @@ def _read_function(
 
 
 def check_first_client(request: PhaseRequest) -> None:
-    """Checks that the indices of the clients are numbers that can be counted with, before anything is made of them.
+    """Checks that the indices of the clients are within range, before they are used.
 
     Raises:
       InvalidValueError: If they are not.

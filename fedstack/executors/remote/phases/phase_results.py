@@ -1,4 +1,4 @@
-"""Writes what clients contributed to a phase as a message, and reads it back, checked: a worker may be wrong."""
+"""Writes the clients' contributions to a phase as a message, and reads and checks it: a worker may be wrong."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -22,11 +22,11 @@ _MAX_LEVEL = 62
 def write_result(
     phase: Phase, states: Sequence[FoldState | None], result: PhaseResult, packer: Packer
 ) -> PhaseResponse:
-    """Writes what a range of clients contributed.
+    """Writes the contributions of a range of clients.
 
     Args:
       phase: The phase.
-      states: What `partial_states` says of its folds.
+      states: The result of `partial_states` for its folds.
       result: The contributions.
       packer: Packs the values.
     """
@@ -49,7 +49,7 @@ def write_result(
 
 
 def accumulator_type(fold: Fold) -> Type:
-    """Returns the type of what a general aggregation accumulates."""
+    """Returns the type of the accumulator of a general aggregation."""
     return fold.server_types[0]
 
 
@@ -69,20 +69,20 @@ def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], leaf: LeafFold
 def read_result(
     phase: Phase, states: Sequence[FoldState | None], clients: range, response: PhaseResponse, unpacker: Unpacker
 ) -> "ReceivedResult":
-    """Reads what a worker says that a range of clients contributed.
+    """Reads a worker's report of the contributions of a range of clients.
 
     Args:
       phase: The phase that was sent.
-      states: What `partial_states` says of its folds.
+      states: The result of `partial_states` for its folds.
       clients: The clients that it was sent for.
       response: The answer.
       unpacker: Unpacks the values; it knows the number of clients.
 
     Returns:
-      The contributions, once their bytes are there.
+      The contributions, which are complete once their bytes have arrived.
 
     Raises:
-      InvalidValueError: If the answer does not fit what was asked.
+      InvalidValueError: If the answer does not fit the request.
       TypeMismatchError: If its values do not fit their types.
     """
     if (len(response.fold), len(response.held)) != (len(phase.folds), len(phase.held)):
@@ -120,21 +120,21 @@ def read_result(
 
 
 class ReceivedResult:
-    """A result whose bytes may still be on their way."""
+    """A result whose bytes may still be in transit."""
 
     def __init__(self, result: PhaseResult, trees: Sequence[list[Partial]]) -> None:
         self._result = result
         self._trees = trees
 
     def complete(self) -> PhaseResult:
-        """Returns the result, after all bytes have come. Its folds may be written into: nobody else has them."""
+        """Returns the result, after all bytes have arrived. Its folds may be written into: the result owns them."""
         for tree in self._trees:
             tree[:] = [_owned(partial) for partial in tree]
         return self._result
 
 
 def _owned(partial: Partial) -> Partial:
-    """Takes over the memory of a partial fold, where it is memory of its own and no part of a message."""
+    """Takes ownership of the memory of a partial fold if it has its own memory, rather than a part of a message."""
     buffer = whole_buffer(partial.value) if np.ndim(partial.value) else None
     return partial if buffer is None else partial._replace(value=buffer, owned=True)
 
@@ -155,6 +155,6 @@ def _read_tree(tree: PhaseResponse.Tree, leaf: LeafFold, clients: range, unpacke
 
 def _wrong_clients(clients: range, found: object) -> InvalidValueError:
     return InvalidValueError(
-        f"Expected the fold of clients {clients.start} to {clients.stop - 1}, found {found}; a worker runs another "
-        "version, or does not what it says"
+        f"Expected the fold of clients {clients.start} to {clients.stop - 1}, found {found}; the worker runs another "
+        "version, or does not do what it reports"
     )

@@ -1,4 +1,4 @@
-"""Runs client phases in another process: one call there and back, whatever the phase has in it."""
+"""Runs client phases in another process: in one round trip, whatever the phase contains."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 
 
 class RemotePhases(PhaseRunner):
-    """Runs client phases at one peer, each for any number of clients, in whatever session there is.
+    """Runs client phases at one peer, each for any number of clients, in the current session.
 
     Args:
-      sessions: Where the phases run.
+      sessions: Opens the sessions that the phases run in.
     """
 
     def __init__(self, sessions: SessionOpener) -> None:
@@ -45,28 +45,28 @@ class RemotePhases(PhaseRunner):
 
     @property
     def has_session(self) -> bool:
-        """Whether there is a session, which nothing has been heard of that would end it."""
+        """Whether there is a session that is not known to have ended."""
         return self._sessions.current is not None
 
     async def open(self) -> bool:
-        """Opens the session, if there is none yet; returns whether the peer runs client phases in it."""
+        """Opens the session if there is none yet; returns whether the peer runs client phases in it."""
         peer = (await self._sessions.get()).session.peer
         return peer is not None and peer.phases
 
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        """Runs a client phase at the peer, in one call.
+        """Runs a client phase at the peer in one call.
 
         Args:
-          phase: What to run.
-          inputs: A column of exactly those clients for each input of its program.
+          phase: The phase.
+          inputs: A column of exactly these clients for each input of its program.
           arguments: The server's arguments of the folds.
           clients: The indices of the clients, counted over the whole federation.
 
         Raises:
-          CarrierError: If a leaf function cannot travel.
-          InvalidValueError: If the peer runs no phases.
+          CarrierError: If a leaf function cannot be sent.
+          InvalidValueError: If the peer does not run phases.
           WorkerUnavailableError: If the peer has gone away.
         """
         return await self._in_session(lambda session: _run(session, phase, inputs, arguments, clients))
@@ -74,16 +74,16 @@ class RemotePhases(PhaseRunner):
     async def search_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
     ) -> None:
-        """Lets the peer look for a client that ends its process, in child processes of its own.
+        """Has the peer search for a client that ends its process, in child processes of its own.
 
         Args:
           phase: The phase.
-          inputs: A column of exactly those clients for each input of its program.
+          inputs: A column of exactly these clients for each input of its program.
           arguments: The server's arguments of its folds.
           suspects: The clients.
 
         Raises:
-          LeafError: If there is one, or several that do so together.
+          LeafError: If there is such a client, or several clients that do so together.
           WorkerUnavailableError: If the peer has gone away.
         """
         await self._in_session(lambda session: _search(session, phase, inputs, arguments, suspects))
@@ -93,12 +93,12 @@ class RemotePhases(PhaseRunner):
         try:
             return await self._sessions.watched(keeper, work(keeper.session))
         except StaleSessionError:
-            # The peer was started anew, or the lease ran out; the work needs nothing of what was in the session.
+            # The peer was restarted, or the lease expired; the work needs nothing from the old session.
             keeper = await self._sessions.get()
             return await self._sessions.watched(keeper, work(keeper.session))
 
     async def end(self) -> None:
-        """Does what `close` does, on the transport's loop: several can be ended at the same time."""
+        """Does the same as `close`, on the transport's loop, so that several can end at the same time."""
         await self._sessions.end()
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ async def _run_told(
         try:
             received = await session.stub.io.run(call(report))
         except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
-            copies.give_up()  # the answer may have been on its way
+            copies.give_up()  # the answer may have been in transit
             losses = current_scope().losses
             address = session.stub.address
             if losses is not None and _has_broken_off(error, address):
@@ -191,7 +191,7 @@ async def _written(
     peer: messages.HandshakeResponse,
     copies: PhaseCopies | None,
 ) -> tuple[messages.PhaseRequest, Packer]:
-    """Writes a phase for the peer of a session; on a thread if values have to be fetched for that."""
+    """Writes a phase for the peer of a session; on a thread if values have to be fetched first."""
     packer = packer_for(session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
@@ -206,10 +206,10 @@ async def _written(
 
 
 def _status(session: RemoteSession) -> int | None:
-    """Returns how the peer's process has ended, where its supervisor knows."""
+    """Returns the exit status of the peer's process if its supervisor knows it."""
     return getattr(session.stub.loss(), "exit_status", None)
 
 
 def _has_broken_off(error: BaseException, address: str) -> bool:
-    """Tells whether the peer went away while it was at work: it was there, and neither silent nor told to stop."""
+    """Returns whether the peer went away while working: it was reachable, and neither silent nor told to stop."""
     return isinstance(error, WorkerUnavailableError) and error.causes.get(address) == BROKEN_OFF.found

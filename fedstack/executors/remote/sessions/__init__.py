@@ -1,1 +1,1 @@
-"""Sessions at other processes: values by id, with our own services and with any other."""
+"""Sessions in other processes: values by id, at fedstack's own services and at any other executor service."""

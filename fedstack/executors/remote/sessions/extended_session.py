@@ -1,4 +1,4 @@
-"""Holds values in one of fedstack's own services: few calls, values of any size, leases."""
+"""Holds values in fedstack's own services: with few calls, values of any size, and leases."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ from fedstack.transport.wire.connection_errors import never_arrived
 from fedstack.transport.wire.parcels import WHOLE_BYTES
 
 _T = TypeVar("_T")
-# Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.
+# The largest value that is held back until a computation needs it, and the most such values and bytes in total.
 _SMALL_BYTES = WHOLE_BYTES
 _MAX_PENDING = 1000
 _MAX_PENDING_BYTES = 4 << 20
@@ -40,12 +40,12 @@ _LEASE_SECONDS = 60.0
 async def open_session(
     stub: ExecutorStub, cardinalities: CardinalitiesType, worker_index: int | None = None
 ) -> RemoteSession:
-    """Shakes hands with a peer and opens a session, with extensions if it has them.
+    """Performs the handshake with a peer and opens a session, with extensions if the peer has them.
 
     Args:
       stub: Calls the peer.
       cardinalities: How many participants there are, by placement.
-      worker_index: Which of the caller's workers it is, for functions that ask.
+      worker_index: The peer's index among the caller's workers, for functions that ask.
     """
     peer = await stub.handshake()
     counts = [
@@ -63,8 +63,8 @@ async def open_session(
 class ExtendedSession(RemoteSession):
     """A session with one of fedstack's own services.
 
-    Ids are chosen here, so a creation may be repeated. What is small is kept back and goes along with the first call
-    that needs it; computations are sent at once, because the peer may find fault with them, and take long to load them.
+    Ids are chosen here, so a creation may be repeated. Small values are held back and sent with the first call that
+    needs them; computations are sent at once, because the peer may reject them, or take long to load them.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ExtendedSession(RemoteSession):
 
     def call(self, function: str, argument: str | None) -> Made:
         creation = Creation(id=next(self._ids))
-        creation.call.function_ref.id = function  # in place: messages are copied into others
+        creation.call.function_ref.id = function  # in place: assigning messages copies them
         if argument is not None:
             creation.call.argument_ref.id = argument
         return self._keep_back(creation, (function,) if argument is None else (function, argument))
@@ -121,7 +121,7 @@ class ExtendedSession(RemoteSession):
         return self._send_with_others(creation, needs, data)
 
     async def _send_with_others(self, creation: Creation, needs: Sequence[str], data: bytes) -> str:
-        """Sends a creation with all that is kept back, unless others have sent that meanwhile."""
+        """Sends a creation with all creations that are held back, unless others have sent them meanwhile."""
         if not self._pending.add_if_room(creation, needs, data):
             self._pending.add(creation, needs, data)
             with self._forgotten_on_failure(creation.id):
@@ -130,7 +130,7 @@ class ExtendedSession(RemoteSession):
 
     @contextlib.contextmanager
     def _forgotten_on_failure(self, value: str) -> Generator[None, None, None]:
-        """Lets go of a value whose caller does not get to know it: its creation failed or was cancelled on its way."""
+        """Releases a value that its caller never receives: its creation failed or was cancelled in transit."""
         try:
             yield
         except BaseException:
@@ -138,11 +138,11 @@ class ExtendedSession(RemoteSession):
             raise
 
     async def _send(self, creations: Sequence[Pending]) -> None:
-        """Sends creations in a call of their own."""
+        """Sends creations in a separate call."""
         await self._answered(creations, self._repeated(lambda: self._evaluate(creations)))
 
     async def _answered(self, creations: Sequence[Pending], call: Awaitable[_T]) -> _T:
-        """Awaits a call that brings creations, and notes at its end whether they have come to the peer."""
+        """Awaits a call that carries creations, and records at its end whether they have reached the peer."""
         created = False
         try:
             result = await call
@@ -152,7 +152,7 @@ class ExtendedSession(RemoteSession):
             self._pending.arrived(creations, created)
 
     async def _evaluate(self, creations: Sequence[Pending], value: str = "", type_spec: Type | None = None) -> object:
-        """Creates what is missing, and returns a value if one is named."""
+        """Creates missing values, and returns the named value, if any."""
         messages = [creation.message for creation in creations]
         request = extended.EvaluateRequest(executor=self.executor, creation=messages)
         if value:
@@ -161,9 +161,9 @@ class ExtendedSession(RemoteSession):
         return await evaluate(self.stub, self._peer, request, segments, type_spec)
 
     async def _repeated(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Makes a call that creates or starts something, again if it fails on its way.
+        """Makes a call that creates or starts something; repeats it if it fails in transit.
 
-        With ids of ours it may come twice.
+        Since ids are chosen here, it may arrive twice.
         """
         lost: WorkerUnavailableError | None = None
         try:
@@ -171,12 +171,12 @@ class ExtendedSession(RemoteSession):
                 try:
                     return await call()
                 except WorkerUnavailableError as error:
-                    # That nobody is there any more says nothing of an attempt which may have ended the worker.
+                    # The peer's absence now says nothing about the attempt, which may have ended the worker.
                     lost = lost if lost is not None and never_arrived(error) else error
             assert lost is not None
             raise lost
         finally:
-            del lost  # it has this frame
+            del lost  # the error refers to this frame
 
     async def compute(self, value: str, type_spec: Type) -> object:
         creations = self._pending.needed_for([value])
@@ -184,7 +184,7 @@ class ExtendedSession(RemoteSession):
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         creations = self._pending.needed_for(values)
-        # What has run and is forgotten goes along: of a chain of large values the peer has a few, and not a second's.
+        # Finished values that were dropped are released with it: in a chain of large values the peer holds only a few.
         with self._released() as released:
             request = extended.StartRequest(
                 executor=self.executor,
@@ -199,7 +199,7 @@ class ExtendedSession(RemoteSession):
 
     @contextlib.contextmanager
     def _released(self) -> Generator[Sequence[str], None, None]:
-        """Yields what the peer can let go of with the call that is made in the block; forgets it anew if that fails."""
+        """Yields the values for the peer to release with the block's call; drops them again if the call fails."""
         there, waiting = self._pending.drop(self.take_forgotten())
         for value in waiting:
             self.forget(value)
@@ -221,7 +221,7 @@ class ExtendedSession(RemoteSession):
             if there:
                 await super().dispose(there)
         except RemoteError as error:
-            if error.code != "NOT_FOUND":  # some of them may never have come there
+            if error.code != "NOT_FOUND":  # some of them may never have arrived
                 raise
         return waiting
 

@@ -1,7 +1,7 @@
-"""Keeps back small creations until something is computed of them, and then sends them along with that.
+"""Holds back small creations until a computation needs them, and then sends them with it.
 
-The ids are the client's, and a creation that comes twice is created once. So a creation may be sent by whoever needs
-it first, by several at once, and again after an error; and one that nobody needs is never sent.
+The client chooses the ids, and a creation that arrives twice is created once. So the first call that needs a creation
+may send it, as may several calls at once, and again after an error; a creation that no call needs is never sent.
 """
 
 import threading
@@ -19,11 +19,11 @@ class Pending:
     """A creation that the peer is not known to have.
 
     Attributes:
-      id: What it is called at the peer.
-      message: What is sent.
+      id: Its id at the peer.
+      message: The message to send.
       needs: The ids of the values that it uses.
-      data: The bytes of its large arrays, as they were when it was made: what they are of is somebody else's.
-      size: How many bytes all of it has.
+      data: A copy of the bytes of its large arrays at its creation: the arrays belong to the user.
+      size: Its total size in bytes.
     """
 
     id: str
@@ -34,20 +34,20 @@ class Pending:
 
 
 def pending(message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> Pending:
-    """Returns a creation as it is sent; for the arguments see `Pending`."""
+    """Returns a creation in the form in which it is sent; for the arguments see `Pending`."""
     return Pending(message.id, message, tuple(needs), data, message.ByteSize() + len(data))
 
 
 class PendingCreations:
-    """The creations that the peer is not known to have. Safe to use from several threads.
+    """The creations that the peer is not known to have. Thread-safe.
 
     Args:
-      most: How many of them to keep back.
-      most_bytes: How many bytes of them to keep back.
+      most: How many creations to hold back.
+      most_bytes: How many bytes to hold back.
 
     Attributes:
-      bytes: How many bytes they take.
-      unsent_bytes: How many bytes of these nobody is sending.
+      bytes: Their size in bytes.
+      unsent_bytes: The size in bytes of those that are not being sent.
     """
 
     def __init__(self, most: int = 1000, most_bytes: int = 1 << 20) -> None:
@@ -64,7 +64,7 @@ class PendingCreations:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """See `after_fork`. Nothing is sent from a child, so what is pending does not matter there."""
+        """See `after_fork`. A child sends nothing, so pending creations do not matter there."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -72,11 +72,11 @@ class PendingCreations:
 
     @property
     def unsent(self) -> int:
-        """How many of them nobody is sending."""
+        """How many of them are not being sent."""
         return len(self._unsent)
 
     def add_if_room(self, message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> bool:
-        """Adds a creation, unless it is time to send those that nobody is sending; returns whether it has."""
+        """Adds a creation unless it is time to send the unsent creations; returns whether it was added."""
         found = pending(message, needs, data)
         with self._lock:
             if len(self._unsent) >= self._most or self.unsent_bytes + found.size > self._most_bytes:
@@ -97,14 +97,14 @@ class PendingCreations:
         self._note_unsent(found.id)
 
     def needed_for(self, values: Iterable[str]) -> list[Pending]:
-        """Returns what has to be created for some values, each after those that it uses, and marks it as on its way."""
+        """Returns the creations that some values need, each after those that it uses, and marks them as in transit."""
         with self._lock:
             return self._sent(values)
 
     def everything_unsent(self) -> list[Pending]:
-        """Returns what nobody is sending, as `needed_for` does: many may ask at once, and each gets something else.
+        """Returns the unsent creations, like `needed_for`: many may ask at once, and each gets different creations.
 
-        What that uses is among it even if somebody is sending it, because it may come there later.
+        The values that they use are included even if they are being sent, because they may arrive later.
         """
         with self._lock:
             return self._sent([value for value in self._pending if value in self._unsent])
@@ -129,11 +129,11 @@ class PendingCreations:
         return list(found.values())
 
     def arrived(self, creations: Iterable[Pending], created: bool) -> None:
-        """Takes note of the answer to what was on its way.
+        """Records the answer to creations in transit.
 
         Args:
-          creations: What was sent.
-          created: Whether the peer has it now; else it is sent again with what needs it next.
+          creations: The creations that were sent.
+          created: Whether the peer has them now; if not, they are sent again with the next call that needs them.
         """
         with self._lock:
             for creation in creations:
@@ -150,11 +150,11 @@ class PendingCreations:
                         self._note_unsent(creation.id)
 
     def drop(self, values: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Forgets values that nobody refers to any more.
+        """Drops values that nothing refers to anymore.
 
         Returns:
-          Those that the peer has, or may have after an error; and those that have to wait: they are on their way to
-          it, or are needed to create something that is kept back.
+          The values that the peer has, or may have after an error; and the values that have to wait: they are in
+          transit, or are needed for a creation that is held back.
         """
         there: list[str] = []
         waiting: list[str] = []

@@ -1,4 +1,4 @@
-"""Holds values in another process, one session per executor: with fedstack's own peers, and with any other."""
+"""Holds values in another process, one session per executor: at fedstack's own peers, and at any other."""
 
 import abc
 import asyncio
@@ -21,7 +21,7 @@ from fedstack.transport.wire.status import RemoteTraceback
 
 Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
-# What creates a value gives its id, or, if something has to be sent for that, what to await on the transport's loop.
+# The result of creating a value: its id or, if something has to be sent first, a coroutine for the transport's loop.
 Made: TypeAlias = "str | Coroutine[Any, Any, str]"
 _E = TypeVar("_E", bound=BaseException)
 
@@ -29,9 +29,9 @@ _PLAIN_ADVICE = "use a fedstack worker: what answers is a plain executor service
 
 
 def naming_the_worker(error: _E, stub: ExecutorStub) -> _E | FedstackError:
-    """Returns an error that says for which worker it is, if another one may let in what this one refuses.
+    """Returns an error that names its worker, if another worker may accept what this one refuses.
 
-    That is a `CarrierError`, and a `ResourceLimitError` that the worker has raised.
+    This applies to a `CarrierError`, and to a `ResourceLimitError` that the worker has raised.
     """
     if not isinstance(error, (CarrierError, ResourceLimitError)):
         return error
@@ -47,7 +47,7 @@ def checked_stub(stub: object) -> ExecutorStub:
     """Returns a stub.
 
     Raises:
-      InvalidValueError: If it is something else, such as an address.
+      InvalidValueError: If it is not a stub but, for example, an address.
     """
     if isinstance(stub, ExecutorStub):
         return stub
@@ -59,12 +59,12 @@ def checked_stub(stub: object) -> ExecutorStub:
 
 @attrs.frozen
 class CarrierRules:
-    """In which form functions go to a peer. They go in the same form to peers with equal rules.
+    """The form in which functions are sent to a peer. Peers with equal rules receive them in the same form.
 
     Attributes:
       in_process: Whether the peer is in this process, and finds Python functions here.
-      takes_code: Whether it takes them by value, where they have no name there.
-      advice: What to do about those that it does not take.
+      takes_code: Whether it accepts functions by value if they cannot be imported there.
+      advice: What to do about functions that it does not accept.
     """
 
     in_process: bool
@@ -73,14 +73,14 @@ class CarrierRules:
 
     @property
     def sends_code(self) -> bool:
-        """Whether functions go to the peer by value."""
+        """Whether functions are sent to the peer by value."""
         return self.takes_code and not self.in_process
 
     def portable(self, computation: Computation) -> Computation:
         """Returns a computation with carriers that the peer can load.
 
         Raises:
-          CarrierError: If a leaf function cannot travel to the peer.
+          CarrierError: If a leaf function cannot be sent to the peer.
         """
         if self.in_process:
             return computation
@@ -91,7 +91,7 @@ class MovesValues(Protocol):
     """Creates values at a peer and fetches them."""
 
     def put(self, payload: object, type_spec: Type) -> Made:
-        """Creates a value. It is packed here and now, since that may take a while."""
+        """Creates a value. It is packed on the calling thread at once, since that may take a while."""
         ...
 
     def compute(self, value: str, type_spec: Type) -> Coroutine[Any, Any, object]:
@@ -100,16 +100,16 @@ class MovesValues(Protocol):
 
 
 class RemoteSession(abc.ABC):
-    """A session with one peer. What creates values may be called on any thread; coroutines run on the transport's loop.
+    """A session with one peer. Any thread may create values; coroutines run on the transport's loop.
 
     Attributes:
       stub: Calls the peer.
-      executor: What the peer calls the session.
-      carriers: In which form functions go to the peer.
-      lost: Why it is of no use any more; empty as long as it is.
-      lease_seconds: How long it may be silent; `None` if it need not be renewed.
-      forget: Called with the ids of values that the peer may have and nobody here will refer to.
-      take_forgotten: Returns some of those of which the peer is still to be told.
+      executor: The peer's id of the session.
+      carriers: The form in which functions are sent to the peer.
+      lost: Why it can no longer be used; empty as long as it can.
+      lease_seconds: How long it may be silent, in seconds; `None` if it needs no renewal.
+      forget: Called with the ids of values that the peer may have and that nothing here refers to.
+      take_forgotten: Returns some of these ids that the peer has not been told about yet.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class RemoteSession(abc.ABC):
 
     @abc.abstractmethod
     def put(self, payload: object, type_spec: Type) -> Made:
-        """Creates a value. It is packed here and now, since that may take a while."""
+        """Creates a value. It is packed on the calling thread at once, since that may take a while."""
 
     @abc.abstractmethod
     def put_computation(self, computation: Computation) -> Made:
-        """Creates a function, or what a computation yields."""
+        """Creates a function, or the value of a computation."""
 
     @abc.abstractmethod
     def call(self, function: str, argument: str | None) -> Made:
@@ -153,17 +153,17 @@ class RemoteSession(abc.ABC):
 
     @property
     def peer(self) -> extended.HandshakeResponse | None:
-        """What the peer says of itself; `None` from one without extensions."""
+        """The peer's description of itself; `None` for a peer without extensions."""
         return None
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
-        """Runs values, which stay at the peer; returns of those that end first why they failed, and else `None`.
+        """Runs values, which stay at the peer; returns for those that end first their error, or `None` on success.
 
-        A peer that cannot do so sends their content too.
+        A peer without extensions sends their content too.
 
         Args:
-          values: Their ids, and their types.
-          waiting: How many more wait here.
+          values: Their ids and types.
+          waiting: How many more values wait here.
 
         Raises:
           RetryableError: If the peer has gone away.
@@ -177,17 +177,17 @@ class RemoteSession(abc.ABC):
         return dict(zip(values, outcomes))
 
     async def stop(self, values: Sequence[str]) -> None:
-        """Stops to run values, where the peer can, and lets go of them."""
+        """Stops running values if the peer can, and releases them."""
         await self.dispose(values)
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
-        """Lets go of values; returns those of which that cannot be said yet, to be asked for again."""
+        """Releases values; returns those that cannot be released yet, to be retried later."""
         refs = [plain.ValueRef(id=value) for value in values]
         await self.stub.dispose(plain.DisposeRequest(executor=self.executor, value_ref=refs))
         return ()
 
     async def renew(self) -> bool:
-        """Renews the lease; tells whether the peer still knows the session."""
+        """Renews the lease; returns whether the peer still knows the session."""
         return True
 
     async def end(self) -> None:
@@ -196,7 +196,7 @@ class RemoteSession(abc.ABC):
 
 
 class PlainSession(RemoteSession):
-    """A session with a peer that has the executor service only: value by value, each in one message."""
+    """A session with a peer that has only the executor service: value by value, each in one message."""
 
     def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId) -> None:
         super().__init__(stub, executor, CarrierRules(stub.keeps_handles, stub.sends_code, _PLAIN_ADVICE))

@@ -1,4 +1,4 @@
-"""Makes parcels of values for a peer, and values of what comes back."""
+"""Packs values into parcels for a peer, and unpacks the answers."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,17 @@ _T = TypeVar("_T")
 
 
 def packer_for(stub: ExecutorStub) -> Packer:
-    """Returns what packs one message for one of fedstack's own services."""
+    """Returns a packer for one message to one of fedstack's own services."""
     return Packer(stub.chunking.large_bytes, references=True)
 
 
 def pack_value(
     typed: extended.TypedValue, payload: object, type_spec: Type, peer: extended.HandshakeResponse, stub: ExecutorStub
 ) -> Sequence[Segment]:
-    """Packs a value for one of fedstack's own services into an empty message; returns the bytes that go with it.
+    """Packs a value for one of fedstack's own services into an empty message; returns the bytes to send with it.
 
     Raises:
-      ResourceLimitError: If it has more bytes than the peer takes.
+      ResourceLimitError: If it has more bytes than the peer accepts.
     """
     packer = packer_for(stub)
     write_typed(payload, type_spec, packer, typed)
@@ -44,7 +44,7 @@ def pack_value(
 
 
 def check_size(size: int, limit: int, what: Callable[[], str], stub: ServiceStub) -> None:
-    """Checks a size against what a peer takes, before anything is sent."""
+    """Checks a size against a peer's limit, before anything is sent."""
     if size > limit:
         raise ResourceLimitError(
             f"Expected at most {limit} bytes in a value or phase, found {size} in {what()}; send less at once, or "
@@ -59,7 +59,7 @@ async def evaluate(
     segments: Sequence[Segment],
     type_spec: Type | None = None,
 ) -> object:
-    """Creates values of any size; returns the payload of the one that the request names, of the given type."""
+    """Creates values of any size; returns the payload of the value that the request names, of the given type."""
     unpacker = Unpacker(for_results=True)
 
     def read(header: extended.EvaluateResponse) -> object:
@@ -76,7 +76,7 @@ async def start(
     request: extended.StartRequest,
     segments: Sequence[Segment] = (),
 ) -> Mapping[str, Exception | None]:
-    """Runs the values that a request names; returns of those that have ended why they failed, and else `None`."""
+    """Runs the values that a request names; returns for those that have ended their error, or `None`."""
     answer = await stub.start(request, segments, peer.heartbeat_seconds)
     unpacker = Unpacker(max_bytes=0)
     response = await receive(answer, extended.StartResponse, lambda response: response, unpacker)
@@ -95,20 +95,20 @@ async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M
     """Receives an answer: a header, and the bytes that belong to it.
 
     Args:
-      answer: A call of a stub, or the answer to it if that came in one message.
-      message: What the header is.
-      read: Reads the header; it uses the unpacker.
-      unpacker: Has the buffers for the bytes, when the header has been read.
+      answer: A call of a stub, or its answer if that came in one message.
+      message: The type of the header.
+      read: Reads the header, using the unpacker.
+      unpacker: Provides the buffers for the bytes, once the header has been read.
 
     Returns:
-      What `read` returned, when the bytes are there.
+      The result of `read`, once the bytes have arrived.
 
     Raises:
       DeadlineExceededError: If the peer was silent for too long.
       InvalidValueError: If it sent something else.
     """
     if isinstance(answer, Parcel):
-        if len(answer.header) <= LOOP_BYTES and not answer.segments:  # the short way, for what is small and whole
+        if len(answer.header) <= LOOP_BYTES and not answer.segments:  # the fast path for small, complete answers
             result = read(parsed(message, answer.header))
             if unpacker.buffers:
                 SegmentReader(unpacker.buffers).finish()

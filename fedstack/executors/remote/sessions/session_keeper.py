@@ -17,20 +17,20 @@ from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.wire.disposal import DisposalQueue
 
 _logger = logging.getLogger(__name__)
-# How long a value that nobody refers to may wait for its batch to fill.
+# How long an unreferenced value may wait for its batch to fill.
 _DISPOSAL_SECONDS = 1.0
-# Less than whoever closes something waits for it, so that a peer that is silent is known to be.
+# Less than callers of `close` wait, so that a silent peer is recognized in time.
 _END_SECONDS = 1.5
 _END_SECONDS_IN_VAIN = 0.5
 
 
 class SessionKeeper:
-    """Looks after one session, on the transport's loop, from `start` to `end`.
+    """Maintains one session, on the transport's loop, from `start` to `end`.
 
     Args:
       session: The session.
       dispose_batch_size: How many values are disposed of in one call.
-      clock: Tells the time in seconds.
+      clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -46,26 +46,26 @@ class SessionKeeper:
         session.forget, session.take_forgotten = self.forget, self._take_few
 
     def start(self) -> None:
-        """Begins to look after the session; called on the transport's loop."""
+        """Begins to maintain the session; called on the transport's loop."""
         self.session.stub.io.ticks.add(self._look)
 
     def forget(self, value: str) -> None:
-        """Takes note that nobody refers to a value any more. Does nothing but enqueue: finalizers call it."""
+        """Records that nothing refers to a value anymore. Only enqueues it, since finalizers call this."""
         self._queue.add(value)
 
     def give_up(self) -> None:
-        """Asks for the end of the session from anywhere, also from a finalizer."""
+        """Requests the end of the session, from anywhere, including finalizers."""
         self._ending = True
 
     async def end(self) -> None:
-        """Disposes of what is left, and ends the session at the peer. Never raises."""
+        """Disposes of the remaining values, and ends the session at the peer. Never raises."""
         self._ending = True
         self.session.stub.io.ticks.discard(self._look)
         current = cast("asyncio.Task[None]", asyncio.current_task())
         self.session.stub.before_closing(current)
         if self._task is not None and not self._task.done() and self._task is not current:
             self._task.cancel()
-            # A connection that is closed at the same time ends it with an error of its own.
+            # A connection that is closed at the same time fails the call with its own error.
             with contextlib.suppress(asyncio.CancelledError, FedstackError):
                 await self._task
         if not self.session.lost:
@@ -79,7 +79,7 @@ class SessionKeeper:
             except FedstackError as error:
                 _logger.debug("Ending a session at %s failed: %s", stub.address, error)
             self.session.lost = self.session.lost or "it has been closed"
-        self.session.forget = lambda value: None  # so that it does not lead back here
+        self.session.forget = lambda value: None  # breaks the reference cycle
         self.session.take_forgotten = lambda: ()
 
     async def _say_goodbye(self) -> None:
@@ -89,13 +89,13 @@ class SessionKeeper:
             await self.session.end()
 
     def _take_few(self) -> Sequence[str]:
-        """Returns what is forgotten if that is little, for a call that is made anyway; else it goes in its batches."""
+        """Returns the dropped values if they are few, to send with another call; otherwise they go in batches."""
         if len(self._queue) >= self._batch_size:
             return ()
         return [value for batch in self._queue.take(force=True) for value in batch]
 
     def _look(self) -> None:
-        """Begins what is to be done, if anything is: there may be thousands of sessions, of which few need anything."""
+        """Starts due work, if there is any: there may be thousands of sessions, few of which need any."""
         if self._task is not None and not self._task.done():
             return
         if self._ending or (not self.session.lost and (self._queue.is_due or self._is_renewal_due())):
@@ -117,10 +117,10 @@ class SessionKeeper:
     async def _renew(self) -> None:
         try:
             if not await self.session.renew():
-                self.session.lost = "its lease ran out, or the worker was started anew"
+                self.session.lost = "its lease ran out, or the worker was restarted"
             self._renewed = self._clock()
         except (FedstackError, RetryableError) as error:
-            # It is tried again until the next call finds out that the worker is gone.
+            # Renewal is retried until the next call finds out that the worker is gone.
             _logger.debug("Renewing the lease of a session at %s failed: %s", self.session.stub.address, error)
 
     async def _dispose(self, batches: Sequence[Sequence[str]]) -> None:

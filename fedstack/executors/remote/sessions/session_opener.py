@@ -1,4 +1,4 @@
-"""Opens a session at a peer when it is needed, and another one when that is lost; calls go through it."""
+"""Opens a session at a peer on demand, and a new session when that is lost; calls go through it."""
 
 import asyncio
 import weakref
@@ -28,17 +28,17 @@ _T = TypeVar("_T")
 class SessionOpener:
     """One session at a peer at any time, from any thread and event loop.
 
-    When nobody refers to this any more, the session ends.
+    The session ends once nothing refers to this anymore.
 
     Args:
       stub: Calls the peer. It stays open.
-      dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
+      dispose_batch_size: How many values are disposed of in one call; a partial batch is sent after a second.
 
     Attributes:
       stub: Calls the peer.
-      cardinalities: How many participants the sessions have, by placement; `None` if nobody has said so.
-      connect_seconds: How long to wait for a peer that is not there; `None` to fail at once.
-      worker_index: Which of the caller's workers the peer is, for functions that ask; `None` if they have no numbers.
+      cardinalities: How many participants the sessions have, by placement; `None` if not set.
+      connect_seconds: How long to wait for a peer that is unreachable, in seconds; `None` to fail at once.
+      worker_index: The peer's index among the caller's workers, for functions that ask; `None` if it has none.
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20) -> None:
@@ -54,12 +54,12 @@ class SessionOpener:
 
     @property
     def closed(self) -> bool:
-        """Whether there are no sessions any more."""
+        """Whether this was closed, and opens no more sessions."""
         return self._closed
 
     @property
     def current(self) -> SessionKeeper | None:
-        """The session that there is, if nothing has been heard that would end it."""
+        """The current session, if it is not known to have ended."""
         keeper = self._keeper
         return None if keeper is None or keeper.session.lost else keeper
 
@@ -69,11 +69,11 @@ class SessionOpener:
         self._leave()
 
     async def connect(self) -> None:
-        """Returns when the peer can be reached and answers.
+        """Returns once the peer can be reached and answers.
 
         Raises:
-          WorkerUnavailableError: If it cannot be.
-          AuthenticationError: If it does not let us in.
+          WorkerUnavailableError: If it cannot be reached.
+          AuthenticationError: If it rejects this client.
         """
         await need_event_loop()
         await self.stub.io.run(self._shake_hands())
@@ -83,7 +83,7 @@ class SessionOpener:
         await self.stub.handshake()
 
     async def _reach(self) -> None:
-        """Waits for the peer, if that is wanted."""
+        """Waits for the peer if `connect_seconds` is set."""
         if self.connect_seconds is not None:
             try:
                 await reach(self.stub, self.connect_seconds)
@@ -91,12 +91,12 @@ class SessionOpener:
                 raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     async def get(self) -> SessionKeeper:
-        """Returns the session, opened if there is none."""
+        """Returns the session; opens one if there is none."""
         await need_event_loop()
         return self.current or await self.stub.io.run(self._open())
 
     async def _open(self) -> SessionKeeper:
-        """Opens a session, once for all who ask at the same time; runs on the transport's loop."""
+        """Opens a session, once for all concurrent callers; runs on the transport's loop."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(self._open_once())
             self._opening.add_done_callback(consume_exception)
@@ -116,10 +116,10 @@ class SessionOpener:
             keeper.start()
             self._keeper = keeper
             if not self._closed and cardinalities is self.cardinalities:
-                # The keeper does not know this: when nobody refers to it any more, the session ends too.
+                # The keeper does not refer to this: once nothing refers to the keeper anymore, the session ends too.
                 weakref.finalize(self, keeper.give_up).atexit = False
                 return keeper
-            # Meanwhile this has been closed, or there are other numbers of participants: a session for those, then.
+            # Meanwhile this was closed, or the numbers of participants changed: open a session for those.
             self._keeper = None
             await keeper.end()
             if self._closed:
@@ -127,12 +127,12 @@ class SessionOpener:
 
     async def call(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs a call in a session, on the transport's loop."""
-        # The inner one goes to the loop as it is: inside of another it would never be awaited if that were cancelled
-        # before its first step.
+        # The inner coroutine goes to the loop directly: inside another one, it would never be awaited if that were
+        # cancelled before its first step.
         return await self.watched(keeper, self.stub.io.run(work))
 
     async def watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
-        """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
+        """Awaits a call, and records it if its error shows that the session or the peer is lost."""
         try:
             result = await work
             self.stub.is_reached = True
@@ -158,14 +158,14 @@ class SessionOpener:
             self.stub.io.finish(keeper.end())
 
     async def end(self) -> None:
-        """Does what `close` does, on the transport's loop: several can be ended at the same time."""
+        """Does the same as `close`, on the transport's loop, so that several can end at the same time."""
         self._closed = True
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.end()
 
     def close(self) -> None:
-        """Ends the session at the peer, which frees its values. Idempotent; never raises, for a dead peer neither."""
+        """Ends the session at the peer, which frees its values. Idempotent; never raises, even for a dead peer."""
         self._closed = True
         self._leave()
 

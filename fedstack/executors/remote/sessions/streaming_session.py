@@ -1,7 +1,7 @@
-"""Sends structs to a peer and fetches them leaf by leaf, so that no message is larger than a leaf.
+"""Sends and fetches structs leaf by leaf, so that no message is larger than a leaf.
 
-A federated value of structs becomes a struct of federated values, which the peer zips; fetched, each of its fields is
-mapped out at the peer.
+A federated value of structs becomes a struct of federated values, which the peer zips; to fetch it, each of its fields
+is extracted by a map at the peer.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _AT_ONCE = 16
 
 
 class StreamingSession:
-    """Creates and computes values leaf by leaf, in a session that does so in one go."""
+    """Creates and computes values leaf by leaf, in a session that transfers whole values."""
 
     def __init__(self, session: RemoteSession) -> None:
         self._session = session
@@ -51,7 +51,7 @@ class StreamingSession:
 
 
 class _Streamer:
-    """Moves one value; a bounded number of its leaves at a time."""
+    """Moves one value, a bounded number of its leaves at a time."""
 
     def __init__(self, session: RemoteSession) -> None:
         self._session = session
@@ -59,19 +59,19 @@ class _Streamer:
         self._made: list[str] = []
 
     async def _step(self, made: Made) -> str:
-        """Returns the id of a value that something else is made of, or that is a part of something."""
+        """Returns the id of an intermediate value, from which others are made or which is part of another."""
         if not isinstance(made, str):
             work = made
             try:
                 async with self._slots:
                     made = await work
             finally:
-                work.close()  # it may have been cancelled before it began
+                work.close()  # in case it was cancelled before it began
         self._made.append(made)
         return made
 
     def let_go(self, except_for: str = "") -> None:
-        """Lets the peer forget the values that were only steps on the way."""
+        """Releases the intermediate values at the peer."""
         for value in self._made:
             if value != except_for:
                 self._session.forget(value)
@@ -123,7 +123,7 @@ class _Streamer:
         return await self.compute(await self._step(self._session.selection(value, index)), type_spec)
 
     async def _mapped(self, value: str, source: FederatedType, index: int, wanted: FederatedType) -> object:
-        """Fetches one field of a federated value of structs, mapped out at the peer."""
+        """Fetches one field of a federated value of structs, extracted by a map at the peer."""
         whole = reference("value", source)
         member = function_of("member", source.member, selection(reference("member", source.member), index))
         if source.placement is not CLIENTS:
