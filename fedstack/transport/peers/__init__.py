@@ -1,1 +1,1 @@
-"""Peers, whatever carries the bytes: connections, stubs, leases, retry."""
+"""Peers, independent of the transport: connections, stubs, leases, retries."""

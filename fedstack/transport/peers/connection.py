@@ -1,4 +1,4 @@
-"""Defines what a stub needs of the way to a peer: calls by path, messages and parcels in and out."""
+"""Defines the connections that stubs use: calls by path, messages and parcels in and out."""
 
 import abc
 import asyncio
@@ -21,18 +21,18 @@ from fedstack.transport.wire.parcels import (
 
 
 class Connection(abc.ABC):
-    """A way to one peer. Its coroutines run on one loop, that of `io`; so does all that looks after the peer.
+    """A connection to one peer. Its coroutines run on the loop of `io`, as does everything that maintains the peer.
 
-    All of them raise fedstack's errors: the one that the peer raised, `WorkerUnavailableError` if it cannot be reached,
-    `DeadlineExceededError` if it does not answer in time.
+    All of them raise fedstack's errors: the error that the peer raised, `WorkerUnavailableError` if it cannot be
+    reached, or `DeadlineExceededError` if it does not answer in time.
     """
 
     sends_wholes: ClassVar[bool] = False
-    """Whether a parcel may travel as one message, which costs a small call half of what a stream does."""
+    """Whether a parcel may be sent as one message, which costs a small call half as much as a stream."""
 
     @property
     def io(self) -> IoLoop:
-        """The loop: the transport's, but for connections that have nothing to do with the world outside."""
+        """The loop: the transport's, except for connections that never leave this process."""
         return io_loop
 
     @property
@@ -47,7 +47,7 @@ class Connection(abc.ABC):
         Args:
           path: The method, as in `/package.Service/Method`.
           request: The message.
-          timeout: How long it may take, in seconds; `None` for as long as it takes.
+          timeout: How long it may take, in seconds; `None` for no limit.
         """
 
     @abc.abstractmethod
@@ -56,25 +56,25 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
-        """Sends one message and yields what comes back: heartbeats, and the header and the bytes of each parcel.
+        """Sends one message and yields the answer: heartbeats, and the header and the bytes of each parcel.
 
-        What nobody asks for the peer sends no more than a few pieces of. Closing the generator ends the call.
+        The peer sends only a few pieces ahead of the consumer. Closing the generator ends the call.
         """
 
     @abc.abstractmethod
     def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
-        """Sends a parcel and yields what comes back, perhaps while the first is on its way; see `download`."""
+        """Sends a parcel and yields the answer, possibly while the parcel is still being sent; see `download`."""
 
     async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
-        """Sends a parcel, and returns the one that comes back; or where it will come from, as `exchange` does.
+        """Sends a parcel, and returns the parcel in the answer, or a generator of the answer, as `exchange` does.
 
-        What is small and quick takes one message each way, where a transport has such a thing.
+        A small and quick call takes one message each way, if the transport supports it.
 
         Args:
           path: The method.
-          parcel: What to send.
-          timeout: How long it may take until the peer answers, or says that it will, in seconds.
-          who: What the error calls the peer.
+          parcel: The parcel to send.
+          timeout: How long it may take until the peer answers, or announces an answer, in seconds.
+          who: The peer's name in the error.
         """
         if not (self.sends_wholes and fits_whole(parcel)):
             return self.exchange(path, parcel)
@@ -83,10 +83,10 @@ class Connection(abc.ABC):
     def ask_blocking(
         self, path: str, parcel: Parcel, timeout: float, who: str
     ) -> Parcel | AsyncGenerator[Piece, None] | None:
-        """Does what `ask` does on the thread of the caller, which waits: any but that of the loop.
+        """Does the same as `ask`, blocking the calling thread, which must not be the loop's.
 
         Returns:
-          `None` where a transport has no such thing, or nothing has left this process; then `ask` will do.
+          `None` if the transport does not support it, or nothing has left this process; then use `ask`.
         """
         answer = None
         if fits_whole(parcel):
@@ -105,44 +105,44 @@ class Connection(abc.ABC):
             async for piece in pieces:
                 yield piece
         except WorkerUnavailableError as error:
-            if never_arrived(error):  # but the call has arrived: only the question for its answer did not
+            if never_arrived(error):  # but the call has arrived: only the request for its answer has not
                 error.causes = {self.address: BROKEN_OFF.found}
             raise
         finally:
             await pieces.aclose()
 
     async def unary_soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
-        """Does what `unary` does, without a deadline of the transport's; for those with `sends_wholes`.
+        """Does the same as `unary`, without a deadline in the transport; for connections with `sends_wholes`.
 
-        Such a deadline passes where this process was held up itself, with the answer already here.
+        Such a deadline would pass if this process itself was stalled, although the answer is already here.
 
         Args:
           path: The method.
           request: The message.
           seconds: How long it may take until the answer is here.
-          who: What the error calls the peer.
+          who: The peer's name in the error.
         """
         raise NotImplementedError
 
     def unary_blocking(self, path: str, request: bytes, seconds: float, who: str) -> bytes | None:
-        """Does what `unary_soon` does on the caller's thread; `None` where there is no such thing, or no connection."""
+        """Does the same as `unary_soon` on the caller's thread; returns `None` if unsupported or not connected."""
         return None
 
     @abc.abstractmethod
     async def wait_ready(self, seconds: float) -> None:
-        """Returns when the peer can be reached.
+        """Returns once the peer can be reached.
 
         Raises:
-          WorkerUnavailableError: If it cannot within so many seconds; the message has the last cause.
+          WorkerUnavailableError: If it cannot be reached within `seconds`; the message has the last cause.
         """
 
     @property
     def can_look(self) -> bool:
-        """Whether `look` finds a peer that is back at any time; if not, it shows only after a while of waiting."""
+        """Whether `look` finds a peer as soon as it is back; if not, only waiting for a while shows it."""
         return True
 
     async def look(self, seconds: float) -> bool:
-        """Returns whether the peer can be reached now, whatever was so before; calls that follow reach it then.
+        """Returns whether the peer can be reached now, whatever its state before; if so, later calls reach it.
 
         Args:
           seconds: How long to look.
@@ -154,26 +154,26 @@ class Connection(abc.ABC):
         return True
 
     async def check_alive(self, seconds: float) -> bool:
-        """Asks whether the peer is alive. Returns `False` if there is no asking it, at any time.
+        """Checks that the peer is alive. Returns `False` if it can never be asked.
 
         Raises:
-          DeadlineExceededError: If it says nothing for so many seconds.
+          DeadlineExceededError: If it is silent for `seconds`.
           WorkerUnavailableError: If it cannot be reached.
         """
         return False
 
     async def until_draining(self) -> None:
-        """Returns when the peer says that it takes no new clients; never where there is no telling.
+        """Returns once the peer reports that it takes no new clients; never if the peer cannot report it.
 
         Raises:
-          WorkerUnavailableError: If it cannot be reached any more.
+          WorkerUnavailableError: If it can no longer be reached.
         """
         await asyncio.Event().wait()
 
     def loss(self) -> FedstackError | None:
-        """Returns the error to raise for a peer that is known to have ended, and `None` for one that may be there.
+        """Returns the error to raise for a peer that is known to have ended; `None` for a peer that may be alive.
 
-        However that is known: from what supervises it, or from the way to it.
+        The source may be the peer's supervisor or the connection.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Starts daemon threads, and says what to do where the system has no room for another one."""
+"""Starts daemon threads, with advice in the error if the system cannot start another thread."""
 
 import asyncio
 import threading
@@ -11,12 +11,12 @@ def start_daemon(target: Callable[..., object], *arguments: object, name: str) -
     """Starts a thread that does not keep the process from ending.
 
     Args:
-      target: What it runs.
-      *arguments: What `target` gets.
-      name: What debuggers show.
+      target: The function to run.
+      *arguments: The arguments of `target`.
+      name: The thread's name in debuggers.
 
     Raises:
-      ResourceLimitError: If the system starts none.
+      ResourceLimitError: If the system cannot start another thread.
     """
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
     try:
@@ -32,10 +32,10 @@ def start_daemon(target: Callable[..., object], *arguments: object, name: str) -
 
 
 def start_loop(serve: Callable[[asyncio.AbstractEventLoop], object], *, name: str) -> asyncio.AbstractEventLoop:
-    """Returns a new event loop that a thread serves.
+    """Returns a new event loop that runs on its own thread.
 
     Raises:
-      ResourceLimitError: If the system starts none.
+      ResourceLimitError: If the system cannot start another thread.
     """
     loop = asyncio.new_event_loop()
     try:

@@ -1,4 +1,4 @@
-"""Speaks the service of data workers."""
+"""Calls the service of data workers."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
 DATA_WORKER = "fedstack.v1.DataWorker"
-# How often a data worker shows that it is alive.
+# How often a data worker sends a heartbeat.
 HEARTBEAT_SECONDS = 2.0
 
 
@@ -21,14 +21,14 @@ class DataWorkerStub(ServiceStub):
 
     @contextlib.asynccontextmanager
     async def read(self, request: ReadRequest, *, is_large: bool = False) -> AsyncGenerator[Incoming, None]:
-        """Reads elements: for each block a header of `ReadResponse`, then their bytes.
+        """Reads elements: for each block a header of `ReadResponse`, then its bytes.
 
         Args:
-          request: Which elements.
-          is_large: Whether it is known that they fit into no message.
+          request: Names the elements.
+          is_large: Whether they are known not to fit into one message.
 
         Raises:
-          RemoteError: If the peer is no data worker, and likely another server than was meant.
+          RemoteError: If the peer is not a data worker, and is likely the wrong server.
         """
         with_protocol(request)
         soon = self._control_seconds + SOON_SECONDS

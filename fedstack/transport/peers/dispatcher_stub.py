@@ -1,4 +1,4 @@
-"""Speaks to the dispatcher of a data service."""
+"""Calls the dispatcher of a data service."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable
@@ -14,7 +14,7 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
 DISPATCHER = "fedstack.v1.DataDispatcher"
-# How often it shows that it is alive while it sends a definition.
+# How often it sends a heartbeat while it sends a definition.
 _HEARTBEAT_SECONDS = 5.0
 
 _M = TypeVar("_M", bound=Message)
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 class DispatcherStub(ServiceStub):
     """Calls one dispatcher. Its coroutines run on the transport's loop.
 
-    All requests may be sent again: the same one has the same answer.
+    All requests may be repeated: the same request has the same answer.
     """
 
     _PEER = "the dispatcher"
@@ -32,16 +32,16 @@ class DispatcherStub(ServiceStub):
     async def register(
         self, request: messages.RegisterDatasetRequest, definition: Segment
     ) -> messages.DatasetDescription:
-        """Registers a dataset, whose definition goes along; the request says how many bytes it has."""
+        """Registers a dataset, whose definition is sent along; the request has its size in bytes."""
         return await self._known(
             self.upload(f"/{DISPATCHER}/Register", request, [definition], messages.DatasetDescription)
         )
 
     async def describe(self, request: messages.DescribeDatasetRequest) -> messages.DatasetDescription:
-        """Describes a dataset that is registered.
+        """Describes a registered dataset.
 
         Raises:
-          InvalidValueError: If there is none of that id; the message has some that there are.
+          InvalidValueError: If there is no dataset with that id; the message lists some existing ids.
           ProtocolVersionError: If the dispatcher speaks another version of the protocol.
         """
         with_protocol(request)
@@ -51,26 +51,26 @@ class DispatcherStub(ServiceStub):
 
     @contextlib.asynccontextmanager
     async def define(self, request: messages.DescribeDatasetRequest) -> AsyncGenerator[Incoming, None]:
-        """Gets the definition of a dataset: a header of `DatasetDescription`, then as many bytes as that says."""
+        """Fetches the definition of a dataset: a header of `DatasetDescription`, then as many bytes as it says."""
         with_protocol(request)
         async with self.download(f"/{DISPATCHER}/Define", request, _HEARTBEAT_SECONDS) as incoming:
             yield incoming
 
     async def open_pass(self, request: messages.OpenPassRequest) -> messages.OpenPassResponse:
-        """Takes part in a pass."""
+        """Joins a pass."""
         return await self._unary("OpenPass", request, messages.OpenPassResponse)
 
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
-        """Says what has been read, and takes more; it may take as long as the request allows, and an answer."""
+        """Reports what has been read, and takes more; may last as long as the request allows plus one answer."""
         waits = request.wait_seconds if request.wait_seconds > 0.0 else 0.0
         return await self._unary("Take", request, messages.TakeResponse, self._control_seconds + waits)
 
     async def release(self, request: messages.ReleasePassRequest) -> messages.ReleasePassResponse:
-        """Takes part no more."""
+        """Leaves a pass."""
         return await self._unary("Release", request, messages.ReleasePassResponse)
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Says that a worker is there, or leaves.
+        """Reports that a worker is present, or leaves.
 
         Raises:
           ProtocolVersionError: If the dispatcher speaks another version of the protocol.
@@ -81,7 +81,7 @@ class DispatcherStub(ServiceStub):
         return response
 
     async def list_workers(self) -> messages.ListWorkersResponse:
-        """Lists the workers that are there."""
+        """Lists the present workers."""
         return await self._unary("ListWorkers", messages.ListWorkersRequest(), messages.ListWorkersResponse)
 
     async def _unary(self, method: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:

@@ -1,4 +1,4 @@
-"""Speaks the executor service and its extensions: a method per call, messages in and messages out."""
+"""Calls the executor service and its extensions: a method per call, messages in and messages out."""
 
 import hashlib
 import secrets
@@ -25,7 +25,7 @@ PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
 STATUS = "fedstack.v1.ServerStatus"
-# Within this time a peer has an answer, or says that there will be one.
+# Within this time, in seconds, a peer has an answer, or announces one.
 SOON_SECONDS = 1.0
 
 Answer: TypeAlias = AbstractAsyncContextManager[Incoming]
@@ -36,12 +36,12 @@ class ExecutorStub(ServiceStub):
     """Calls one peer's executor service and its extensions.
 
     Args:
-      connection: The way to the peer.
+      connection: The connection to the peer.
       extensions: Whether to ask for fedstack's own extensions at all.
-      sends_code: Whether a peer that cannot be asked takes Python functions by value.
+      sends_code: Whether a peer without extensions accepts Python functions by value.
       keeps_handles: Whether such a peer is in this process, and finds Python functions here.
-      control_seconds: How long a call may take that only hands something over, in seconds.
-      chunking: What is sent in chunks.
+      control_seconds: How long a control call, which only hands data over, may take, in seconds.
+      chunking: Decides what is sent in chunks.
     """
 
     _PEER = "the worker"
@@ -62,7 +62,7 @@ class ExecutorStub(ServiceStub):
         self._extensions = extensions
 
     async def handshake(self) -> extended.HandshakeResponse | None:
-        """Returns what the peer is, or `None` if it has the plain executor service only.
+        """Returns the peer's description, or `None` if it has only the plain executor service.
 
         Raises:
           ProtocolVersionError: If the peer speaks another version of the protocol.
@@ -83,10 +83,10 @@ class ExecutorStub(ServiceStub):
         return response
 
     async def get_executor(self, request: plain.GetExecutorRequest) -> plain.GetExecutorResponse:
-        """Asks for an executor.
+        """Requests an executor.
 
         Raises:
-          RemoteError: If the peer has no executors, and is likely another server than was meant.
+          RemoteError: If the peer has no executors, and is likely the wrong server.
         """
         try:
             return await self._plain("GetExecutor", request, plain.GetExecutorResponse)
@@ -101,10 +101,10 @@ class ExecutorStub(ServiceStub):
             ) from error
 
     async def create_value(self, request: plain.CreateValueRequest) -> plain.CreateValueResponse:
-        """Creates a value; one that is a computation however long it takes the peer to load that, as `compute` does.
+        """Creates a value; like `compute`, waits as long as it takes if the peer has to load a computation.
 
         Raises:
-          DeadlineExceededError: If it does not answer, or not any more.
+          DeadlineExceededError: If it does not answer, or stops answering.
         """
         if request.value.HasField("computation"):
             return await self.call_while_alive(f"/{EXECUTOR_GROUP}/CreateValue", request, plain.CreateValueResponse)
@@ -123,23 +123,23 @@ class ExecutorStub(ServiceStub):
         return await self._plain("CreateSelection", request, plain.CreateSelectionResponse)
 
     async def compute(self, request: plain.ComputeRequest) -> plain.ComputeResponse:
-        """Computes a value, however long it takes, while the peer's health service answers, if it has one.
+        """Computes a value, however long it takes, as long as the peer's health service, if any, answers.
 
         Raises:
-          DeadlineExceededError: If it does not answer any more.
+          DeadlineExceededError: If it stops answering.
         """
         return await self.call_while_alive(f"/{EXECUTOR_GROUP}/Compute", request, plain.ComputeResponse)
 
     async def dispose(self, request: plain.DisposeRequest) -> None:
-        """Lets go of values."""
+        """Releases values."""
         await self._plain("Dispose", request, plain.DisposeResponse)
 
     async def dispose_executor(self, request: plain.DisposeExecutorRequest) -> None:
-        """Lets go of an executor and its values."""
+        """Releases an executor and its values."""
         await self._plain("DisposeExecutor", request, plain.DisposeExecutorResponse)
 
     async def open_session(self, request: extended.OpenSessionRequest) -> extended.OpenSessionResponse:
-        """Asks for an executor with a lease."""
+        """Requests an executor with a lease."""
         return await self._extended("OpenSession", request, extended.OpenSessionResponse)
 
     async def renew_lease(self, request: extended.RenewLeaseRequest) -> extended.RenewLeaseResponse:
@@ -147,7 +147,7 @@ class ExecutorStub(ServiceStub):
         return await self._extended("RenewLease", request, extended.RenewLeaseResponse)
 
     async def get_status(self) -> extended.GetStatusResponse:
-        """Returns what the server holds and has done."""
+        """Returns the status of the server: what it holds and has done."""
         return await self.call(f"/{STATUS}/GetStatus", extended.GetStatusRequest(), extended.GetStatusResponse)
 
     def evaluate(
@@ -165,7 +165,7 @@ class ExecutorStub(ServiceStub):
         return self.ask(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     async def update(self, request: extended.UpdateRequest, segments: Sequence[Segment]) -> None:
-        """Puts another value in place of one."""
+        """Replaces a value."""
         await self.upload(f"/{EXTENSIONS}/Update", request, segments, extended.UpdateResponse)
 
     def run_phase(
@@ -186,19 +186,19 @@ class ExecutorStub(ServiceStub):
 
 
 def with_protocol(message: _M) -> _M:
-    """Writes into a message which version of the protocol is spoken here, and the release; returns the message."""
+    """Sets this side's protocol version and release in a message; returns the message."""
     said = cast(Any, message)
     said.protocol, said.version = PROTOCOL, __version__
     return message
 
 
 def check_protocol(protocol: int, version: str, peer: str) -> None:
-    """Checks what a peer says in its handshake.
+    """Checks the versions in a peer's handshake.
 
     Args:
       protocol: The version of the protocol that it speaks.
       version: The version of its software.
-      peer: Its address, or what errors call it.
+      peer: Its address, or its name in errors.
 
     Raises:
       ProtocolVersionError: If it speaks another version of the protocol.
@@ -211,5 +211,5 @@ def check_protocol(protocol: int, version: str, peer: str) -> None:
 
 
 def process_digest(nonce: bytes) -> bytes:
-    """Returns what shows to whoever knows the identity of this process that the sender knows it too."""
+    """Returns a digest that proves to a process that knows this process's identity that the sender knows it too."""
     return hashlib.sha256(nonce + PROCESS.encode()).digest()

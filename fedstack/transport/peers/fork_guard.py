@@ -1,4 +1,4 @@
-"""Knows whether this process is a copy of one that uses gRPC: such a copy has gRPC's memory, and not its threads."""
+"""Detects whether this process was forked from one that uses gRPC: a copy has gRPC's memory, but not its threads."""
 
 import logging
 import os
@@ -9,26 +9,26 @@ _logger = logging.getLogger(__name__)
 
 
 class ForkGuard:
-    """Remembers which process has begun to use gRPC, so that copies of it fail with an error and do not hang."""
+    """Remembers the process that began to use gRPC, so that forked copies fail with an error instead of hanging."""
 
     def __init__(self) -> None:
         self._process: int | None = None
         self._warned = False
 
     def begin(self) -> None:
-        """Takes note that this process uses gRPC from now on.
+        """Records that this process uses gRPC from now on.
 
         Raises:
-          ClosedError: If it was forked from one that did already.
+          ClosedError: If it was forked from a process that already used gRPC.
         """
         self.check()
         self._process = os.getpid()
 
     def check(self) -> None:
-        """Raises if this process was forked from one that uses gRPC.
+        """Checks that this process was not forked from one that uses gRPC.
 
         Raises:
-          ClosedError: If so.
+          ClosedError: If it was.
         """
         if self._process is not None and self._process != os.getpid():
             raise ClosedError(
@@ -38,7 +38,7 @@ class ForkGuard:
             )
 
     def expect_fork_support(self, variable: str) -> None:
-        """Lets the first fork warn: gRPC was imported before anybody could switch its fork support off.
+        """Makes the first fork warn: gRPC was imported before its fork support could be switched off.
 
         Args:
           variable: The environment variable that switches it off.

@@ -1,10 +1,10 @@
-"""Runs everything that touches gRPC on one event loop: a daemon thread of the process, started on first use.
+"""Runs everything that touches gRPC on one event loop: on a daemon thread of the process, started on first use.
 
-gRPC's objects belong to the loop in which they were made, but executors are used from any loop, from several, and from
-none. Work that must not wait for user code, such as renewing leases, continues here whatever that code does.
+gRPC's objects belong to the loop that they were created in, but executors are used from any loop, from several, and
+from none. Work that must not wait for user code, such as renewing leases, continues here whatever that code does.
 
-What crosses between threads has two halves: `LoopCalls` calls functions on a loop, and an `Outcome` hands a result to
-the threads and loops (`arrival`) that wait for it.
+Crossing between threads has two halves: `LoopCalls` calls functions on a loop, and an `Outcome` hands a result to the
+threads and loops (`arrival`) that wait for it.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Outcome(Generic[_T]):
         return isinstance(self._error, concurrent.futures.CancelledError)
 
     def cancel(self) -> bool:
-        """Asks the work to end, which may take a while; returns whether it had not ended yet."""
+        """Requests the work to end, which may take a while; returns whether it had not ended yet."""
         return not self._is_done
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""Keeps leases: what nobody renews in time has run out."""
+"""Keeps leases, which run out unless they are renewed in time."""
 
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -13,7 +13,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @attrs.define
 class _Lease:
-    """How long one lasts, when it runs out unless it is held, and how often it is held, in seconds of the clock."""
+    """A lease: its duration and, unless it is held, its expiry, in seconds of the clock; and its number of holds."""
 
     seconds: float
     end: float
@@ -23,12 +23,12 @@ class _Lease:
 class Leases(Generic[_Key]):
     """Leases by key. A lease ends when it is ended, or when it runs out.
 
-    One that is held does not run out, and begins anew when the last hold is released: work that takes long is a sign of
-    life of who asked for it. One that has run out stays out, even if nobody has asked `expired` yet.
+    A held lease does not run out, and restarts when its last hold is released: long work is a sign of life of its
+    requester. A lease that has run out cannot be renewed, even if `expired` has not been called yet.
 
     Args:
       max_leases: The most leases at a time.
-      clock: Tells the time in seconds.
+      clock: Returns the time in seconds.
     """
 
     def __init__(self, max_leases: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,15 +37,15 @@ class Leases(Generic[_Key]):
         self._leases: dict[_Key, _Lease] = {}
 
     def open(self, key: _Key, seconds: float) -> None:
-        """Begins a lease.
+        """Starts a lease.
 
         Args:
-          key: Names it.
-          seconds: How long it lasts from now on, and from each renewal on.
+          key: The key of the lease.
+          seconds: How long it lasts from now, and from each renewal.
 
         Raises:
-          ResourceLimitError: If there are too many.
-          InvalidValueError: If there is one of that key, or it would last no time.
+          ResourceLimitError: If there are too many leases.
+          InvalidValueError: If the key has a lease, or `seconds` is not positive.
         """
         if not seconds > 0:
             raise InvalidValueError(f"Expected a lease of more than 0 seconds, found {seconds}")
@@ -59,7 +59,7 @@ class Leases(Generic[_Key]):
         self._leases[key] = _Lease(seconds, self._clock() + seconds)
 
     def renew(self, key: _Key) -> bool:
-        """Begins a lease anew; returns whether there is one, for one that has ended is not renewed."""
+        """Restarts a lease; returns whether there is one, since a lease that has ended cannot be renewed."""
         lease = self._alive(key)
         if lease is not None:
             lease.end = self._clock() + lease.seconds
@@ -70,14 +70,14 @@ class Leases(Generic[_Key]):
         self._leases.pop(key, None)
 
     def hold(self, key: _Key) -> bool:
-        """Keeps a lease from running out until it is released as often; returns whether there is one."""
+        """Keeps a lease from running out until every hold is released; returns whether there is one."""
         lease = self._alive(key)
         if lease is not None:
             lease.holds += 1
         return lease is not None
 
     def release(self, key: _Key) -> None:
-        """Takes a hold back; nothing happens if the lease has been ended since."""
+        """Releases a hold; does nothing if the lease has been ended since."""
         lease = self._leases.get(key)
         if lease is not None and lease.holds:
             lease.holds -= 1
@@ -91,16 +91,16 @@ class Leases(Generic[_Key]):
         return keys
 
     def next_expiry(self) -> float | None:
-        """Returns in how many seconds the next lease runs out, should none be renewed; `None` if none will."""
+        """Returns in how many seconds the next lease runs out if none is renewed; `None` if none will."""
         return min((self._seconds_left(lease) for lease in self._leases.values() if not lease.holds), default=None)
 
     def seconds_left(self, key: _Key) -> float:
-        """Returns how long a lease still lasts: all its time while it is held, and 0 if there is none."""
+        """Returns how many seconds a lease still lasts: its full duration while it is held, 0 if there is none."""
         lease = self._leases.get(key)
         return 0.0 if lease is None else self._seconds_left(lease)
 
     def idle_seconds(self, key: _Key) -> float:
-        """Returns for how long a lease has not been renewed: 0 while it is held, or if there is none."""
+        """Returns for how many seconds a lease has not been renewed: 0 while it is held, or if there is none."""
         lease = self._leases.get(key)
         return 0.0 if lease is None or lease.holds else lease.seconds - (lease.end - self._clock())
 

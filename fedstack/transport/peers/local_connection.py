@@ -1,4 +1,4 @@
-"""Connects stubs to services in this process without a network between them."""
+"""Connects stubs to services in this process without a network."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -20,11 +20,11 @@ from fedstack.transport.wire.status import code_of, details_of, error_from_statu
 
 
 class LocalConnection(Connection):
-    """Calls methods right away; errors go through their statuses, as they would by wire.
+    """Calls methods directly; errors are converted to statuses and back, as on the wire.
 
     Args:
-      methods: Returns the methods by their paths. It raises for a server that is not there any more.
-      address: What the server is called in messages.
+      methods: Returns the methods by path. It raises if the server is gone.
+      address: The server's name in messages.
     """
 
     def __init__(self, methods: Callable[[], Mapping[str, Method]], address: str) -> None:
@@ -34,7 +34,7 @@ class LocalConnection(Connection):
 
     @property
     def address(self) -> str:
-        """What the server is called in messages."""
+        """The server's name in messages."""
         return self._address
 
     def _find(self, path: str) -> Method:
@@ -46,7 +46,7 @@ class LocalConnection(Connection):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
+            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; create a new one")
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         method = self._find(path)
@@ -72,14 +72,14 @@ class LocalConnection(Connection):
         try:
             return await answer
         except asyncio.CancelledError as error:
-            without_frames(error)  # Python 3.10 keeps it in the task that was cancelled
+            without_frames(error)  # Python 3.10 keeps it in the cancelled task
             raise
         except Exception as error:
             received = self._received(error)
         try:
             raise received from received.__cause__
         finally:
-            # A service may keep its error, and with it the frames that it came through; this is one of them.
+            # A service may keep its error, and with it the frames that it passed through, including this one.
             del received
 
     async def _answer(self, answers: Answers) -> AsyncGenerator[Piece, None]:
@@ -102,7 +102,7 @@ class LocalConnection(Connection):
             del received
 
     def _received(self, error: Exception) -> Exception:
-        """Returns what a client would see of an error, which leads to nothing of the service."""
+        """Returns an error as a client would see it, without references to the service."""
         received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
         without_frames(error)  # as a server does
         return received
@@ -116,7 +116,7 @@ class LocalConnection(Connection):
 
 
 def methods_by_path(services: Iterable[Service]) -> Mapping[str, Method]:
-    """Returns the methods of services by their paths, as in `/package.Service/Method`."""
+    """Returns the methods of services by path, as in `/package.Service/Method`."""
     return {
         f"/{service_name}/{name}": method
         for service in services

@@ -1,4 +1,4 @@
-"""Speaks the service of registered methods."""
+"""Calls the service of registered methods."""
 
 from collections.abc import Awaitable, Sequence
 
@@ -21,12 +21,12 @@ class MethodStub(ServiceStub):
         """Describes the methods.
 
         Args:
-          with_calls: Whether to say how often they were called, and how long that took.
+          with_calls: Whether to include how often they were called, and how long that took.
           seconds: How long it may take.
 
         Raises:
           ProtocolVersionError: If the peer speaks another version of the protocol.
-          RemoteError: If the peer has none, and is likely another server than was meant.
+          RemoteError: If the peer has no methods, and is likely the wrong server.
         """
         request = methods_pb2.ListMethodsRequest(with_calls=with_calls, protocol=PROTOCOL, version=__version__)
         try:
@@ -44,7 +44,7 @@ class MethodStub(ServiceStub):
 
     @property
     def soon_seconds(self) -> float:
-        """How long it may take until there is an answer to a call, or the peer says that there will be one."""
+        """How many seconds it may take until the peer answers a call, or announces an answer."""
         return self._control_seconds + SOON_SECONDS
 
     def invoke(
@@ -56,14 +56,13 @@ class MethodStub(ServiceStub):
     def invoke_blocking(
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float, seconds: float
     ) -> Parcel | Answer | None:
-        """Calls a method on the thread of the caller; `None` where only `invoke` will do.
+        """Calls a method on the caller's thread; returns `None` if only `invoke` works.
 
         Args:
           request: The message.
-          segments: What goes with it.
-          heartbeat_seconds: How often the peer shows that it is alive.
-          seconds: How long it may take until there is an answer, or the peer says that there will be one; 0 for as long
-            as it may take otherwise.
+          segments: The segments sent with it.
+          heartbeat_seconds: How often the peer sends a heartbeat.
+          seconds: How long it may take until the peer answers, or announces an answer; 0 for the usual limit.
         """
         soon = min(seconds or self.soon_seconds, self.soon_seconds)
         return self.ask_blocking(_INVOKE, request, segments, heartbeat_seconds, soon)

@@ -1,6 +1,6 @@
-"""Says what a service is to whoever serves or calls it: methods by name, messages and parcels in and out.
+"""Defines services for their servers and callers: methods by name, messages and parcels in and out.
 
-Nothing here knows gRPC. A server registers the methods under their paths; a test may call them right away.
+Nothing here depends on gRPC. A server registers the methods under their paths; a test may call them directly.
 """
 
 import abc
@@ -17,7 +17,7 @@ from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 Unary: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-# Heartbeats, and then a parcel, or several; what is after one in the method runs when it has been sent.
+# Heartbeats, then one or several parcels; code after a yielded parcel runs once the parcel has been sent.
 Answers: TypeAlias = AsyncIterator[Heartbeat | Parcel]
 Upload: TypeAlias = Callable[[Incoming], Awaitable[bytes]]
 Download: TypeAlias = Callable[[bytes], Answers]
@@ -41,21 +41,21 @@ class UploadMethod:
 
 @attrs.frozen
 class DownloadMethod:
-    """One message in, parcels out: one, where its callers expect no more."""
+    """One message in, parcels out: a single parcel unless its callers expect more."""
 
     handle: Download
 
 
 @attrs.frozen
 class ExchangeMethod:
-    """A parcel in, parcels out: one, where its callers expect no more."""
+    """A parcel in, parcels out: a single parcel unless its callers expect more."""
 
     handle: Exchange
 
 
 @attrs.frozen
 class StreamMethod:
-    """Messages in, messages out: for services that others have defined, such as gRPC's own."""
+    """Messages in, messages out: for services defined elsewhere, such as gRPC's own."""
 
     handle: Stream
 
@@ -64,12 +64,12 @@ Method: TypeAlias = UnaryMethod | UploadMethod | DownloadMethod | ExchangeMethod
 
 
 class ServerFacts:
-    """What a service gets to know of the server that serves it (`Service.attach`).
+    """Facts that a service learns about its server (`Service.attach`).
 
     Args:
       asks_for_token: Whether calls must bring a token.
       asks_for_certificate: Whether callers must show a certificate.
-      clock: Tells the time in seconds.
+      clock: Returns the time in seconds.
 
     Attributes:
       target: The address to dial from this machine; empty before the server listens.
@@ -89,14 +89,14 @@ class ServerFacts:
         self._stop = Deadline(None, clock)
 
     def stops_within(self, seconds: float) -> None:
-        """Notes that running calls have so many seconds; of several times the shortest counts."""
+        """Records that running calls have `seconds` left; the shortest of several times counts."""
         left = self._stop.left
         if left is None or seconds < left:
             self._stop = Deadline(seconds, self._clock)
 
     @property
     def seconds_until_stop(self) -> float | None:
-        """How long running calls have at most, in seconds; `None` if the server is not about to stop."""
+        """How many seconds running calls have left; `None` if the server is not about to stop."""
         return self._stop.left
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class ServerFacts:
 
 
 class Service(abc.ABC):
-    """What a server can be given to serve.
+    """A service that a server can serve.
 
     A method raises one of fedstack's errors, or `StatusError`, to fail its call; its task is cancelled when the client
     goes away.
@@ -118,33 +118,33 @@ class Service(abc.ABC):
 
     @property
     def descriptors(self) -> tuple[FileDescriptorProto, ...]:
-        """Describes the gRPC services for reflection, beside the files that are in the default pool."""
+        """Describes the gRPC services for reflection, in addition to the files in the default pool."""
         return ()
 
     @property
     def runs_code(self) -> bool:
-        """Whether clients may bring code that can do anything; a server lets in none then that it does not know."""
+        """Whether clients may send code that can do anything; a server then admits only clients that it knows."""
         return False
 
     @property
     def sessions(self) -> Sequence[GetStatusResponse.Session]:
-        """What is kept for clients, and how long, for whoever sees that nothing is left."""
+        """The sessions kept for clients, and for how long, for checks that nothing is left over."""
         return ()
 
     async def report(self, status: GetStatusResponse) -> None:  # noqa: B027
-        """Adds what it holds and has done to the status of its server."""
+        """Adds the service's state and statistics to the status of its server."""
 
     def attach(self, server: ServerFacts) -> None:  # noqa: B027
-        """Is told once of the server that serves this, before any call comes."""
+        """Called once with the facts of the server, before any call arrives."""
 
     def started(self) -> None:  # noqa: B027
-        """Is told, on the server's loop, that the server can be dialled."""
+        """Called on the server's loop once the server can be dialled."""
 
     def drain(self) -> None:  # noqa: B027
-        """Takes no new clients from now on; those that are there go on. Idempotent."""
+        """Takes no new clients from now on; existing clients continue. Idempotent."""
 
     async def handed_over(self) -> None:  # noqa: B027
-        """Returns, after `drain`, when clients have fetched what they would lose with this server, or are gone."""
+        """Returns, after `drain`, once clients have fetched what they would lose with this server, or are gone."""
 
     async def close(self) -> None:  # noqa: B027
         """Ends all work and frees everything. Idempotent."""

@@ -1,4 +1,4 @@
-"""Decides how often, and after which pauses, something that failed with a retryable error is tried again."""
+"""Decides how often, and after which pauses, work that failed with a retryable error is retried."""
 
 import random
 import time
@@ -12,18 +12,18 @@ from fedstack.foundations.number_checks import number_validator, whole_number_va
 
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """How often to try, and how long to wait in between.
+    """How often to try, and how long to wait between tries.
 
-    Pauses grow exponentially and are drawn at random between zero and their bound ("full jitter"), so that many callers
-    do not come back at once.
+    Pauses are drawn at random between zero and a bound that grows exponentially ("full jitter"), so that many callers
+    do not retry at once.
 
     Attributes:
-      attempts: The most tries, the first one included.
+      attempts: The most tries, including the first.
       first_pause: The bound of the first pause, in seconds.
       longest_pause: The bound of any pause, in seconds.
-      multiplier: By how much the bound grows each time.
-      longest_total: How long after the beginning of the first try another one may begin, in seconds; `None` for any
-        time.
+      multiplier: The factor by which the bound grows each time.
+      longest_total: How long after the beginning of the first try another try may begin, in seconds; `None` for no
+        limit.
     """
 
     attempts: int = attrs.field(default=5, validator=whole_number_validator(1))
@@ -39,7 +39,7 @@ class RetryPolicy:
 
     @property
     def limits(self) -> str:
-        """Says for messages how much may be tried, as in `5 attempts`."""
+        """Returns the limits as text for messages, as in `5 attempts`."""
         attempts = f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}"
         return attempts if self.longest_total is None else f"{attempts} and {self.longest_total:g} seconds"
 
@@ -47,7 +47,7 @@ class RetryPolicy:
         """Yields the pause before each further try, in seconds; one fewer than there are attempts.
 
         Args:
-          clock: Tells the time in seconds. The time of the first try runs from this call on.
+          clock: Returns the time in seconds. The first try counts as begun with this call.
         """
         return self._pauses(clock, clock())
 

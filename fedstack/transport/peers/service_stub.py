@@ -20,9 +20,9 @@ from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
 
 CONTROL_SECONDS = 10.0
 _UPLOAD_SECONDS = 60.0
-# What is slow for any network.
+# A rate that is slow for any network.
 _LEAST_BYTES_PER_SECOND = 1e6
-# How many heartbeats may stay away before the peer counts as dead.
+# How many heartbeats may be missed before the peer counts as dead.
 _MISSED_BEATS = 4
 _GOODBYE_SECONDS = 5.0
 _LONGEST_SECONDS = 3600.0
@@ -33,18 +33,18 @@ _M = TypeVar("_M", bound=Message)
 class ServiceStub:
     """Calls services of one peer. Its coroutines run on the transport's loop.
 
-    A class of typed calls is made of it by deriving: a method for each of the service's, as in `ExecutorStub`.
+    Derived classes add typed calls, a method for each method of the service, as in `ExecutorStub`.
 
     Args:
-      connection: The way to the peer. It is closed with this.
-      control_seconds: How long a call may take that only hands something over, in seconds.
-      chunking: What is sent in chunks.
+      connection: The connection to the peer. It is closed with this.
+      control_seconds: How long a control call, which only hands data over, may take, in seconds.
+      chunking: Decides what is sent in chunks.
 
     Attributes:
-      is_reached: Whether the peer was there when something was last asked of it; `None` before.
+      is_reached: Whether the peer was reachable at the last call; `None` before the first.
     """
 
-    _PEER = "the server"  # what errors call it
+    _PEER = "the server"  # its name in errors
 
     def __init__(
         self,
@@ -66,47 +66,47 @@ class ServiceStub:
 
     @property
     def io(self) -> IoLoop:
-        """The loop on which its coroutines run."""
+        """The loop that its coroutines run on."""
         return self.connection.io
 
     @functools.cached_property
     def who(self) -> str:
-        """What errors call the peer."""
+        """The peer's name in errors."""
         return f"{self._PEER} at {self.address}"
 
     def loss(self) -> FedstackError | None:
-        """Returns the error to raise for a peer that is known to have ended, and `None` for one that may be there."""
+        """Returns the error to raise for a peer that is known to have ended; `None` for a peer that may be alive."""
         return self.connection.loss()
 
     @property
     def is_gone(self) -> bool:
-        """Whether the peer is known to have ended, and not to come back."""
+        """Whether the peer is known to have ended permanently."""
         loss = self.loss()
         return loss is not None and not (isinstance(loss, WorkerUnavailableError) and loss.comes_back)
 
     async def call(self, path: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
-        """Calls a method that has one message in and one out.
+        """Calls a method that takes one message and returns one message.
 
         Args:
           path: The method, as in `/package.Service/Method`.
           request: The message.
-          response: What the answer is.
-          seconds: How long it may take; by default as long as a call that only hands something over.
+          response: The type of the answer.
+          seconds: How long it may take; by default as long as a control call.
 
         Raises:
           DeadlineExceededError: If it does not answer in time.
-          InvalidValueError: If it answers with something else.
+          InvalidValueError: If the answer is not of that type.
         """
         content = request.SerializeToString()
-        # A large message of a plain peer takes its time.
+        # Large messages, as for plain peers, take longer.
         timeout = (seconds or self._control_seconds) + len(content) / _LEAST_BYTES_PER_SECOND
         return self._parsed(await self.connection.unary(path, content, timeout), response, path)
 
     async def call_while_alive(self, path: str, request: Message, response: type[_M]) -> _M:
-        """Calls such a method however long it takes, while the peer shows that it is alive.
+        """Does the same as `call`, however long it takes, as long as the peer is alive.
 
         Raises:
-          DeadlineExceededError: If it does not answer any more.
+          DeadlineExceededError: If it stops answering.
         """
         call = asyncio.ensure_future(self.connection.unary(path, request.SerializeToString(), None))
         watching = asyncio.ensure_future(self._watch())
@@ -121,13 +121,13 @@ class ServiceStub:
             await asyncio.gather(call, watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Raises when the peer is silent or cannot be reached."""
+        """Raises once the peer is silent or unreachable."""
         async for attempt in Deadline().attempts(itertools.repeat(self._control_seconds)):
             if attempt and not await self.connection.check_alive(self._control_seconds):
-                await asyncio.Event().wait()  # there is no telling: what the transport notices by itself has to do
+                await asyncio.Event().wait()  # the peer cannot be asked: rely on the transport
 
     async def upload(self, path: str, request: Message, segments: Sequence[Segment], response: type[_M]) -> _M:
-        """Calls a method that has a parcel in and one message out."""
+        """Calls a method that takes a parcel and returns one message."""
         timeout = _UPLOAD_SECONDS + sum(map(len, segments)) / _LEAST_BYTES_PER_SECOND
         return self._parsed(
             await self.connection.upload(path, self._parcel(request, segments), timeout), response, path
@@ -140,12 +140,12 @@ class ServiceStub:
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> contextlib.AbstractAsyncContextManager[Incoming]:
-        """Calls a method that has one message in and a parcel out; leaving the context ends the call.
+        """Calls a method that takes one message and returns a parcel; leaving the context ends the call.
 
         Args:
           path: The method.
           request: The message.
-          heartbeat_seconds: How often the peer shows that it is alive.
+          heartbeat_seconds: How often the peer sends a heartbeat.
           on_heartbeat: Called with each heartbeat.
 
         Raises:
@@ -166,15 +166,15 @@ class ServiceStub:
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
     ) -> AsyncGenerator[Incoming, None]:
-        """Calls a method that has a parcel in and one out; see `download`.
+        """Calls a method that takes a parcel and returns a parcel; see `download`.
 
         Args:
           path: The method.
           request: The message.
-          segments: What goes with it.
-          heartbeat_seconds: How often the peer shows that it is alive.
+          segments: The segments sent with it.
+          heartbeat_seconds: How often the peer sends a heartbeat.
           on_heartbeat: Called with each heartbeat.
-          soon_seconds: How long it may take until it has first done so; by default as long as later.
+          soon_seconds: How long the first heartbeat may take; by default as long as later heartbeats.
         """
         answer = await self.ask(path, request, segments, heartbeat_seconds, on_heartbeat, soon_seconds)
         if isinstance(answer, Parcel):
@@ -192,7 +192,7 @@ class ServiceStub:
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming]:
-        """Does what `exchange` does, and returns an answer that came in one message as it is."""
+        """Does the same as `exchange`, but returns an answer that came in one message directly."""
         soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
         answer = await self.connection.ask(path, self._parcel(request, segments), soon, self.who)
         if isinstance(answer, Parcel):
@@ -202,7 +202,7 @@ class ServiceStub:
     def ask_blocking(
         self, path: str, request: Message, segments: Sequence[Segment], heartbeat_seconds: float, soon_seconds: float
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming] | None:
-        """Does what `ask` does on the thread of the caller; `None` where only that will do."""
+        """Does the same as `ask` on the caller's thread; returns `None` if only `ask` works."""
         soon = min(soon_seconds, _LONGEST_SECONDS)
         answer = self.connection.ask_blocking(path, self._parcel(request, segments), soon, self.who)
         if answer is None or isinstance(answer, Parcel):
@@ -237,7 +237,7 @@ class ServiceStub:
             ) from error
 
     def before_closing(self, task: "asyncio.Task[Any]") -> None:
-        """Lets a task, such as one that says goodbye to the peer, come to its end before the connection is closed."""
+        """Lets a task, such as one that says goodbye to the peer, finish before the connection is closed."""
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 
@@ -252,5 +252,5 @@ class ServiceStub:
 
 
 def _silence(heartbeat_seconds: float) -> float:
-    """Returns how long a peer may be silent that shows so often that it is alive."""
-    return _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing
+    """Returns how long a peer with this heartbeat interval may be silent, in seconds."""
+    return _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN counts as 0.1
