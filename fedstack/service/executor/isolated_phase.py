@@ -1,10 +1,10 @@
-"""Finds the clients of a phase that end their process, in child processes where that costs nobody anything.
+"""Finds the clients of a phase that end their process, in child processes where they do no harm.
 
-The clients have ended workers (`membership/ledger.py` has the whole story), so this worker runs none of them itself,
-nor loads their functions. A child says which client it is about to run, and a `CulpritSearch` decides what the next one
-runs: 40 clients with one that crashes take two children. How many there are at a time, over all searches of a worker,
-and how long a search takes, is limited. What children compute is thrown away, and so are their errors: if nobody is
-found, the phase is run as if nothing had been.
+The clients have ended workers (see `membership/ledger.py`), so this worker neither runs them itself nor loads their
+functions. A child reports which client it is about to run, and a `CulpritSearch` decides which clients the next child
+runs: 40 clients with one that crashes take two children. The number of children at a time, over all searches of a
+worker, and the duration of a search are limited. The children's results are discarded, and so are their errors: if no
+client is found, the phase runs as if there had been no search.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 
 _logger = logging.getLogger(__name__)
 _READING_SECONDS = 2.0
-# It imports what this process can import, and nothing of the folder that it happens to be in. A fresh interpreter and
-# no fork: gRPC and its threads live in this process.
+# A child can import the same modules as this process, and none from its working directory. It is a fresh interpreter,
+# not a fork: gRPC and its threads live in this process.
 _PROGRAM = (
     "import sys; sys.path[:1] = [path for path in sys.path[:1] if path]; "
     "from fedstack.service.executor.isolation_child import start; start()"
@@ -48,14 +48,14 @@ _PROGRAM = (
 
 
 class _ForChildren(PhaseHost):
-    """Admits phases that are run elsewhere, by processes that have nothing but what they are sent."""
+    """Admits phases that run elsewhere, in processes that have only the data that they are sent."""
 
     def lend(self, clients: int) -> NoReturn:
         raise AssertionError("a search runs nothing in its own process")
 
 
 async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[PhaseRequest]) -> None:
-    """Looks for the clients of a phase that end their process.
+    """Searches for the clients of a phase that end their process.
 
     Args:
       core: The service.
@@ -99,7 +99,7 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
 
 
 def _content(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
-    """Returns what children read: the phase, with elements in place of references, which they cannot read."""
+    """Returns the input of children: the phase, with elements in place of references, which they cannot resolve."""
     folds = request.fold
     captures = [capture for fold in folds for function in fold.function for capture in function.capture]
     for value in (*request.input, *(value for fold in folds for value in fold.argument), *captures):
@@ -128,11 +128,11 @@ def _error_of(found: Culprit) -> LeafError:
 
 
 class IsolatedRun:
-    """One child process, which runs the phase for some of its clients.
+    """A child process that runs the phase for some of its clients.
 
     Args:
-      options: What it is to do.
-      content: What it reads.
+      options: The options of the child.
+      content: The input of the child.
     """
 
     def __init__(self, options: ChildOptions, content: Sequence[bytes | memoryview]) -> None:
@@ -142,9 +142,9 @@ class IsolatedRun:
         self._cancelled = False
 
     def run(self) -> Ended | None:
-        """Returns how the clients have ended it; `None` if they have not. Blocks its thread.
+        """Returns how the clients ended the child; `None` if they did not. Blocks the calling thread.
 
-        The cause is the name of the function that ran, as far as it is known, and the last lines that it said.
+        The cause is the name of the function that ran, if known, and the last lines of its output.
         """
         told: dict[str, Any] = {}
         said: deque[str] = deque(maxlen=LINES_KEPT)
@@ -157,7 +157,7 @@ class IsolatedRun:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                # What it starts ends with it; and Ctrl-C is for the worker.
+                # Processes that it starts end with it; and Ctrl-C is for the worker only.
                 start_new_session=True,
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
@@ -169,9 +169,9 @@ class IsolatedRun:
             _reading(process.stderr, lambda line: said.append(line.decode(errors="replace"))),
         ]
         try:
-            with contextlib.suppress(OSError):  # it may have ended
+            with contextlib.suppress(OSError):  # it may already have ended
                 process.stdin.writelines(self._content)
-                process.stdin.flush()  # and stays open: its end is that of this process
+                process.stdin.flush()  # and stays open: it is closed when this process ends
             wait_for_end(process)
         finally:
             self._kill()
@@ -193,7 +193,7 @@ class IsolatedRun:
         self._kill()
 
     def _kill(self) -> None:
-        """Ends the child and what it has started; only while it has not been waited for: then its id is another's."""
+        """Ends the child and its descendants; only before it is waited for, since its id may then be reused."""
         with self._lock:
             process = self._process
             if process is None or process.returncode is not None:
@@ -206,7 +206,7 @@ class IsolatedRun:
 
 
 def _reading(pipe: IO[bytes], take: Callable[[bytes], object]) -> threading.Thread:
-    """Starts a thread that takes the lines of a pipe. Processes that outlive the child may keep it open."""
+    """Starts a thread that reads the lines of a pipe. Processes that outlive the child may keep it open."""
 
     def read() -> None:
         with pipe, contextlib.suppress(OSError, ValueError):

@@ -1,11 +1,11 @@
-"""Runs a phase for some of its clients in a process of their own; `isolated_phase.py` starts it.
+"""Runs a phase for some of its clients in a separate process; `isolated_phase.py` starts it.
 
-It reads what to run from standard input: `ChildOptions`, the length of a `PhaseRequest`, that, and the bytes of it. On
-standard output it says, a line of JSON at a time, which client and which function it is about to run, then that it runs
-them together, and at last that it is done, or has failed. If it ends before that, what it said last has ended it.
-Nothing that clients yield leaves it.
+It reads its input from standard input: `ChildOptions`, the length of a `PhaseRequest`, the request, and its bytes. On
+standard output it reports, one line of JSON at a time, which client and which function it is about to run, then that it
+runs them together, and finally that it is done, or has failed. If it ends before that, the last reported work ended it.
+The results of clients never leave it.
 
-It has no gRPC and no socket. It lets in only what the worker that started it does.
+It has no gRPC and no socket. It admits only functions that the worker that started it admits.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 
 LENGTH = struct.Struct("<Q")
-# How much later than its parent it gives up, for when that is no more.
+# How much later than its parent it gives up, in case the parent is gone.
 _SPARE_SECONDS = 5.0
 _MAX_NAME = 200
 _MOST_LIKELY_VICTIM = "1000"
@@ -48,14 +48,14 @@ _MOST_LIKELY_VICTIM = "1000"
 
 @attrs.frozen
 class ChildOptions:
-    """What a child is to do.
+    """The options of a child.
 
     Attributes:
       clients: Its clients, counted over the whole federation.
       seconds: How long it may take.
       threads: The most threads.
-      policy: Which leaves it loads, as the worker does.
-      limits: The worker's.
+      policy: The leaves that it may load, as at the worker.
+      limits: The worker's limits.
     """
 
     clients: range
@@ -66,7 +66,7 @@ class ChildOptions:
 
 
 class Told:
-    """What a child says: each new thing in a line."""
+    """A child's reports: each new report on a line."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -79,7 +79,7 @@ class Told:
 
 
 class _TellingLeaf(BoundOperation):
-    """Says of each call which client it is for."""
+    """Reports the client of each call."""
 
     def __init__(self, leaf: BoundOperation, tell: Callable[..., None]) -> None:
         self.name = leaf.name
@@ -95,7 +95,7 @@ class _TellingLeaf(BoundOperation):
 
 
 class _TellingLeaves(LoadedLeaves):
-    """Leaves that say when they are called."""
+    """Leaves that report when they are called."""
 
     def __init__(self, leaves: LoadedLeaves, tell: Callable[..., None]) -> None:
         super().__init__()
@@ -120,17 +120,17 @@ class _ChildHost(PhaseHost):
 def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     """Runs the phase, and ends the process."""
     told = Told(os.dup(1))
-    os.dup2(2, 1)  # what functions print is not for who reads that
+    os.dup2(2, 1)  # output of functions must not reach the reader of the reports
     faulthandler.dump_traceback_later(options.seconds + _SPARE_SECONDS, exit=True)
     with suppress(OSError):
-        # Where memory runs out the system ends this process and not the worker.
+        # If memory runs out, the system should end this process and not the worker.
         Path("/proc/self/oom_score_adj").write_text(_MOST_LIKELY_VICTIM, encoding="ascii")
     try:
         asyncio.run(_run(options, standard_input, told))
         told(done=True)
-    except BaseException as error:  # of ours: whoever comes here has ended nothing
+    except BaseException as error:  # an error of this module: no client has ended the process
         told(failed=f"{type(error).__name__}: {error}"[:_MAX_NAME])
-    os._exit(0)  # what happens after its work is not a worker's either
+    os._exit(0)  # a worker would not run exit handlers at this point either
 
 
 async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[..., None]) -> None:
@@ -155,27 +155,27 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
 async def _run_clients(
     received: ReceivedPhase, host: PhaseHost, options: ChildOptions, tell: Callable[..., None]
 ) -> None:
-    """Runs the clients one after the other, and then as a worker runs them, on threads."""
+    """Runs the clients one after another, and then on threads, as a worker runs them."""
     everyone = options.clients
     alone = [range(client, client + 1) for client in everyone]
     for clients in alone if len(everyone) == 1 else [*alone, everyone]:
         offset = clients.start - received.clients.start
         inputs = slice_inputs(received.inputs, offset, offset + len(clients))
         tell(function="", **({"client": clients.start} if len(clients) == 1 else {"together": True}))
-        # An error of a client's is found where the phase runs; here only those count that leave none.
+        # Errors of clients surface where the phase runs; here only clients that end the process count.
         with suppress(Exception), host.lend(len(clients)) as engine:
             await engine.run_phase(received.phase, inputs, received.arguments, clients)
 
 
 def _end_with_parent(standard_input: BinaryIO) -> None:
-    """Ends the process when its parent has, or has let go of it."""
+    """Ends the process once its parent has ended or has closed the pipe."""
     with suppress(OSError):
-        os.read(standard_input.fileno(), 1)  # not through the file, whose lock this thread would hold
+        os.read(standard_input.fileno(), 1)  # not through the file object, whose lock this thread would hold
     os._exit(1)
 
 
 def start() -> NoReturn:
-    """Does what standard input says, which the worker writes."""
+    """Runs the work that the worker writes to standard input."""
     with open(os.dup(0), "rb") as given, open(os.devnull, "rb") as empty:
-        os.dup2(empty.fileno(), 0)  # for functions that read it
+        os.dup2(empty.fileno(), 0)  # for functions that read standard input
         main(pickle.load(given), given)
