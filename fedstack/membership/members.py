@@ -22,7 +22,7 @@ FULL_SECONDS = 5.0
 _FIRST_GAP, _LONGEST_GAP = 0.01, 1.0
 _HALF_SECONDS = 15.0
 _STRAIN_SECONDS = 5.0
-# How long each wait for members is that follows one in vain.
+# How long each wait for members lasts that follows a failed wait.
 AGAIN_SECONDS = 0.25
 
 
@@ -94,7 +94,7 @@ class Members(Generic[M]):
         """Whether it was closed, and returns no more members."""
         return self._closed
 
-    # What happens to members.
+    # Events of members.
 
     def add(self, member: M) -> None:
         """Adds a member that has not been heard from yet."""

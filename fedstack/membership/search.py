@@ -37,9 +37,9 @@ class Ended:
 
     Attributes:
       status: The process's return code, as in `subprocess`; `None` if it is not known.
-      among: The units that may have done it, where that is known: one of those that ran one after the other, none if
+      among: The units that may have ended it, if known: a single unit of those that ran one after another, or none if
         they had not begun; `None` for all that ran.
-      cause: What else the driver knows, for its message.
+      cause: Further details from the driver, for its message.
     """
 
     status: int | None = None

@@ -100,7 +100,7 @@ class CoordinatedWorker(abc.ABC):
 
     @abc.abstractmethod
     def _make_executor(self, clients: int) -> Executor:
-        """Makes an executor for a number of clients."""
+        """Creates an executor for a number of clients."""
 
     @abc.abstractmethod
     def _close_executor(self, executor: Executor) -> None:

@@ -34,7 +34,7 @@ Box = NDArray[np.uint8]
 
 
 def box(value: object, name: str) -> Box:
-    """Returns the box of a value; that of `None` is empty.
+    """Returns the box of a value; the box of `None` is empty.
 
     Python numbers are stored with 64 bits, and become Python numbers again when the box is opened.
 

@@ -140,7 +140,7 @@ class WorkerState:
     """A worker between two losses: after a loss the same worker gets a new state.
 
     Attributes:
-      index: The number of the worker.
+      index: The index of the worker.
       name: Its name in errors and in its representation.
       threads: How many calls it runs at the same time at most; `None` if it is not known.
       running: The closures given to it, and when, until it has answered for each; including closures cancelled since.
