@@ -11,7 +11,7 @@ from fedstack.membership.member import AnyMember, M, MemberState
 from fedstack.membership.members import FIRST_PAUSE, LONGEST_PAUSE, Members
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 
-# How long the check may take whether a member that was away is listening again.
+# The time limit for checking whether a member that was away is listening again.
 _LOOK_SECONDS = 0.5
 # How often to look for losses while there are observers.
 _WATCH_SECONDS = 0.1

@@ -22,7 +22,7 @@ FULL_SECONDS = 5.0
 _FIRST_GAP, _LONGEST_GAP = 0.01, 1.0
 _HALF_SECONDS = 15.0
 _STRAIN_SECONDS = 5.0
-# How long each wait for members lasts that follows a failed wait.
+# How long each wait for members lasts after a failed wait.
 AGAIN_SECONDS = 0.25
 
 
@@ -188,7 +188,7 @@ class Members(Generic[M]):
         return members
 
     def seconds_to_due(self) -> float | None:
-        """Returns the number of seconds until a member is due to be asked; `None` if none is."""
+        """Returns the number of seconds until a member is due to be asked; `None` if none will be."""
         while self._agenda:
             at, _, member = self._agenda[0]
             if member.ask_at == at:

@@ -45,7 +45,7 @@ class RayPlace:
     Attributes:
       handle: The actor.
       greeting: A reference to its description of itself, which resolves once it is ready.
-      is_awaited: Whether phases wait for it: there is room for it, and no actor was ready before it.
+      is_awaited: Whether phases wait for it: it belongs to the first batch, and there is room for it.
       said: Its description of itself; `None` while it is being started.
     """
 

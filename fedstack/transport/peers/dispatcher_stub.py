@@ -61,7 +61,7 @@ class DispatcherStub(ServiceStub):
         return await self._unary("OpenPass", request, messages.OpenPassResponse)
 
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
-        """Reports what has been read, and takes more; may last as long as the request allows plus one answer."""
+        """Reports what has been read, and takes more; may last as long as the request allows, plus a control call."""
         waits = request.wait_seconds if request.wait_seconds > 0.0 else 0.0
         return await self._unary("Take", request, messages.TakeResponse, self._control_seconds + waits)
 
