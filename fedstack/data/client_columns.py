@@ -58,7 +58,7 @@ def array_of_arrow(column: Any, path: str) -> NDArray[Any]:
 
     Args:
       column: A `pyarrow.Array` or `pyarrow.ChunkedArray`.
-      path: Its path, for messages.
+      path: Its path, for error messages.
 
     Raises:
       InvalidValueError: If a value is missing, lists differ in length, or the values are structs.
@@ -82,8 +82,8 @@ def dense(array: Any, path: str, row_of: Callable[[int], object] = int) -> NDArr
 
     Args:
       array: The array.
-      path: Its path, for messages.
-      row_of: Returns the row of the value at an index, for messages.
+      path: Its path, for error messages.
+      row_of: Returns the row of the value at an index, for error messages.
     """
     check_nothing_null(array, path, row_of)
     types, kind = imported_pyarrow().types, array.type
@@ -129,7 +129,7 @@ def check_nothing_null(array: Any, path: str, row_of: Callable[[int], object] = 
 
     Args:
       array: A `pyarrow.Array`.
-      path: Its path, for messages.
+      path: Its path, for error messages.
       row_of: See `dense`.
 
     Raises:
@@ -152,7 +152,7 @@ def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> 
     Args:
       names: The names of all columns.
       wanted: The names of the columns to be read.
-      path: The path of the table, for messages.
+      path: The path of the table, for error messages.
 
     Raises:
       InvalidValueError: If several columns have a wanted name.
@@ -170,7 +170,7 @@ def check_unmasked(value: object, path: str) -> None:
 
     Args:
       value: The value to be converted to an array.
-      path: Its path, for messages.
+      path: Its path, for error messages.
 
     Raises:
       TypeMismatchError: If there is a masked array.
@@ -189,7 +189,7 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
 
     Args:
       value: An array, or anything that NumPy converts to one.
-      path: Its path, for messages.
+      path: Its path, for error messages.
 
     Raises:
       TypeMismatchError: If there is a masked array.

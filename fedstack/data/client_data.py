@@ -91,7 +91,7 @@ def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:
 
     Args:
       arrays: See `batches`.
-      where: The function that they were passed to, for messages.
+      where: The function that they were passed to, for error messages.
 
     Raises:
       TypeMismatchError: If there is a scalar or a masked array among them.

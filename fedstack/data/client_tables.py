@@ -138,7 +138,7 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
 
     Args:
       ids: The id of each row.
-      column: The name of their column, for messages.
+      column: The name of their column, for error messages.
 
     Raises:
       InvalidValueError: If a row has no id, or one that is not hashable.

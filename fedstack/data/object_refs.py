@@ -39,7 +39,7 @@ def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
 
     Args:
       refs: Objects of class `ray.ObjectRef`.
-      where: Returns the path of the value at an index, for messages.
+      where: Returns the path of the value at an index, for error messages.
 
     Raises:
       InvalidValueError: If the task that should make a value has failed, or Ray has been shut down.

@@ -107,7 +107,7 @@ class _RowsInMemory(HasBlocks):
       rows: How many there are.
       element: The type that is wanted of them: a struct with these names in any order, or if there is but one column
         a tensor.
-      place: Where they stand, for messages.
+      place: Where they stand, for error messages.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], rows: int, element: Type, place: str) -> None:
@@ -153,7 +153,7 @@ def columns_of(dataset: RayDataset, client_id: str) -> list[str]:
 
     Args:
       dataset: The dataset.
-      client_id: The column to split by, for messages.
+      client_id: The column to split by, for error messages.
     """
     with _telling(client_id):
         return list(dataset.columns() or ())

@@ -84,7 +84,7 @@ class SequenceOperation(CompositeOperation):
         Args:
           arguments: Its arguments other than functions.
           captures: The captures of its function.
-          client: The index of the client, for messages; `None` at the server.
+          client: The index of the client, for error messages; `None` at the server.
         """
         raise NotImplementedError
 

@@ -92,7 +92,7 @@ def array_to_proto(
       payload: A NumPy scalar or an array of exactly `dtype`; for strings `bytes`, or an object array of `bytes`.
       dtype: One of the 16 dtypes of the language; strings are `np.dtype(np.str_)`.
       shape: The shape that the payload must have. `None` as a dimension allows any size, `None` as a whole any rank.
-      path: The path of the payload, for messages.
+      path: The path of the payload, for error messages.
       as_list: Whether arrays are written as lists, too, as literals require.
 
     Returns:
@@ -157,7 +157,7 @@ def array_from_proto(
       proto: The message. If it has both encodings, `content` counts.
       dtype: The dtype that it must have; `None` for any.
       shape: The shape that it must have. `None` as a dimension allows any size, `None` as a whole any rank.
-      path: The path of the value, for messages.
+      path: The path of the value, for error messages.
 
     Returns:
       A NumPy scalar, or a read-only array in C order; for strings `bytes`, or a read-only object array of `bytes`. An

@@ -342,7 +342,7 @@ class Unpacker:
 
         Args:
           clients: The number.
-          path: The path of the column, for messages.
+          path: The path of the column, for error messages.
           takes_bytes: Whether each takes at least a byte; then there may be any number of elements.
         """
         if self._in_sequence and not takes_bytes and clients > _MAX_EMPTY_ELEMENTS:
@@ -386,7 +386,7 @@ def read_typed(
       typed: The message.
       unpacker: Has the bytes beside the message, or the memory to receive them in.
       read_type: Reads the type; it may refuse some types.
-      path: The path of the value, for messages.
+      path: The path of the value, for error messages.
 
     Raises:
       FedstackError: If the message contradicts itself or announces too much.

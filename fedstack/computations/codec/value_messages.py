@@ -59,7 +59,7 @@ def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") ->
     Args:
       payload: The payload, exactly as its type requires (see above); nothing is converted.
       type_spec: The type of the payload.
-      path: The path of the value, for messages; members extend it, as in `arg.weights[2]`.
+      path: The path of the value, for error messages; members extend it, as in `arg.weights[2]`.
 
     Returns:
       A new message with all optional fields: names, element types and federated types.
@@ -87,7 +87,7 @@ def value_from_proto(proto: executor_pb2.Value, type_spec: Type, *, path: str = 
     Args:
       proto: The message.
       type_spec: The type that the value must have.
-      path: The path of the value, for messages; members extend it, as in `arg.weights[2]`.
+      path: The path of the value, for error messages; members extend it, as in `arg.weights[2]`.
 
     Returns:
       The payload (see above). Its arrays are read-only.

@@ -76,7 +76,7 @@ class BoundOperation:
 
         Args:
           argument: The payload of its argument; `None` if it has no parameter.
-          client: The index of the client, for messages; `None` at the server.
+          client: The index of the client, for error messages; `None` at the server.
         """
         raise NotImplementedError
 

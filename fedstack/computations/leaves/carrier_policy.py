@@ -102,7 +102,7 @@ class CarrierPolicy:
 
         Args:
           module: The module of the reference.
-          shown: The reference, for messages.
+          shown: The reference, for error messages.
 
         Raises:
           CarrierError: If it may not; the message says what to do.

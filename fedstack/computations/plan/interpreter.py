@@ -49,7 +49,7 @@ class ProgramRunner:
 
         Args:
           inputs: The payloads of its inputs.
-          client: The index of the client, for messages; `None` at the server.
+          client: The index of the client, for error messages; `None` at the server.
 
         Returns:
           The payloads of its results, which nothing here references any more.
@@ -102,7 +102,7 @@ def run_columns(program: Program, inputs: Sequence[Column], first_client: int, s
     Args:
       program: The program; every operation is a `BoundOperation`.
       inputs: A column of `size` clients per input.
-      first_client: The index of the first of them, for messages.
+      first_client: The index of the first of them, for error messages.
       size: The number of clients.
 
     Returns:

@@ -53,7 +53,7 @@ class Elsewhere:
         Args:
           found: The stand-ins, each of this class.
           member: The type that the values should fit; it is checked afterwards.
-          where: Returns the path of the value at an index, for messages.
+          where: Returns the path of the value at an index, for error messages.
 
         Raises:
           FedstackError: If a value cannot be read; the error of the first.
@@ -65,7 +65,7 @@ class Elsewhere:
 
         Args:
           member: The type that it should fit.
-          place: The path of the value, for messages.
+          place: The path of the value, for error messages.
 
         Raises:
           TypeMismatchError: If it does not fit.
@@ -103,7 +103,7 @@ class DeferredColumn(Column):
 
     Attributes:
       values: The stand-in for the value of each client, or its payload.
-      place: The path of the value of client 0, for messages.
+      place: The path of the value of client 0, for error messages.
       first: The index of the first client.
 
     Args:

@@ -60,7 +60,7 @@ def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Pay
     Args:
       value: See `normalize`.
       type_spec: The type to fit.
-      path: The path of the value, for messages.
+      path: The path of the value, for error messages.
 
     Raises:
       TypeMismatchError: If the value does not fit; the message has the path and the client.
@@ -172,7 +172,7 @@ def column_from_values(
     Args:
       values: One value per client, in client order.
       member: The type that each must fit.
-      where: Returns the path of the value at an index, for messages.
+      where: Returns the path of the value at an index, for error messages.
       may_be_elsewhere: Whether values, or their members, may be elsewhere; such a column is read when it is used.
 
     Raises:

@@ -30,7 +30,7 @@ def check_re_iterable(sequence: object, path: str = "value") -> None:
 
     Args:
       sequence: The object that should be a sequence.
-      path: Its path, for messages.
+      path: Its path, for error messages.
 
     Raises:
       TypeMismatchError: If it can be iterated only once, or not at all, or is text, bytes or a mapping.
@@ -68,7 +68,7 @@ class FromGenerator(Generic[T]):
         """Calls the function and returns the iterator over its result.
 
         Args:
-          path: The path of the sequence, for messages.
+          path: The path of the sequence, for error messages.
         """
         where = repr(self) if path is None else f"{path}, {self!r}"
         made = cast(object, self._function())  # the user's function need not keep to its type

@@ -57,7 +57,7 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
       value: A NumPy scalar or array, a Python scalar, a string, a nest of lists of those, or anything with
         `__array__`.
       tensor: The type to fit; `None` dimensions fit any size.
-      path: Where the value stands, for messages.
+      path: Where the value stands, for error messages.
 
     Raises:
       TypeMismatchError: If dtype or shape do not fit.
@@ -316,7 +316,7 @@ def check_nothing_missing(value: Any, path: str) -> None:
 
     Args:
       value: The value to be converted to an array.
-      path: Its path, for messages.
+      path: Its path, for error messages.
 
     Raises:
       InvalidValueError: If a value is missing.

@@ -48,7 +48,7 @@ def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTenso
       value: Python and NumPy values in any container that fits: dictionaries, named tuples, attrs and dataclass
         instances are matched by name, lists and tuples by position.
       type_spec: The type to fit.
-      path: The path of the value, for messages.
+      path: The path of the value, for error messages.
       read: The rule for its tensors.
 
     Raises:
@@ -160,7 +160,7 @@ def _rows_of(
     Args:
       batches: The batches.
       element: The type of a batch.
-      path: The path of the batches, for messages.
+      path: The path of the batches, for error messages.
       read: The rule for tensors.
       as_they_are: Whether the arrays must have exactly the dtypes, so that none is copied.
     """

@@ -113,7 +113,7 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
       structure: The structure.
       timeout: How long values may take, in seconds; values that are here already are returned in any case, and
         transfers in progress continue.
-      what: A description of the awaited object, for messages.
+      what: A description of the awaited object, for error messages.
 
     Raises:
       InvalidValueError: If there are handles in sets, or in anything that can be iterated over only once.

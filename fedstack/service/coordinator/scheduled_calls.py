@@ -131,7 +131,7 @@ class ScheduledCalls:
 
         Args:
           timeout: How long it may take, in seconds.
-          what: A description of the awaited object, for messages.
+          what: A description of the awaited object, for error messages.
 
         Raises:
           Exception: The error of a closure, once nothing is running anymore.

@@ -80,7 +80,7 @@ class CallStream:
         """Returns the message of a call that has one.
 
         Args:
-          name: The method, for messages.
+          name: The method, for error messages.
 
         Raises:
           InvalidValueError: If there is none.

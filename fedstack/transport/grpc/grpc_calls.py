@@ -203,7 +203,7 @@ class CallLimiter:
 
         Args:
           seconds: How long the call may take once it has its turn.
-          who: The peer, for messages.
+          who: The peer, for error messages.
 
         Raises:
           DeadlineExceededError: If no call was answered for that long.

@@ -38,7 +38,7 @@ class Connection(abc.ABC):
     @property
     @abc.abstractmethod
     def address(self) -> str:
-        """The peer's address, for messages."""
+        """The peer's address, for error messages."""
 
     @abc.abstractmethod
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:

@@ -29,7 +29,7 @@ class Document:
 
     Attributes:
       cluster: The jobs, as they were written.
-      where: Their source, for messages.
+      where: Their source, for error messages.
     """
 
     cluster: object
@@ -57,7 +57,7 @@ def cluster_in(text: str, where: str = "") -> Document:
 
     Args:
       text: The text.
-      where: What it was in, for messages.
+      where: What it was in, for error messages.
 
     Raises:
       InvalidValueError: If it does not.

@@ -25,7 +25,7 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
       stream: Anything to iterate over, calls of `grpc.aio` included. If an item is being awaited at the end, it is
       cancelled; otherwise the owner of the stream closes it.
       limit: The longest pause, in seconds.
-      who: The expected sender, for messages.
+      who: The expected sender, for error messages.
 
     Raises:
       DeadlineExceededError: If the pause was longer.
@@ -90,7 +90,7 @@ async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T
     Args:
       call: The call.
       limit: The most seconds that the call may take.
-      who: The expected sender, for messages.
+      who: The expected sender, for error messages.
 
     Raises:
       DeadlineExceededError: If the call took longer.

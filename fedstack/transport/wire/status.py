@@ -220,7 +220,7 @@ def error_from_status(
       message: The message of the status.
       details: The content of `grpc-status-details-bin`, if any. It is not trusted: anything but an error of fedstack is
         ignored, and its texts contain no terminal escapes afterwards.
-      address: The sender, for messages.
+      address: The sender, for error messages.
       words: The names of the caller's arguments in messages.
 
     Returns:
