@@ -1,6 +1,6 @@
-"""Datasets: client data that is read, prepared and divided as it is needed, and the servers that do so.
+"""Datasets: client data that is read, prepared and divided on demand, and the servers that do this.
 
-The names are imported when they are first asked for: servers need gRPC, and datasets by themselves do not.
+The names are imported on first use: the servers need gRPC, but datasets alone do not.
 """
 
 from typing import TYPE_CHECKING

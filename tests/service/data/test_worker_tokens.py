@@ -83,7 +83,7 @@ def read_as_alice(target: str, credentials: ClientCredentials = ALICE) -> None:
 def test_a_stranger_with_a_token_of_clients_is_no_worker(listener: Listener, tokens: Path) -> None:
     with DispatchServer(DispatcherConfig(token_file=tokens)) as dispatcher, Peer(dispatcher.target, STRANGER) as peer:
         for leaves in (False, True):
-            with pytest.raises(MembershipError, match=r"proves to be one.*--worker-token-file.*worker_addresses"):
+            with pytest.raises(MembershipError, match=r"proves its role.*--worker-token-file.*worker_addresses"):
                 peer.attend(b"w", listener.target, leaves)
         assert not peer.ask(lambda stub: stub.list_workers()).worker
         read_as_alice(dispatcher.target)
@@ -99,7 +99,7 @@ def test_a_stranger_with_a_certificate_of_clients_is_no_worker(listener: Listene
         root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
     )
     with DispatchServer(DispatcherConfig(credentials=server)) as dispatcher, Peer(dispatcher.target, ours) as peer:
-        with pytest.raises(MembershipError, match="proves to be one"):
+        with pytest.raises(MembershipError, match="proves its role"):
             peer.attend(b"w", listener.target)
 
 

@@ -1,4 +1,4 @@
-"""Knows which workers are there: those that say so often enough, and may."""
+"""Keeps track of the workers that attend: those that are allowed and have reported recently."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,14 +18,14 @@ _MAX_NAME_BYTES = 1000
 
 @attrs.frozen(kw_only=True)
 class Times:
-    """How long a dispatcher waits for what, in seconds.
+    """The timeouts and intervals of a dispatcher, in seconds.
 
     Attributes:
       worker: The silence after which a worker is lost.
       consumer: The silence after which a consumer is lost.
-      check: The time between two looks for passes that nobody wants any more.
-      idle: For how long a pass without consumers is kept.
-      resume: For how long one is kept whose consumers may resume.
+      check: The interval between checks for abandoned passes.
+      idle: How long a pass without consumers is kept.
+      resume: How long a pass without consumers is kept if its consumers may resume it.
     """
 
     worker: float = 5.0
@@ -39,14 +39,15 @@ class Attendance:
     """The workers of a dispatcher.
 
     Args:
-      known: Those that were there when it was last heard of, by their ids; they have a lease's time to say so.
+      known: The addresses of the workers that attended before the dispatcher was started, by their ids; they have one
+        lease to attend again.
       allowed: The addresses that may attend: `host`, `host:port` or `host:%port%`; `None` for any.
-      limits: How many there may be.
-      lease_seconds: How long one may be silent.
-      clock: Tells the time in seconds.
+      limits: The limit on the number of workers.
+      lease_seconds: How long a worker may be silent.
+      clock: Returns the time in seconds.
 
     Attributes:
-      version: Stands for the workers that there are; another one where they change.
+      version: The version of the list of workers; it changes whenever the list does.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class Attendance:
 
     @property
     def workers(self) -> Mapping[bytes, str]:
-        """The addresses of workers, by their ids. It is replaced where they change."""
+        """The addresses of the workers, by their ids. The mapping is replaced whenever the workers change."""
         return self._workers
 
     @property
     def assigned(self) -> Sequence[bytes]:
-        """The worker at each of the addresses that are known beforehand; empty where none is there."""
+        """The id of the worker at each of the configured addresses; empty where none attends."""
         if not self._allowed:
             return ()
         left = sorted(self._workers.items(), key=lambda one: one[1])
@@ -85,17 +86,17 @@ class Attendance:
         return found
 
     def attend(self, worker: bytes, address: str) -> bool:
-        """Says that a worker is there; returns whether that is news.
+        """Records that a worker attends; returns whether that is news.
 
         Raises:
-          MembershipError: If it is none of those that may attend.
-          InvalidValueError: If the address is none.
-          ResourceLimitError: If there are too many.
+          MembershipError: If it may not attend.
+          InvalidValueError: If the address or the id is invalid.
+          ResourceLimitError: If there are too many workers.
         """
         if self._leases.renew(worker) and self._workers.get(worker) == address:
             return False
         self._check(worker, address)
-        # Where one serves no other does any more.
+        # A new worker replaces any other at the same address.
         others = {w: a for w, a in self._workers.items() if a != address and w != worker}
         if len(others) >= self._limits.max_data_workers:
             raise exceeded(self._limits, "max_data_workers")
@@ -103,7 +104,7 @@ class Attendance:
         return True
 
     def leave(self, worker: bytes) -> bool:
-        """Says that a worker is there no more; returns whether that is news."""
+        """Records that a worker has left; returns whether that is news."""
         return self._without({worker})
 
     def expire(self) -> Sequence[str]:
@@ -114,12 +115,12 @@ class Attendance:
         return lost
 
     def excuse(self) -> None:
-        """Gives those another lease who have been silent for too long: nobody listened."""
+        """Gives another lease to workers that have been silent for too long: the dispatcher was not listening."""
         for worker in self._leases.expired():
             self._leases.open(worker, self.lease_seconds)
 
     def next_expiry(self) -> float | None:
-        """Returns in how many seconds the next one will have been; `None` if there are none."""
+        """Returns the number of seconds until the next lease expires; `None` if there are no leases."""
         return self._leases.next_expiry()
 
     def _without(self, gone: set[bytes]) -> bool:
@@ -154,12 +155,12 @@ class Attendance:
 
 
 def addresses_of(workers: Mapping[bytes, str]) -> Sequence[DataWorkerAddress]:
-    """Returns workers as messages have them."""
+    """Returns workers in the form that messages use."""
     return [DataWorkerAddress(worker=worker, address=address) for worker, address in workers.items()]
 
 
 def _new_version() -> int:
-    """Returns what no version was before, here or in a dispatcher that stood in this one's place."""
+    """Returns a version that was never used before, by this dispatcher or by an earlier one at its address."""
     return int.from_bytes(draw_id(8), "big") >> 1
 
 
@@ -168,6 +169,6 @@ def _without_scheme(address: str) -> str:
 
 
 def _fits(place: str, allowed: str) -> bool:
-    """Returns whether an address is one that is allowed: a host stands for all its ports."""
+    """Returns whether an address matches an allowed one: a host alone allows all its ports."""
     host = allowed.removesuffix(f":{ANY_PORT}")
     return place == allowed or place.rpartition(":")[0] == host

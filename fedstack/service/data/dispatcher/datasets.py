@@ -1,4 +1,4 @@
-"""Knows the datasets that are registered: what stands for each, and under which names."""
+"""Registers datasets and finds them by digest or name."""
 
 import hashlib
 
@@ -9,17 +9,17 @@ from fedstack.service.data.dispatcher.ranges import MOST_NUMBER
 from fedstack.service.host.limits import DispatcherLimits, exceeded
 
 MAX_NAME_BYTES = 1000
-# Each is a row of a table where workers read files of their own.
+# Each file is a row of a table if workers read files of their own.
 MOST_FILES = 100_000
 _DIGEST_BYTES = 32
 _NAMED = 5
 
 
 def check_dataset(dataset: DatasetDescription, limits: DispatcherLimits) -> None:
-    """Checks what can be checked of a description before the definition has come.
+    """Checks as much of a description as is possible before the definition arrives.
 
     Raises:
-      InvalidValueError: If it is none.
+      InvalidValueError: If the description is invalid.
       ResourceLimitError: If the definition is too large.
     """
     if len(dataset.digest) != _DIGEST_BYTES:
@@ -40,36 +40,36 @@ def check_dataset(dataset: DatasetDescription, limits: DispatcherLimits) -> None
 
 
 def check_definition(dataset: DatasetDescription, definition: memoryview) -> None:
-    """Checks that a definition is the one that a digest stands for.
+    """Checks that a definition has the digest in the description.
 
     Raises:
-      InvalidValueError: If it is another.
+      InvalidValueError: If its digest differs.
     """
     found = hashlib.sha256(definition).digest()
     if found != dataset.digest:
         raise InvalidValueError(
-            f"Expected the definition of dataset {dataset.digest.hex()}, found that of {found.hex()}; it has changed "
-            "on its way, or its digest is wrong"
+            f"Expected the definition of dataset {dataset.digest.hex()}, found that of {found.hex()}; it was changed "
+            "in transit, or its digest is wrong"
         )
 
 
 def register(
     tables: Tables, dataset: DatasetDescription, limits: DispatcherLimits, keeps: bool = True
 ) -> DatasetDescription:
-    """Registers a dataset under its name, or the beginning of its digest; the same one may have several names.
+    """Registers a dataset under its name, or under a prefix of its digest; a dataset may have several names.
 
     Args:
-      tables: What is known.
-      dataset: What is known of it.
-      limits: How many there may be.
-      keeps: Whether to write it down, and not only to check whether it may be.
+      tables: The tables of the journal.
+      dataset: The description of the dataset.
+      limits: The limit on the number of names.
+      keeps: Whether to register the dataset, or only to check that this is possible.
 
     Returns:
-      What is registered, with the name.
+      The description as registered, with the name.
 
     Raises:
-      InvalidValueError: If the name is that of another dataset, or the dataset is known as something else.
-      ResourceLimitError: If there are too many.
+      InvalidValueError: If another dataset has the name, or the dataset is registered with another description.
+      ResourceLimitError: If there are too many names.
     """
     kept = DatasetDescription()
     kept.CopyFrom(dataset)
@@ -81,14 +81,14 @@ def register(
             raise exceeded(limits, "max_datasets")
     elif row[0] != dataset.digest:
         raise InvalidValueError(
-            f"Expected the dataset {row[0].hex()[:32]} under the id {name!r}, which it has, found "
+            f"Expected dataset {row[0].hex()[:32]}, which is registered as {name!r}, found "
             f"{dataset.digest.hex()[:32]} with other content; choose another dataset_id"
         )
     known = _described(tables, dataset.digest)
     if known is not None and _lasting(known) != _lasting(kept):
         raise InvalidValueError(
-            f"Expected of dataset {dataset.digest.hex()[:32]} what is known of it, found something else; register it "
-            "with the same release of fedstack as before"
+            f"Expected the registered description of dataset {dataset.digest.hex()[:32]}, found a different one; "
+            "register it with the same release of fedstack as before"
         )
     if keeps:
         tables.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", (name, dataset.digest))
@@ -98,7 +98,7 @@ def register(
 
 
 def _lasting(dataset: DatasetDescription) -> DatasetDescription:
-    """Returns what of a description is the same each time: files may have grown, so that there are more elements."""
+    """Returns the part of a description that never changes: the number of elements does, if files have grown."""
     kept = DatasetDescription()
     kept.CopyFrom(dataset)
     for field in ("dataset_id", "cardinality", "commit", "protocol", "version"):
@@ -107,10 +107,10 @@ def _lasting(dataset: DatasetDescription) -> DatasetDescription:
 
 
 def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDescription:
-    """Returns the dataset that has a name or a digest; an empty description if there is none and that may be.
+    """Returns the dataset with a name or a digest; an empty description if it is missing and the request permits that.
 
     Raises:
-      InvalidValueError: If there has to be one; the message has some that there are.
+      InvalidValueError: If it is missing and the request requires it; the message lists some registered datasets.
     """
     digest = request.digest
     if request.dataset_id:
@@ -121,7 +121,7 @@ def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDesc
         return DatasetDescription()
     if found is None:
         wanted = f"id {request.dataset_id!r}" if request.dataset_id else f"digest {request.digest.hex()[:64]}"
-        raise InvalidValueError(f"Expected a dataset that is registered, found none of {wanted}; {_some(tables)}")
+        raise InvalidValueError(f"Expected a registered dataset, found none with {wanted}; {_some(tables)}")
     found.dataset_id = request.dataset_id or found.dataset_id
     return found
 

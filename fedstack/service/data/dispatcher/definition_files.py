@@ -1,4 +1,4 @@
-"""Keeps the definitions of datasets by their digests: in files, or in memory."""
+"""Keeps the definitions of datasets by their digests, in files or in memory."""
 
 import hashlib
 import os
@@ -13,20 +13,20 @@ _BLOCK_BYTES = 1 << 20
 
 
 class DefinitionFiles:
-    """The definitions of a dispatcher. One thread at a time uses them, but for `is_sound`.
+    """The definitions of a dispatcher. Only one thread at a time may use them, except for `is_sound`.
 
     Args:
-      folder: Where to keep them; it is made if there is none. `None` to keep them in memory.
+      folder: The folder for the files; it is created if it does not exist. `None` to keep definitions in memory.
 
     Raises:
       JournalError: If other users may enter the folder.
-      OSError: If there can be none.
+      OSError: If it cannot be created.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._here: dict[bytes, bytes] = {}
-        # Of which the content has been seen to be what it was.
+        # The digests of files whose content was right when it was last checked.
         self._sound: set[bytes] = set()
         if folder is not None:
             make_private_folder(folder, lambda name: True)
@@ -37,7 +37,7 @@ class DefinitionFiles:
         return self._folder / digest.hex()
 
     def keep(self, digest: bytes, definition: memoryview) -> None:
-        """Keeps a definition; when this returns, it is on the disk. A file that has been damaged is replaced."""
+        """Keeps a definition; when this returns, it is on disk. A damaged file is replaced."""
         if self._folder is None:
             self._here[digest] = bytes(definition)
         elif not self.has(digest):
@@ -52,11 +52,11 @@ class DefinitionFiles:
             self._sound.add(digest)
 
     def is_sound(self, digest: bytes) -> bool:
-        """Returns whether a definition is there and was right when it was last looked at. Reads no file."""
+        """Returns whether a definition exists and was right when it was last checked. Reads no file."""
         return digest in self._here if self._folder is None else digest in self._sound and self._path(digest).exists()
 
     def has(self, digest: bytes) -> bool:
-        """Returns whether a definition is there, and is what its digest stands for."""
+        """Returns whether a definition exists and has its digest."""
         if self._folder is None:
             return digest in self._here
         try:
@@ -71,7 +71,8 @@ class DefinitionFiles:
         """Returns a definition.
 
         Raises:
-          JournalError: If its file is gone or damaged. A damaged one is put aside, so that it can be registered again.
+          JournalError: If its file is missing or damaged. A damaged file is moved aside, so that the dataset can be
+            registered again.
         """
         if self._folder is None:
             return self._here[digest]
@@ -80,14 +81,14 @@ class DefinitionFiles:
             definition = path.read_bytes()
         except FileNotFoundError as error:
             raise JournalError(
-                f"Expected the definition of a dataset that is registered, found no file {path}; register it again"
+                f"Expected the definition of a registered dataset, found no file {path}; register it again"
             ) from error
         if hashlib.sha256(definition).digest() != digest:
             self._sound.discard(digest)
             path.replace(path.with_suffix(_DAMAGED))
             raise JournalError(
-                f"The definition of a dataset that is registered was damaged: {path}, which has {_DAMAGED} at its end "
-                "now; register the dataset again"
+                f"The definition of a registered dataset was damaged: {path}, now renamed to end in {_DAMAGED}; "
+                "register the dataset again"
             )
         self._sound.add(digest)
         return definition
@@ -104,7 +105,7 @@ def _digest_of(file: BinaryIO) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes sure that a file that was renamed is found after a crash."""
+    """Makes sure that a renamed file is found after a crash."""
     if os.name != "posix":  # elsewhere folders cannot be opened, and need not be
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -23,7 +23,7 @@ from fedstack.transport.peers.io_loop import io_loop
 
 _logger = logging.getLogger(__name__)
 _count = attrs.validators.optional(whole_number_validator(1, MOST_BYTES))
-# What stands for never, as in TensorFlow's data service.
+# Means "never", as in TensorFlow's data service.
 _NEVER = -1
 
 
@@ -41,32 +41,32 @@ def _addresses(given: Sequence[str] | None) -> tuple[str, ...] | None:
 
 @attrs.frozen
 class DispatcherConfig:
-    """How a `DispatchServer` serves. What is `None` has its default.
+    """The configuration of a `DispatchServer`. An attribute that is `None` has its default.
 
     Attributes:
-      port: The port; 0 for any that is free.
+      port: The port; 0 for any free port.
       protocol: `"grpc"`, or `"grpc+local"` for consumers and workers in this process only.
-      work_dir: The folder of its journal; it is made if there is none.
-      fault_tolerant_mode: Whether to keep in the journal what it knows, so that all goes on where it was when it has
-        been started again. Needs `work_dir`.
+      work_dir: The folder of the journal; it is created if it does not exist.
+      fault_tolerant_mode: Whether to keep the dispatcher's state in the journal, so that passes continue after a
+        restart. Requires `work_dir`.
       worker_addresses: The workers that may attend, as `host`, `host:port` or `host:%port%`; `None` for any.
-      job_gc_check_interval_ms: How often it looks for passes that nobody wants any more; a minute. -1 for never.
-      job_gc_timeout_ms: How long it keeps a pass without consumers; 5 minutes. One that may be resumed is kept longer.
-        -1 for as long as there is room.
-      worker_timeout_ms: After how much silence a worker is lost; 5 seconds.
-      consumer_timeout_ms: After how much silence a consumer is lost; 10 seconds.
-      resume_timeout_ms: How long a pass without consumers is kept that may be resumed; a day. -1 as above.
-      host: A name or an address of this machine. Others than its loopback need TLS.
-      credentials: The certificate and key for TLS, and what is asked of clients.
-      token_file: A file with tokens, one a line, of which clients must know one.
-      worker_token_file: A file with tokens, one a line, of which data workers must know one to attend. Where clients
-        have to prove who they are, workers attend only with such a token, or at one of the `worker_addresses`.
-      insecure: Whether other machines may reach it without TLS.
-      limits: How much clients may have.
-      server_limits: How much they may have of the server itself.
+      job_gc_check_interval_ms: The interval between checks for abandoned passes; by default a minute. -1 for never.
+      job_gc_timeout_ms: How long a pass without consumers is kept; by default 5 minutes. A pass that may be resumed is
+        kept longer. -1 for as long as there is room.
+      worker_timeout_ms: The silence after which a worker is lost; by default 5 seconds.
+      consumer_timeout_ms: The silence after which a consumer is lost; by default 10 seconds.
+      resume_timeout_ms: How long a pass without consumers is kept if it may be resumed; by default a day. -1 as above.
+      host: A name or an address of this machine. Any address but a loopback address needs TLS.
+      credentials: The certificate and key for TLS, and the requirements on clients.
+      token_file: A file with one token per line; a client must present one of them.
+      worker_token_file: A file with one token per line; a data worker must present one of them to attend. If clients
+        must authenticate, workers attend only with such a token or at one of the `worker_addresses`.
+      insecure: Whether other machines may connect without TLS.
+      limits: The limits on what clients may use of the dispatcher.
+      server_limits: The limits on what clients may use of the server itself.
 
     Raises:
-      InvalidValueError: If a number is out of its range, or there is no folder for the journal.
+      InvalidValueError: If a number is out of range, or the journal has no folder.
     """
 
     port: int = attrs.field(default=0, validator=whole_number_validator(0, MOST_PORT))
@@ -94,7 +94,7 @@ class DispatcherConfig:
             )
 
     def service(self) -> DispatchService:
-        """Returns the dispatcher for `ServerConfig.services`: the server of a task says where and how it serves.
+        """Returns the dispatcher for `ServerConfig.services`; the server of a task decides where and how it serves.
 
         Raises:
           JournalError: If another dispatcher uses the journal, or it is damaged.
@@ -113,7 +113,7 @@ class DispatcherConfig:
             raise
 
     def _folder(self) -> Path | None:
-        """Returns where to keep the journal, if there is to be one."""
+        """Returns the folder of the journal; `None` if it is kept in memory."""
         if self.work_dir is None:
             return None
         if not self.fault_tolerant_mode:
@@ -122,7 +122,7 @@ class DispatcherConfig:
         return Path(self.work_dir)
 
     def times(self) -> Times:
-        """Returns how long the dispatcher waits for what."""
+        """Returns the dispatcher's timeouts and intervals."""
         given = {
             "worker": self.worker_timeout_ms,
             "consumer": self.consumer_timeout_ms,
@@ -135,21 +135,21 @@ class DispatcherConfig:
 
 
 class DispatchServer(OwnedServer):
-    """The dispatcher of a data service: datasets are registered here, and the work on them is divided here.
+    """The dispatcher of a data service: it registers datasets and divides the work on them among data workers.
 
         dispatcher = DispatchServer(DispatcherConfig(work_dir="/srv/dispatcher", fault_tolerant_mode=True))
         worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher.target))
 
-    It stops at the end of a block, with `stop()`, and when nothing refers to it any more.
+    It stops at the end of a `with` block, on `stop()`, or when nothing refers to it any more.
 
     Args:
-      config: How it serves.
-      start: Whether to start it at once, else `start()` or a block does.
-      port, protocol: Instead of a configuration; see `DispatcherConfig`.
+      config: The configuration.
+      start: Whether to start at once; otherwise `start()` or a `with` block starts it.
+      port, protocol: Replacements for a configuration; see `DispatcherConfig`.
 
     Raises:
       InvalidValueError: If the configuration does not fit the address.
-      AddressError: If it cannot listen at its port; the message says why.
+      AddressError: If it cannot listen on its port; the message says why.
       JournalError: If another dispatcher uses the journal, or it is damaged.
     """
 

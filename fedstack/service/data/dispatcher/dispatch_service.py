@@ -1,4 +1,4 @@
-"""Serves the dispatcher: it knows datasets and workers, and divides the work on the ones among the others."""
+"""Serves the dispatcher, which keeps track of datasets and workers and divides the work among the workers."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 _LONGEST_WAIT_SECONDS = 60.0
 _ATTENDS_SECONDS = 1.0
 _SIGNS_IN_A_LEASE = 4
-# Of one that stood still for so long nobody was heard: whose lease ended meanwhile need not have been silent.
+# A dispatcher that was stalled for this long received no requests: an expired lease need not mean a silent peer.
 _LATE_SECONDS = 1.0
 _STOPPING = "The dispatcher is stopping; wait until it has been started again"
 
@@ -44,16 +44,16 @@ class DispatchService(Service):
     """The dispatcher of a data service.
 
     Args:
-      journal: Where it keeps what it knows; it is closed with the service.
+      journal: The journal of the dispatcher's state; it is closed with the service.
       worker_addresses: Which workers may attend: `host`, `host:port` or `host:%port%`; `None` for any.
-      worker_tokens: One of these proves that a worker may attend; `None` where none is asked for.
-      times: How long it waits for what.
-      limits: How much clients may have.
-      clock: Tells the time in seconds.
-      wall_clock: Tells it in seconds since the epoch.
+      worker_tokens: A worker needs one of these tokens to attend; `None` if no token is required.
+      times: The dispatcher's timeouts and intervals.
+      limits: The limits on what clients may use.
+      clock: Returns the time in seconds.
+      wall_clock: Returns the time in seconds since the epoch.
 
     Attributes:
-      threads: Where the journal is used: one of them.
+      threads: The single thread on which the journal is used.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class DispatchService(Service):
         self._limits = limits or DispatcherLimits()
         self._times = times or Times()
         self._clock, self._wall_clock = clock, wall_clock
-        # Each does one thing at a time. Definitions may be large, and what is small does not wait for them.
+        # Each has one thread. Definitions may be large, and small requests must not wait for them.
         self.threads = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         self._files = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         with self._journal.transaction() as tables:
             known = dict(tables.execute("SELECT worker, address FROM workers"))
             here = passes.live_consumers(tables)
-        # Those that were there when it was last heard of have the time of a lease from now on.
+        # Workers that attended before a restart have one lease, from now on, to attend again.
         self._attendance = Attendance(known, worker_addresses, self._limits, self._times.worker, clock)
         self._written = self._attendance.workers
         self._worker_tokens = worker_tokens
@@ -86,7 +86,7 @@ class DispatchService(Service):
         self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
-        # By pass: done when there may be news for the requests that wait in it. An entry lives as long as one waits.
+        # By pass: done when there may be news for the requests that wait. An entry lives as long as a request waits.
         self._news: weakref.WeakValueDictionary[bytes, asyncio.Future[None]] = weakref.WeakValueDictionary()
         self._heard = HeardCommits(self._journal, lambda work: self._on(self.threads, work), self._end_all)
         self._watching: asyncio.Task[None] | None = None
@@ -135,7 +135,8 @@ class DispatchService(Service):
         await received.rest.read_into([buffer])
         await off_loop(lambda: datasets.check_definition(dataset, buffer))
 
-        # Twice: nothing is kept for one that is refused, and its definition is there before it is known.
+        # Twice: the first only checks, so that nothing is kept of a refused dataset. The second registers the dataset
+        # once its definition has been kept.
         register = functools.partial(datasets.register, dataset=dataset, limits=self._limits)
         await self._run(functools.partial(register, keeps=False))
         await self._on(self._files, lambda: self._journal.keep_definition(dataset.digest, buffer))
@@ -147,7 +148,7 @@ class DispatchService(Service):
         found = await self._run(lambda tables: datasets.find_dataset(tables, request))
         if request.may_lack and found.digest and not self._journal.is_definition_sound(found.digest):
             if not await self._on(self._files, lambda: self._journal.has_definition(found.digest)):
-                found = messages.DatasetDescription()  # whoever asks has the definition, and registers it again
+                found = messages.DatasetDescription()  # the client has the definition, and registers it again
         return self._known_here(found)
 
     async def define(self, content: bytes) -> Answers:
@@ -157,13 +158,13 @@ class DispatchService(Service):
         try:
             found = await self._run(lambda tables: datasets.find_dataset(tables, request))
         except InvalidValueError:
-            await self._heard.check(request.commit)  # another one knew it
+            await self._heard.check(request.commit)  # another dispatcher knew the dataset
             raise
         definition = await self._on(self._files, lambda: self._journal.definition(found.digest))
         yield Parcel(self._known_here(found).SerializeToString(), [memoryview(definition)])
 
     async def open_pass(self, request: messages.OpenPassRequest) -> messages.OpenPassResponse:
-        """Lets a consumer take part in a pass."""
+        """Opens a pass for a consumer."""
         passes.check_request(request)
 
         def open(tables: Tables) -> messages.OpenPassResponse:
@@ -176,7 +177,7 @@ class DispatchService(Service):
         return response
 
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
-        """Notes what a consumer has read, and gives it more; waits for some if it is told to."""
+        """Records what a consumer has read and hands out more ranges; waits for ranges if the request asks for that."""
         consumer = request.pass_id, request.consumer
         deadline = Deadline(max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS)), self._clock)
         is_first = True
@@ -185,11 +186,11 @@ class DispatchService(Service):
                 there = self._attendance
                 workers, version = there.workers, there.version
                 may_wait = not deadline.is_over and request.workers_version == version and not self._draining
-                # Before it is looked: what happens meanwhile is not missed.
+                # Created before the tables are read, so that no news in between is missed.
                 news = self._news.setdefault(request.pass_id, asyncio.get_running_loop().create_future())
                 ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
                 taken = await self._run(functools.partial(ask, assigned=there.assigned))
-                if taken.wakes and is_first:  # what it says is no news the next time
+                if taken.wakes and is_first:  # the same request is no news the next time
                     self._wake(request.pass_id)
                 is_first = False
                 if not (taken.is_empty and may_wait):
@@ -205,7 +206,7 @@ class DispatchService(Service):
         return response
 
     async def release(self, request: messages.ReleasePassRequest) -> messages.ReleasePassResponse:
-        """Lets a consumer leave."""
+        """Removes a consumer from a pass."""
         wakes = await self._run(lambda tables: passes.release(tables, request, self._wall_clock()))
         self._consumers.end((request.pass_id, request.consumer))
         if wakes:
@@ -213,7 +214,7 @@ class DispatchService(Service):
         return messages.ReleasePassResponse()
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Notes that a worker of the same protocol is there, or leaves."""
+        """Records that a worker of the same protocol attends or leaves."""
         check_protocol(request.protocol, request.version, "the data worker")
         worker = request.worker
         self._check_may_attend(request)
@@ -226,10 +227,10 @@ class DispatchService(Service):
         return with_protocol(messages.AttendResponse(interval_seconds=interval, lease_seconds=self._times.worker))
 
     def _check_may_attend(self, request: messages.AttendRequest) -> None:
-        """Checks what proves that a worker is one: others dial it, with tokens of their own.
+        """Checks that a peer is authorized as a data worker: consumers will dial it, with tokens of their own.
 
         Raises:
-          MembershipError: If nothing does.
+          MembershipError: If it is not authorized.
         """
         tokens, server = self._worker_tokens, self._server
         if tokens is not None and not token_matches(request.token, tokens.get()):
@@ -240,17 +241,17 @@ class DispatchService(Service):
             )
         if self._is_open and server is not None and (server.asks_for_token or server.asks_for_certificate):
             raise MembershipError(
-                f"Expected a data worker that proves to be one, found one at {name_text(request.worker.address)} that "
-                "has what any client has; give the dispatcher a --worker-token-file "
-                "(DispatcherConfig.worker_token_file) and workers a token of it, or the dispatcher worker_addresses"
+                f"Expected a data worker that proves its role, found one at {name_text(request.worker.address)} with "
+                "the credentials of any client; give the dispatcher a --worker-token-file "
+                "(DispatcherConfig.worker_token_file) and the workers a token from it, or set worker_addresses"
             )
 
     async def list_workers(self, request: messages.ListWorkersRequest) -> messages.ListWorkersResponse:
-        """Lists the workers that are there."""
+        """Lists the workers that attend."""
         return messages.ListWorkersResponse(worker=addresses_of(self._attendance.workers))
 
     async def _run(self, work: Callable[[Tables], _T]) -> _T:
-        """Does the work of a transaction on the thread that the journal has."""
+        """Runs a transaction on the journal's thread."""
 
         def transact() -> _T:
             with self._journal.transaction() as tables:
@@ -276,7 +277,7 @@ class DispatchService(Service):
         self._written = workers
 
     def _wake(self, *pass_ids: bytes) -> None:
-        """Wakes the requests that wait in passes; by default in all."""
+        """Wakes the requests that wait in the given passes; by default in all passes."""
         for news in [self._news.pop(pass_id, None) for pass_id in pass_ids or tuple(self._news)]:
             if news is not None:
                 news.set_result(None)
@@ -311,7 +312,7 @@ class DispatchService(Service):
         async for _ in Deadline().attempts(pauses):
             late = self._clock() - due
             if late > max(_LATE_SECONDS, min(times.worker, times.consumer) / 2):
-                _logger.warning("The dispatcher stood still for %.1f s", late)
+                _logger.warning("The dispatcher was stalled for %.1f s", late)
                 self._attendance.excuse()
                 for consumer in self._consumers.expired():
                     self._shows_life(consumer)
@@ -321,8 +322,8 @@ class DispatchService(Service):
                     if self._clock() >= collected + times.check:
                         collected = self._clock()
                         await self._collect()
-                except FedstackError as error:  # of the disk: it may be better next time
-                    _logger.error("Looking after passes failed: %s", error)
+                except FedstackError as error:  # a disk error, which may be gone next time
+                    _logger.error("Maintenance of the passes failed: %s", error)
             expiries = self._attendance.next_expiry(), self._consumers.next_expiry(), times.check
             due = self._clock() + min(times.worker, times.consumer, *(t for t in expiries if t is not None))
 
@@ -342,8 +343,8 @@ class DispatchService(Service):
         try:
             if await self._run(lose):
                 self._wake(pass_id)
-        except FedstackError as error:  # of the disk: it is lost again after another lease
-            _logger.error("A consumer that is lost could not be given up: %s", error)
+        except FedstackError as error:  # a disk error: the consumer is lost again after another lease
+            _logger.error("A lost consumer could not be given up: %s", error)
             self._shows_life((pass_id, consumer))
 
     async def _collect(self) -> None:
@@ -352,11 +353,11 @@ class DispatchService(Service):
             await self._on(self.threads, self._journal.compact)
 
     def started(self) -> None:
-        """Looks after what ends by itself, from now on."""
+        """Starts to expire leases and to collect idle passes."""
         self._watching = start_apart(self._look_after())
 
     def drain(self) -> None:
-        """Lets nobody wait any more: whoever asks is to come again when it has been started again."""
+        """Stops all waiting: clients must retry after the dispatcher has been restarted."""
         self._draining = True
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Refuses those who have heard of commits that a journal does not have, and tells others of its latest."""
+"""Refuses peers that have heard of commits missing from the journal, and sends others its latest commit."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HeardCommits:
-    """What those who ask have heard of.
+    """The check of the commits that peers have heard of.
 
     Args:
       journal: The journal.
@@ -34,14 +34,14 @@ class HeardCommits:
         self._on_loss = on_loss
 
     def checked(self, handle: Callable[[_Q], Awaitable[_A]]) -> Callable[[_Q], Awaitable[_A]]:
-        """Returns what handles requests of those only whose commits are known; answers bring the latest."""
+        """Returns a handler that refuses requests with unknown commits and adds the latest commit to its answers."""
 
         async def run(request: _Q) -> _A:
             await self.check(request.commit)
             try:
                 response = await handle(request)
             except StaleSessionError:
-                await self.check(request.commit)  # which may have been lost meanwhile: that is a better reason
+                await self.check(request.commit)  # a commit lost meanwhile is a better reason
                 raise
             response.commit.CopyFrom(self._journal.commit)
             return response
@@ -49,10 +49,10 @@ class HeardCommits:
         return run
 
     async def check(self, heard: messages.Commit) -> None:
-        """Checks a commit that somebody has heard of.
+        """Checks a commit that a peer has heard of.
 
         Raises:
-          StaleSessionError: If the journal does not have it. If it has lost it, all passes have ended.
+          StaleSessionError: If the journal does not have it. If the journal has lost it, all passes have ended.
         """
         refusal = self._journal.refusal(heard)
         if refusal is None:
@@ -64,8 +64,8 @@ class HeardCommits:
         raise StaleSessionError(refusal)
 
     def _begin_anew(self, heard: messages.Commit) -> bool:
-        """Ends all passes: others may have read what they are about to read, and there is no way to see."""
-        if self._journal.standing(heard) is not Standing.LOST:  # somebody else has told of it meanwhile
+        """Ends all passes: the ranges that they hand out next may have been read already, which cannot be detected."""
+        if self._journal.standing(heard) is not Standing.LOST:  # another request has reported it meanwhile
             return False
         self._journal.begin_anew(passes.end_all)
         return True

@@ -1,4 +1,4 @@
-"""Keeps what a dispatcher knows in SQLite: the tables are the state, in a folder or in memory."""
+"""Keeps a dispatcher's state in SQLite tables, in a folder or in memory."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ from fedstack.service.data.dispatcher.private_files import (
 Tables: TypeAlias = sqlite3.Connection
 
 FILE, LAST, DEFINITIONS = "journal.sqlite", "journal.sqlite-last", "definitions"
-# Says whose file it is, in its header: "fsDD".
+# Identifies the file's program in its header: "fsDD".
 _APPLICATION = 0x66734444
 _VERSION = 2
 _SCHEMA = (
@@ -33,16 +33,16 @@ _SCHEMA = (
     "CREATE TABLE datasets (digest BLOB PRIMARY KEY, description BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE names (dataset_id TEXT PRIMARY KEY, digest BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE workers (worker BLOB PRIMARY KEY, address TEXT NOT NULL) WITHOUT ROWID",
-    # A pass of one consumer has no job, and the consumer as its owner.
+    # A pass of a single consumer has no job; its owner is the consumer.
     """CREATE TABLE passes (
       pass BLOB PRIMARY KEY, job TEXT NOT NULL, owner BLOB NOT NULL, repetition INTEGER NOT NULL, digest BLOB NOT NULL,
       policy INTEGER NOT NULL, guarantee INTEGER NOT NULL, target TEXT NOT NULL, num_splits INTEGER NOT NULL,
       is_whole INTEGER NOT NULL, next_range INTEGER NOT NULL, is_sealed INTEGER NOT NULL, idle_since REAL,
       UNIQUE (job, owner, repetition)) WITHOUT ROWID""",
-    # What has not been cut into ranges: one list for all workers, whose `worker` is empty, or one for each.
+    # The splits not yet cut into ranges: one list for all workers, with an empty `worker`, or several.
     """CREATE TABLE lists (pass BLOB, worker BLOB, next INTEGER NOT NULL, last INTEGER NOT NULL,
       PRIMARY KEY (pass, worker)) WITHOUT ROWID""",
-    # The last answer is kept: the same request again has it.
+    # The last answer is kept, so that the same request gets it again.
     """CREATE TABLE consumers (pass BLOB, consumer BLOB, is_here INTEGER NOT NULL, number INTEGER NOT NULL,
       answer BLOB, opening BLOB NOT NULL, PRIMARY KEY (pass, consumer)) WITHOUT ROWID""",
     # Ranges without a consumer are free.
@@ -50,24 +50,24 @@ _SCHEMA = (
       consumer BLOB, is_finished INTEGER NOT NULL, PRIMARY KEY (pass, id)) WITHOUT ROWID""",
     "CREATE INDEX taken ON ranges (pass, consumer)",
 )
-# Not in the file: consumers say again that they wait, as long as they do.
+# Not in the file: consumers repeat that they wait for as long as they do.
 _WAITING = "CREATE TEMP TABLE waiting (pass BLOB, consumer BLOB, PRIMARY KEY (pass, consumer)) WITHOUT ROWID"
 _SUMMED = (*ledger.TABLES, "datasets", "names", "workers", "passes", "lists", "consumers", "ranges")
 
 
 class Journal:
-    """What a dispatcher knows. One thread at a time may use the tables, and one the definitions.
+    """The state of a dispatcher. Only one thread at a time may use the tables, and only one the definitions.
 
-    A transaction that has ended is on the disk: what is answered after that holds, whatever happens then. After a crash
-    the tables are as the last such transaction left them. Each transaction with changes is a commit with a number, and
-    with a digest of all rows, which is looked at when a journal is opened.
+    A transaction that has ended is on disk: an answer sent after it holds, whatever happens then. After a crash the
+    tables are as the last such transaction left them. Each transaction with changes is a commit with a number and a
+    digest of all rows, which is verified when a journal is opened.
 
     Args:
-      folder: Where to keep it; it is made if there is none, and only its owner enters it. `None` to keep it in memory,
-        as long as the process lives.
+      folder: The folder of the journal; it is created if it does not exist, and only its owner may enter it. `None` to
+        keep the journal in memory, for as long as the process lives.
 
     Raises:
-      JournalError: If another dispatcher uses the folder, what is in it cannot be used, or other users may enter it.
+      JournalError: If another dispatcher uses the folder, its content cannot be used, or other users may enter it.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -97,21 +97,21 @@ class Journal:
             raise
 
     def renew(self) -> None:
-        """Leaves the file to the process that uses it, in a forked child of it.
+        """In a forked child, leaves the file to the parent process that uses it.
 
-        There SQLite thinks that it has the lock. It would remove the log where this is closed, at the latest when the
-        child ends; so it never is.
+        SQLite in the child believes that it holds the lock, and would remove the log if the connection were closed, at
+        the latest when the child ends. So the connection is never closed there.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._tables))
 
     @property
     def file(self) -> str:
-        """Where it is, for messages."""
+        """The location of the journal, for messages."""
         return "the memory of this process" if self._folder is None else str(self._folder / FILE)
 
     def _open(self) -> None:
         tables = self._tables
-        # Held until the process ends, however it does.
+        # The lock is held until the process ends, in whatever way.
         tables.execute("PRAGMA locking_mode = EXCLUSIVE")
         (application,) = tables.execute("PRAGMA application_id").fetchone()
         (is_new,) = tables.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()
@@ -140,29 +140,29 @@ class Journal:
             raise self._lacks(noted)
 
     def _check(self) -> None:
-        """Looks at all that there is.
+        """Verifies the whole journal.
 
         Raises:
-          JournalError: If it is not what was written.
+          JournalError: If it differs from what was written.
         """
         (version,) = self._tables.execute("PRAGMA user_version").fetchone()
         if version != _VERSION:
             raise JournalError(
                 f"Expected a journal of version {_VERSION}, found one of version {version}: {self.file}; use the "
-                "release of fedstack that has written it, or give another work_dir"
+                "release of fedstack that wrote it, or give another work_dir"
             )
         found = [text for (text,) in self._tables.execute("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
             raise self._damaged(found[0])
         statements = self._tables.execute("SELECT sql FROM sqlite_master WHERE sql != '' ORDER BY rowid")
         if tuple(text for (text,) in statements) != _SCHEMA:
-            raise self._damaged("its tables are others")
+            raise self._damaged("it has other tables")
         if not self._ledger.read():
             raise self._damaged("its rows are not those that were written")
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Tables, None, None]:
-        """Gives the tables for changes that happen together, and are on the disk at the end; or not at all.
+        """Yields the tables for changes that are made atomically, and are on disk when the block has ended.
 
         Raises:
           ResourceLimitError: If the disk is full.
@@ -177,15 +177,15 @@ class Journal:
 
     @property
     def commit(self) -> Commit:
-        """The latest commit, for those who get answers. Any thread may ask for it."""
+        """The latest commit, which answers carry. Any thread may read it."""
         return self._ledger.commits.latest
 
     def standing(self, commit: Commit) -> Standing:
-        """Returns what a commit is that a peer has heard of. Any thread may ask for it."""
+        """Returns the standing of a commit that a peer has heard of. Any thread may call it."""
         return self._ledger.commits.standing(commit)
 
     def refusal(self, heard: Commit) -> str | None:
-        """Returns why those are refused who have heard of a commit; `None` if they are not. Any thread may ask."""
+        """Returns why peers that have heard of a commit are refused; `None` if they are not. Any thread may call it."""
         standing = self.standing(heard) if heard.number else Standing.KNOWN
         if standing is Standing.KNOWN:
             return None
@@ -193,19 +193,19 @@ class Journal:
             return (
                 "The dispatcher's journal has lost commits: a consumer or worker has heard of commit "
                 f"{heard.number}, which is not in it; its log was cut or damaged, or an older copy was put in its "
-                "place. Passes of before end here, since elements might come twice: begin a new one, without resume; "
+                "place. Earlier passes end here, since elements might come twice: begin a new one, without resume; "
                 "or stop the dispatcher, and put back the latest copy of its work_dir"
             )
         return (
-            "The dispatcher was started again and had no journal, or another one, so that it does not know this pass; "
+            "The dispatcher was restarted without a journal, or with another one, so that it does not know this pass; "
             "begin a new one, and give the dispatcher work_dir and fault_tolerant_mode=True"
         )
 
     def begin_anew(self, forget: Callable[[Tables], None]) -> None:
-        """Knows no commit of before any more, since it has lost some.
+        """Discards all earlier commits, since some have been lost.
 
         Args:
-          forget: Deletes what depends on them; a part of a transaction.
+          forget: Deletes the rows that depend on them, as part of a transaction.
 
         Raises:
           ResourceLimitError: If the disk is full.
@@ -219,7 +219,7 @@ class Journal:
                 self._ledger.forget()
 
     def keep_definition(self, digest: bytes, definition: memoryview) -> None:
-        """Keeps the definition of a dataset; when this returns, it is on the disk."""
+        """Keeps the definition of a dataset; when this returns, it is on disk."""
         with self._errors():
             self._definitions.keep(digest, definition)
 
@@ -227,36 +227,36 @@ class Journal:
         """Returns the definition of a dataset.
 
         Raises:
-          JournalError: If its file is gone or damaged.
+          JournalError: If its file is missing or damaged.
         """
         with self._errors():
             return self._definitions.read(digest)
 
     def is_definition_sound(self, digest: bytes) -> bool:
-        """Returns whether a definition was there and right when it was last looked at. Reads no file."""
+        """Returns whether a definition exists and was right when it was last checked. Reads no file."""
         return self._definitions.is_sound(digest)
 
     def has_definition(self, digest: bytes) -> bool:
-        """Returns whether a definition is there, and what its digest stands for."""
+        """Returns whether a definition exists and has its digest."""
         with self._errors():
             return self._definitions.has(digest)
 
     def compact(self) -> None:
-        """Gives back the room of what has been deleted."""
+        """Frees the disk space of deleted rows."""
         with self._errors():
-            # As a script: a single statement ends after one page.
+            # As a script, since a single statement ends after one page.
             self._tables.executescript("PRAGMA incremental_vacuum")
             self._tables.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Closes the file, which another dispatcher may use then. Idempotent."""
+        """Closes the file, which another dispatcher may use from then on. Idempotent."""
         if os.getpid() == self._owner:
             with contextlib.suppress(sqlite3.Error):
                 self._tables.close()
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
-        """Says in our words what SQLite and the system say of the disk."""
+        """Translates errors of SQLite and the operating system into our own."""
         try:
             yield
         except FedstackError:
@@ -269,7 +269,7 @@ class Journal:
         if "is full" in text or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
             return ResourceLimitError(
                 f"The disk of the dispatcher's journal is full: {self.file}; nothing of this request was kept: make "
-                "room there, and ask again"
+                "room there, and try again"
             )
         if "is locked" in text:
             return JournalError(
@@ -277,13 +277,13 @@ class Journal:
             )
         if any(what in text for what in ("not a database", "malformed", "not decode", "can't decode")):
             return self._damaged(text)
-        if type(error) is sqlite3.DatabaseError and not text:  # Python 3.10 cannot read what SQLite says of bytes
+        if type(error) is sqlite3.DatabaseError and not text:  # Python 3.10 cannot decode this message of SQLite
             return self._damaged("its schema cannot be read")
         place = self.file
         if isinstance(error, OSError):
             place, text = error.filename or place, error.strerror or text
         return JournalError(
-            f"The dispatcher's journal cannot be used: {place}: {text}; see that this user may write there, and that "
+            f"The dispatcher's journal cannot be used: {place}: {text}; check that this user may write there, and that "
             "the disk is sound"
         )
 

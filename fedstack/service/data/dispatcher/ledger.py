@@ -1,4 +1,4 @@
-"""Numbers the commits of a journal, sums up its rows with each, and knows which commits there are."""
+"""Numbers the commits of a journal, hashes its rows with each, and keeps track of which commits it has."""
 
 import contextlib
 import enum
@@ -17,7 +17,7 @@ _SEAL_BYTES = 16
 
 
 class Standing(enum.Enum):
-    """What a commit is to a journal that somebody says to have heard of."""
+    """The relation of a commit that a peer has heard of to a journal."""
 
     KNOWN = "known"
     LOST = "lost"
@@ -26,20 +26,20 @@ class Standing(enum.Enum):
 
 @attrs.frozen(eq=False)
 class Commits:
-    """The commits of a journal. Their numbers go on from one to the next.
+    """The commits of a journal, numbered consecutively.
 
-    Each process that writes begins a branch, with an id that it draws. So two journals that have commits of the same
-    number and branch have all that came before, too, and one that has lost its end lacks a commit that a peer has heard
-    of: its numbers do not go so far, or in another branch. A digest of all that came before would show the same, but
-    takes a row for each commit in place of one for each start.
+    Each process that writes to the journal begins a branch, with a random id. Two journals that have a commit of the
+    same number and branch therefore share all earlier commits too. A journal that has lost its end lacks a commit that
+    a peer has heard of: its numbers end before that commit, or reach it in another branch. A digest of all earlier
+    commits would show the same, but needs a row for each commit instead of a row for each start.
 
     Attributes:
-      secret: What seals are made with; nobody else knows it.
-      branches: The first and the last commit of each branch that has ended, by its id.
-      branch: The id of the last branch.
-      first: Its first commit.
-      number: The latest commit.
-      latest: The latest commit, for others.
+      secret: The key of the seals, which only this journal has.
+      branches: The numbers of the first and the last commit of each branch that has ended, by the id of the branch.
+      branch: The id of the current branch.
+      first: The number of the first commit of the current branch.
+      number: The number of the latest commit.
+      latest: The latest commit, as sent to peers.
     """
 
     secret: bytes
@@ -50,19 +50,19 @@ class Commits:
     latest: Commit = attrs.field(init=False, default=attrs.Factory(lambda self: _sealed(self), takes_self=True))
 
     def next(self) -> "Commits":
-        """Returns these with one more."""
+        """Returns these commits and one more."""
         return attrs.evolve(self, number=self.number + 1)
 
     def branched(self) -> "Commits":
-        """Returns these with one more, the first of a new branch."""
+        """Returns these commits and one more, the first of a new branch."""
         number, ended = self.number + 1, {self.branch: (self.first, self.number)} if self.branch else {}
         return attrs.evolve(self, branches={**self.branches, **ended}, branch=draw_id(), first=number, number=number)
 
     def standing(self, commit: Commit) -> Standing:
-        """Returns what a commit is here.
+        """Returns the standing of a commit in this journal.
 
-        A sealed one that is not here has been lost, with all that came after it. Where branches are no longer kept that
-        cannot be told.
+        A commit with a valid seal that is missing here has been lost, along with all later ones. If its branch is too
+        old to be kept, this cannot be determined, and the commit is strange.
         """
         if not hmac.compare_digest(commit.seal, _seal(self.secret, commit.number, commit.branch)):
             return Standing.STRANGE
@@ -89,14 +89,14 @@ _EVENTS = {"INSERT": ((1, "NEW"),), "DELETE": ((-1, "OLD"),), "UPDATE": ((-1, "O
 
 
 class RowSum:
-    """The sum of the hashes of all rows, in whatever order, which follows what this connection changes.
+    """The sum of the hashes of all rows, independent of their order, kept current as this connection changes rows.
 
     Args:
       tables: The connection.
       names: The tables.
 
     Attributes:
-      total: The sum. Whoever ends a transaction without its changes puts back the one of before.
+      total: The sum. A caller that rolls back a transaction restores the previous value.
     """
 
     def __init__(self, tables: sqlite3.Connection, names: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class RowSum:
         tables.create_function("note_row", -1, self._note)
 
     def follow(self) -> None:
-        """Follows changes from now on."""
+        """Starts to follow changes."""
         self._tables.execute("PRAGMA recursive_triggers = ON")  # for rows that INSERT OR REPLACE deletes
         for name in self._names:
             columns = [column for _, column, *_ in self._tables.execute(f"PRAGMA table_info({name})")]
@@ -115,7 +115,7 @@ class RowSum:
                     f"SELECT note_row({sign}, '{name}', {', '.join(f'{row}.{column}' for column in columns)});"
                     for sign, row in rows
                 )
-                # Not in the file, which others may open, and where these could be damaged as well.
+                # Temporary: other programs may open the file, and triggers in it could be damaged as well.
                 self._tables.execute(
                     f"CREATE TEMP TRIGGER sum_{name}_{event} AFTER {event} ON main.{name} BEGIN {notes} END"
                 )
@@ -124,7 +124,7 @@ class RowSum:
         self.total = (self.total + sign * _hash(row)) % _MODULUS
 
     def count(self) -> int:
-        """Returns the sum of what is in the tables."""
+        """Computes the sum of all rows in the tables."""
         rows = ((name, *row) for name in self._names for row in self._tables.execute(f"SELECT * FROM {name}"))
         return sum(map(_hash, rows)) % _MODULUS
 
@@ -137,9 +137,9 @@ def _hash(row: tuple[object, ...]) -> int:
 
 
 SCHEMA = (
-    # The latest commit, and a digest of its number and all rows; it changes with each, and has no part in that.
+    # The latest commit, and a digest of its number and all rows except this one, which changes with each commit.
     "CREATE TABLE head (number INTEGER NOT NULL, digest BLOB NOT NULL)",
-    # The first commit of each process that has written here.
+    # The first commit of each process that has written to this journal.
     "CREATE TABLE branches (first INTEGER PRIMARY KEY, id BLOB NOT NULL)",
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
 )
@@ -149,15 +149,15 @@ _MOST_BRANCHES = 10_000
 
 
 class Ledger:
-    """The commits of a journal. It belongs to the thread of its tables, but for its attributes.
+    """The ledger of a journal's commits. Only the thread of the tables may use it; any thread may read its attributes.
 
     Args:
       tables: The connection.
-      summed: The tables of which each row counts; none in memory, which has no damage.
+      summed: The tables whose rows are hashed; none for a journal in memory, which cannot be damaged.
 
     Attributes:
-      commits: Those that there are.
-      has_lost: Whether it has begun anew, since the journal had lost some.
+      commits: The commits of the journal.
+      has_lost: Whether the journal has lost commits and begun anew.
     """
 
     def __init__(self, tables: sqlite3.Connection, summed: tuple[str, ...]) -> None:
@@ -169,14 +169,14 @@ class Ledger:
         self.has_lost = False
 
     def begin(self) -> None:
-        """Begins with no commit. It is a part of a transaction."""
+        """Begins with no commit. Call it within a transaction."""
         self._sum.follow()
         self.commits = Commits(draw_id())
         self._tables.execute("INSERT INTO facts VALUES ('secret', ?)", (self.commits.secret,))
         self._tables.execute("INSERT INTO head VALUES (0, x'')")
 
     def read(self) -> bool:
-        """Goes on from the last commit; returns whether all rows are as they were then."""
+        """Continues from the last commit; returns whether all rows are as they were then."""
         tables = self._tables
         self._sum.follow()
         self._sum.total = self._sum.count()
@@ -193,9 +193,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None, None, None]:
-        """A transaction of the tables; with changes it is a commit."""
+        """Runs a transaction on the tables; it is a commit if it changes rows."""
         tables = self._tables
-        if tables.in_transaction:  # one that could not be ended before
+        if tables.in_transaction:  # an earlier transaction that could not be ended
             tables.execute("ROLLBACK")
         tables.execute("BEGIN IMMEDIATE")
         changes, total, commits = tables.total_changes, self._sum.total, None
@@ -228,7 +228,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def beginning_anew(self) -> Generator[None, None, None]:
-        """A block with a transaction that knows no commit of before any more; their numbers go on."""
+        """Encloses a transaction that discards all earlier commits; their numbers continue."""
         self._anew, self._has_branch = Commits(draw_id(), number=self.commits.number), False
         try:
             yield
@@ -237,7 +237,7 @@ class Ledger:
             self._anew = None
 
     def forget(self) -> None:
-        """Forgets the commits of before, in the transaction of such a block."""
+        """Forgets the earlier commits. Call it in the transaction within `beginning_anew`."""
         assert self._anew is not None, "it begins anew"
         self._tables.execute("DELETE FROM branches")
         self._tables.execute("UPDATE facts SET value = ? WHERE name = 'secret'", (self._anew.secret,))

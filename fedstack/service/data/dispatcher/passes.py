@@ -1,6 +1,6 @@
-"""Knows who takes part in which pass over a dataset, and answers them.
+"""Keeps track of the passes over datasets and of their consumers, and answers the consumers' requests.
 
-Nothing here waits, and all time is given. Each function is (a part of) one transaction over the tables of a journal.
+Nothing here waits, and callers pass in the time. Each function is (part of) a transaction over a journal's tables.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +36,7 @@ from fedstack.service.data.dispatcher.ranges import (
 )
 from fedstack.service.host.limits import DispatcherLimits, exceeded
 
-# A consumer that resumes skips so many numbers: requests of its former self are older then, whenever they come.
+# A consumer that resumes skips this many numbers, so that late requests of its former self are always older.
 _NUMBERS_SKIPPED = 1 << 32
 _MAX_ID_BYTES = 64
 _OF_PASSES = ("ranges", "consumers", "lists", "waiting", "passes")
@@ -44,12 +44,12 @@ _OF_PASSES = ("ranges", "consumers", "lists", "waiting", "passes")
 
 @attrs.frozen
 class Taken:
-    """What a consumer gets.
+    """The answer to a consumer's request.
 
     Attributes:
-      answer: The message, without news of workers.
-      is_empty: Whether there was nothing for it, and may be later.
-      wakes: Whether there may be something now for others that wait.
+      answer: The serialized message, without news of workers.
+      is_empty: Whether there was no range for the consumer, but there may be later.
+      wakes: Whether there may now be ranges for other consumers that wait.
     """
 
     answer: bytes
@@ -58,10 +58,10 @@ class Taken:
 
 
 def check_request(request: OpenPassRequest) -> None:
-    """Checks what a consumer asks for, whatever is known.
+    """Checks a request by itself, without the tables.
 
     Raises:
-      InvalidValueError: If there is no such pass.
+      InvalidValueError: If it is invalid.
     """
     for what, size, most in (
         ("an id of the consumer", len(request.consumer), _MAX_ID_BYTES),
@@ -78,7 +78,7 @@ def check_request(request: OpenPassRequest) -> None:
         )
     if request.policy not in Policy.values() or not request.policy or request.guarantee not in Guarantee.values():
         raise InvalidValueError(
-            "Expected a sharding policy, and a guarantee that this release knows, found "
+            "Expected a sharding policy and a guarantee that this release supports, found "
             f"{request.policy} and {request.guarantee}"
         )
 
@@ -86,25 +86,25 @@ def check_request(request: OpenPassRequest) -> None:
 def open_pass(
     tables: Tables, request: OpenPassRequest, dataset: DatasetDescription, limits: DispatcherLimits, places: int
 ) -> OpenPassResponse:
-    """Lets a consumer take part in a pass, which begins if there is none yet.
+    """Adds a consumer to a pass, which begins if it does not exist yet.
 
     Args:
-      tables: What is known.
-      request: What the consumer asks for.
-      dataset: The dataset that has the digest.
-      limits: How many passes and consumers there may be.
-      places: How many addresses of workers are known beforehand.
+      tables: The tables of the journal.
+      request: The consumer's request.
+      dataset: The dataset with the digest in the request.
+      limits: The limits on the number of passes and consumers.
+      places: The number of configured worker addresses.
 
     Raises:
-      InvalidValueError: If the job is one over another dataset, or of another kind; or the consumer is to resume a pass
-        that is not there, or that cannot be resumed.
-      ResourceLimitError: If there are too many.
+      InvalidValueError: If the job is over another dataset or has other options; or the consumer asks to resume a pass
+        that does not exist or cannot be resumed.
+      ResourceLimitError: If there are too many passes or consumers.
     """
     wanted = _wanted(request)
     _check_job(tables, wanted)
     found = _find(tables, "job = ? AND owner = ? AND repetition = ?", wanted.job, wanted.owner, wanted.repetition)
     if found is not None and found.digest != wanted.digest:
-        raise InvalidValueError("Expected a consumer with an id of its own, found that of one of another dataset")
+        raise InvalidValueError("Expected a consumer with an id of its own, found one in use for another dataset")
     if request.resumes:
         _check_resumes(tables, found, request.consumer)
     one = found or _begin(tables, wanted, dataset, limits, places)
@@ -127,24 +127,24 @@ def open_pass(
 def take(
     tables: Tables, request: TakeRequest, workers: Collection[bytes], may_wait: bool, assigned: Sequence[bytes] = ()
 ) -> Taken:
-    """Hands out ranges, and notes what has become of those that were handed out before.
+    """Hands out ranges, and records what became of ranges handed out earlier.
 
     Args:
-      tables: What is known.
-      request: What the consumer says and wants.
-      workers: The workers that are there.
-      may_wait: Whether to ask again rather than to answer that there is nothing.
-      assigned: Those at the addresses that are known beforehand; empty where none is there.
+      tables: The tables of the journal.
+      request: The consumer's request.
+      workers: The ids of the workers that attend.
+      may_wait: Whether the caller asks again, rather than answers, if there is no range.
+      assigned: The ids of the workers at the configured addresses; empty where none attends.
 
     Raises:
-      InvalidValueError: If another one with the same id has resumed since.
-      StaleSessionError: If there is no such pass or consumer any more.
+      InvalidValueError: If another consumer with the same id has resumed since.
+      StaleSessionError: If the pass or the consumer no longer exists.
     """
     one, is_here, number, answer, _ = _consumer(tables, request.pass_id, request.consumer)
     if request.number < number or request.number > MOST_NUMBER:
         raise InvalidValueError(
             f"Expected request {number + 1} of a consumer, found {request.number}; another process has resumed with "
-            "its cursor since: let one at a time do so"
+            "its cursor since: resume with a cursor in one process at a time"
         )
     if request.number == number and answer is not None:
         return Taken(answer, is_empty=False, wakes=False)
@@ -153,7 +153,7 @@ def take(
     wakes = settle(tables, one, request.consumer, request.finished, request.given_back)
     ranges = list(hand_out(tables, one, request.consumer, request.want, workers, assigned))
     if request.waits and begin_wait(tables, one, request.consumer):
-        wakes = wakes or not request.want  # whoever only tells this asks in another request
+        wakes = wakes or not request.want  # a consumer that wants nothing here waits in another request
     is_over = is_exhausted(tables, one, request.consumer, may_end_first=request.want > 0)
     if request.want and (ranges or is_over):
         end_wait(tables, one, request.consumer)
@@ -161,7 +161,7 @@ def take(
         tables.execute("UPDATE passes SET is_sealed = 1 WHERE pass = ?", (one.id,))
     answer = TakeResponse(range=ranges, is_exhausted=is_over).SerializeToString()
     is_empty = not (ranges or is_over)
-    # Without a range the answer has nothing that must not come twice; while one waits there is none yet.
+    # An answer without a range may safely differ on a retry; while a request waits there is no answer yet.
     if request.want and not (is_empty and may_wait):
         tables.execute(
             "UPDATE consumers SET number = ?, answer = ? WHERE pass = ? AND consumer = ?",
@@ -171,7 +171,7 @@ def take(
 
 
 def release(tables: Tables, request: ReleasePassRequest, now: float) -> bool:
-    """Lets a consumer leave; returns whether there may be something now for others that wait."""
+    """Removes a consumer from a pass; returns whether there may now be ranges for other consumers that wait."""
     found = _find(tables, "pass = ?", request.pass_id)
     if found is None:
         return False
@@ -180,13 +180,13 @@ def release(tables: Tables, request: ReleasePassRequest, now: float) -> bool:
 
 
 def lose_consumer(tables: Tables, pass_id: bytes, consumer: bytes, now: float) -> bool:
-    """Gives up a consumer that is silent; returns whether there may be something now for others that wait."""
+    """Gives up a silent consumer; returns whether there may now be ranges for other consumers that wait."""
     found = _find(tables, "pass = ?", pass_id)
     return found is not None and _part(tables, found, consumer, now, may_resume=True)
 
 
 def live_consumers(tables: Tables) -> Sequence[tuple[bytes, bytes]]:
-    """Lists the consumers that take part, each with its pass."""
+    """Lists the consumers that take part, each as the ids of its pass and of itself."""
     return tables.execute("SELECT pass, consumer FROM consumers WHERE is_here = 1").fetchall()
 
 
@@ -194,10 +194,10 @@ def collect(tables: Tables, now: float, idle_seconds: float, resume_seconds: flo
     """Deletes passes that have been without consumers for too long; returns how many.
 
     Args:
-      tables: What is known.
+      tables: The tables of the journal.
       now: The time in seconds since the epoch.
-      idle_seconds: How long they are kept.
-      resume_seconds: How long they are kept if consumers may resume them.
+      idle_seconds: How long a pass without consumers is kept.
+      resume_seconds: How long it is kept if consumers may resume it.
     """
     old = tables.execute(
         "SELECT pass FROM passes WHERE idle_since < ? OR (idle_since < ? AND guarantee != ?)",
@@ -215,7 +215,7 @@ def end_all(tables: Tables) -> None:
 
 
 def _wanted(request: OpenPassRequest) -> Pass:
-    """Returns the pass that is asked for, without an id."""
+    """Returns the requested pass, without an id."""
     return Pass(
         id=b"",
         job=request.job_name,
@@ -234,7 +234,7 @@ def _wanted(request: OpenPassRequest) -> Pass:
 
 
 def _check_job(tables: Tables, wanted: Pass) -> None:
-    """Checks that passes of a job are alike."""
+    """Checks that all passes of a job have the same dataset and options."""
     found = _find(tables, "job = ? AND job != ''", wanted.job)
     if found is None:
         return
@@ -247,7 +247,7 @@ def _check_job(tables: Tables, wanted: Pass) -> None:
         if has != asked:
             raise InvalidValueError(
                 f"Expected the {what} of job {wanted.job!r}, which is {has}, found {asked}; consumers that share a job "
-                "want the same: choose another job_name"
+                "must agree on it: choose another job_name"
             )
 
 
@@ -267,13 +267,13 @@ def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
 def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits, places: int) -> Pass:
     if wanted.policy in (Policy.FILE, Policy.DATA) and not places:
         raise InvalidValueError(
-            "Expected worker_addresses of the dispatcher, which say what each worker reads under FILE and DATA, found "
-            "none; give them to its DispatcherConfig, or use DYNAMIC"
+            "Expected worker_addresses of the dispatcher, which decide what each worker reads under FILE and DATA, "
+            "found none; give them to its DispatcherConfig, or use DYNAMIC"
         )
     if wanted.policy == Policy.FILE and len(dataset.file_splits) < places:
         raise InvalidValueError(
-            f"Expected a file at least for each of {places} workers under FILE, found {len(dataset.file_splits)}; use "
-            "DATA or DYNAMIC"
+            f"Expected at least one file for each of {places} workers under FILE, found {len(dataset.file_splits)}; "
+            "use DATA or DYNAMIC"
         )
     _make_room(tables, "passes", limits, "max_passes")
     is_shard = wanted.policy == Policy.DATA
@@ -286,12 +286,12 @@ def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: Di
 
 
 def _make_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str) -> None:
-    """Gives up the passes of one consumer that have been without it for the longest time, where room is needed.
+    """Deletes unshared passes, those that have been without their consumer for longest first, until there is room.
 
-    A program that takes a cursor in each of its passes leaves them all behind.
+    A program that takes a cursor in each of its passes leaves all of them behind.
 
     Raises:
-      ResourceLimitError: If there are too few.
+      ResourceLimitError: If there are too few such passes.
     """
     most = getattr(limits, limit)
     (count,) = tables.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -305,7 +305,7 @@ def _make_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str)
 
 
 def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bool) -> bool:
-    """Lets a consumer take part no more; returns whether that concerns others."""
+    """Ends a consumer's part in a pass; returns whether that concerns other consumers."""
     tables.execute("UPDATE consumers SET is_here = 0 WHERE pass = ? AND consumer = ?", (one.id, consumer))
     end_wait(tables, one, consumer)
     wakes = free(tables, one, consumer)
@@ -318,11 +318,11 @@ def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bo
 
 
 def _revive(tables: Tables, one: Pass, consumer: bytes) -> None:
-    """Lets a consumer that was given up take part again, where it has lost nothing."""
+    """Lets a consumer that was given up take part again, provided that it has lost nothing."""
     if not one.can_resume:
         raise StaleSessionError(
-            "The dispatcher has given up this consumer, which was silent for too long, and what it had taken; begin a "
-            "new pass"
+            "The dispatcher has given up this consumer, which was silent for too long, and the ranges it had taken; "
+            "begin a new pass"
         )
     tables.execute("UPDATE consumers SET is_here = 1 WHERE pass = ? AND consumer = ?", (one.id, consumer))
     tables.execute("UPDATE passes SET idle_since = NULL WHERE pass = ?", (one.id,))

@@ -1,4 +1,4 @@
-"""Keeps what a dispatcher writes from other users, and its last commit in a file beside the journal."""
+"""Protects a dispatcher's files from other users, and records its last commit in a file beside the journal."""
 
 import contextlib
 import logging
@@ -17,16 +17,17 @@ _FOLDER, _FILE, _OTHERS = 0o700, 0o600, 0o077
 
 
 def make_private_folder(folder: Path, is_ours: Callable[[str], bool]) -> None:
-    """Makes a folder that only its owner enters, whatever the umask, with its parents.
+    """Makes a folder and its parents; only its owner may enter it, whatever the umask.
 
-    One that is there already and lets others in is closed to them if it is this user's and has nothing but our files.
+    A folder that exists and is open to other users is closed to them if it belongs to this user and contains only our
+    files.
 
     Args:
       folder: The folder.
       is_ours: Returns whether a name in it is one of ours.
 
     Raises:
-      JournalError: If others may enter it, and that is not for us to change.
+      JournalError: If other users may enter it, and closing it is not up to us.
     """
     folder.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
     found = folder.stat()
@@ -36,18 +37,18 @@ def make_private_folder(folder: Path, is_ours: Callable[[str], bool]) -> None:
     if found.st_uid != os.geteuid() or others:
         has = f"and {others[0]!r} in it" if others else "of another user"
         raise JournalError(
-            f"Expected a work_dir that only its owner enters, found {folder} with mode {found.st_mode & 0o7777:04o} "
-            f"{has}: datasets have clients' data; give a folder of its own, such as {folder / 'dispatcher'}, or "
+            f"Expected a work_dir that only its owner may enter, found {folder} with mode {found.st_mode & 0o7777:04o} "
+            f"{has}: datasets contain clients' data; give a folder of its own, such as {folder / 'dispatcher'}, or "
             f"run `chmod 700 {folder}`"
         )
     folder.chmod(_FOLDER)
-    _logger.info("Closed %s, which has clients' data, to other users", folder)
+    _logger.info("Closed %s, which contains clients' data, to other users", folder)
 
 
 def make_private_file(path: Path) -> None:
-    """Makes an empty file that only its owner opens, if there is none.
+    """Makes an empty file that only its owner may open, unless it exists.
 
-    It is not opened where it is there: to close it again would end the locks that this process has on it.
+    An existing file is not opened: closing it again would release the locks that this process holds on it.
     """
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _FILE))
@@ -64,7 +65,7 @@ def make_files_private(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opens a file for `open(…, opener=open_private)`; a new one is its owner's only."""
+    """Opens a file for `open(…, opener=open_private)`; only its owner may open a new file."""
     return os.open(path, flags, _FILE)
 
 
@@ -72,17 +73,19 @@ _CHECK_BYTES = 4
 
 
 class LastCommit:
-    """The file. It is written after each commit, and not synced: after a loss of power it may be behind, never ahead.
+    """The file with the last commit.
+
+    It is written after each commit, but not synced: after a power failure it may lag behind, but is never ahead.
 
     Args:
-      path: Where it is; it is made with the first commit.
+      path: The path of the file; the first commit creates it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Commit | None:
-        """Returns what was noted; `None` if there is nothing that can be read.
+        """Returns the recorded commit; `None` if there is none that can be read.
 
         Raises:
           OSError: If the file cannot be opened.
@@ -100,10 +103,10 @@ class LastCommit:
             return None
 
     def write(self, commit: Commit) -> None:
-        """Notes a commit. What cannot be written is left out: the journal has it, and this is a second look at it."""
+        """Records a commit. Failed writes are ignored: the journal has the commit, and this file only confirms it."""
         content = commit.SerializeToString()
         with contextlib.suppress(OSError):
-            # In place of what is there, which is as long.
+            # Overwrites the previous commit, which has the same length.
             file = open_private(str(self.path), os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0))
             try:
                 os.write(file, content + _check_sum(content))
@@ -111,7 +114,7 @@ class LastCommit:
                 os.close(file)
 
     def clear(self) -> None:
-        """Notes that nothing is known.
+        """Discards the recorded commit.
 
         Raises:
           OSError: If the file cannot be removed.

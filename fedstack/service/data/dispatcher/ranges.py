@@ -1,6 +1,6 @@
-"""Cuts the splits of a pass into ranges, hands them out, and notes what becomes of them.
+"""Cuts the splits of a pass into ranges, hands them out, and records what becomes of them.
 
-Nothing here waits. Each function is a part of a transaction over the tables of a journal.
+Nothing here waits. Each function is part of a transaction over the tables of a journal.
 """
 
 import itertools
@@ -13,11 +13,12 @@ from fedstack.proto.data_service_pb2 import OpenPassRequest, SplitRange
 from fedstack.service.data.dispatcher.journal import Tables
 
 Guarantee, Policy = OpenPassRequest.Guarantee, OpenPassRequest.Policy
-# SQLite's integers have a sign.
+# SQLite's integers are signed.
 MOST_NUMBER = 1 << 62
 _MOST_SPLITS_AT_ONCE = 16_384
 _MOST_RANGES_AT_ONCE = 64
-# What is left is cut into so many ranges for each reader and consumer: the last ones are small, and all end together.
+# A range is at most a 1/_SHARES part of what is left per reader and consumer: the last ranges are small, so that all
+# readers end at about the same time.
 _SHARES = 4
 _ANY_WORKER = b""
 _PLACE_BYTES = 4
@@ -51,17 +52,17 @@ class Pass:
 
 
 def begin_lists(tables: Tables, one: Pass, places: int, file_splits: Sequence[int]) -> None:
-    """Puts all splits of a pass that begins where ranges are cut from; for each worker apart, when that comes.
+    """Creates the lists from which the ranges of a new pass are cut. Under OFF each worker gets its list later.
 
     Args:
-      tables: What is known.
+      tables: The tables of the journal.
       one: The pass.
-      places: How many addresses of workers are known beforehand.
-      file_splits: In how many splits each file is read.
+      places: The number of configured worker addresses.
+      file_splits: The number of splits of each file.
     """
     if one.policy == Policy.DYNAMIC:
         _add_list(tables, one, _ANY_WORKER)
-    shares: list[tuple[int, int, int]] = []  # of which place, from and to which split
+    shares: list[tuple[int, int, int]] = []  # place, first split, end of splits
     if one.policy == Policy.DATA:
         shares = [(place, place, place + 1) for place in range(places)]
     elif one.policy == Policy.FILE:
@@ -75,7 +76,7 @@ def begin_lists(tables: Tables, one: Pass, places: int, file_splits: Sequence[in
 
 
 def _bound(one: Pass, key: bytes, workers: Collection[bytes], assigned: Sequence[bytes]) -> bytes:
-    """Returns the worker that is to read what a list has, as far as it is there."""
+    """Returns the worker that is to read the ranges of a list, or the value for any worker if it does not attend."""
     worker = key
     if one.policy in (Policy.FILE, Policy.DATA):
         place = int.from_bytes(key[:_PLACE_BYTES], "big")
@@ -84,14 +85,14 @@ def _bound(one: Pass, key: bytes, workers: Collection[bytes], assigned: Sequence
 
 
 def _add_list(tables: Tables, one: Pass, worker: bytes) -> None:
-    # Whole datasets are read at once, also where they have no split.
+    # A whole dataset is a single range, even if it has no splits.
     tables.execute(
         "INSERT OR IGNORE INTO lists VALUES (?, ?, 0, ?)", (one.id, worker, 1 if one.is_whole else one.num_splits)
     )
 
 
 def settle(tables: Tables, one: Pass, consumer: bytes, finished: Iterable[int], given_back: Iterable[int]) -> bool:
-    """Notes what has become of ranges; returns whether that concerns others."""
+    """Records what became of a consumer's ranges; returns whether that concerns other consumers."""
     ours = [(one.id, consumer, id) for id in finished if id < MOST_NUMBER]
     back = [(one.id, consumer, id) for id in given_back if id < MOST_NUMBER]
     of_ours = "WHERE pass = ? AND consumer = ? AND id = ?"
@@ -111,7 +112,7 @@ def hand_out(
     workers: Collection[bytes],
     assigned: Sequence[bytes] = (),
 ) -> Iterable[SplitRange]:
-    """Gives ranges to a consumer: first those that others have left, then such as are cut now."""
+    """Hands ranges to a consumer: first those that others gave up, then newly cut ones."""
     want = min(want, _MOST_RANGES_AT_ONCE)
     left = _rows(tables, one, "consumer IS NULL ORDER BY id LIMIT ?", want)
     for row in left:
@@ -123,7 +124,7 @@ def hand_out(
     (consumers,) = tables.execute("SELECT count(*) FROM consumers WHERE pass = ? AND is_here = 1", (one.id,)).fetchone()
     readers = max(1, len(workers)) if one.policy == Policy.DYNAMIC else 1
     id = one.next_range
-    # Of lists for a worker each, the one that is behind.
+    # Among the lists of the workers, the one that has advanced least.
     behind = "SELECT worker, next, last FROM lists WHERE pass = ? AND next < last ORDER BY next, worker"
     while id < one.next_range + want - len(left) and (found := tables.execute(behind, (one.id,)).fetchone()):
         bound, first, end = found
@@ -140,13 +141,13 @@ def hand_out(
 
 
 def is_exhausted(tables: Tables, one: Pass, consumer: bytes, may_end_first: bool = False) -> bool:
-    """Returns whether a consumer gets nothing any more.
+    """Returns whether a consumer will get no more ranges.
 
     Args:
-      tables: What is known.
+      tables: The tables of the journal.
       one: The pass.
       consumer: The consumer.
-      may_end_first: Whether it may end before others that wait for it as it does for them.
+      may_end_first: Whether it may end first if it and the other consumers wait for each other.
     """
     for query, values in (
         ("SELECT 1 FROM lists WHERE pass = ? AND next < last", (one.id,)),
@@ -155,30 +156,30 @@ def is_exhausted(tables: Tables, one: Pass, consumer: bytes, may_end_first: bool
         if tables.execute(query, values).fetchone():
             return False
     if not tables.execute("SELECT 1 FROM lists WHERE pass = ?", (one.id,)).fetchone():
-        return False  # each worker reads all of it, and none has come yet
+        return False  # each worker reads the whole dataset, and none has attended yet
     if one.guarantee != Guarantee.AT_LEAST_ONCE:
         return True
-    # Others may be lost, and what they have not finished is read again.
+    # Other consumers may be lost; the ranges that they have not finished are then read again.
     others = "SELECT 1 FROM ranges WHERE pass = ? AND consumer != ? AND is_finished = 0"
     some = tables.execute(others, (one.id, consumer)).fetchone()
     return some is None or (may_end_first and _all_wait(tables, one, consumer))
 
 
 def begin_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Notes that a consumer can do nothing until it hears more; returns whether that is news."""
+    """Records that a consumer can do nothing until it gets an answer; returns whether that is news."""
     return bool(tables.execute("INSERT OR IGNORE INTO waiting VALUES (?, ?)", (one.id, consumer)).rowcount)
 
 
 def end_wait(tables: Tables, one: Pass, consumer: bytes) -> None:
-    """Notes that it has heard, or is gone."""
+    """Records that a consumer has its answer, or is gone."""
     tables.execute("DELETE FROM waiting WHERE pass = ? AND consumer = ?", (one.id, consumer))
 
 
 def _all_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Returns whether all that have something wait, and this consumer is one of them.
+    """Returns whether all consumers with unfinished ranges wait, and this consumer has ranges too.
 
-    Once it has heard that it is to end it does not wait. The next one hears that when this one has finished; if it is
-    lost before, others get what it had.
+    A consumer that has been told to end no longer waits. The next one is told to end when this one has finished; if it
+    is lost before that, others get its ranges.
     """
     its = "SELECT 1 FROM ranges WHERE pass = ? AND consumer = ?"
     busy = (
@@ -192,12 +193,12 @@ def _all_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
 
 
 def taken(tables: Tables, one: Pass, consumer: bytes) -> Sequence[SplitRange]:
-    """Lists what a consumer has taken, as far as that is kept."""
+    """Lists the ranges that a consumer has taken, as far as they are kept."""
     return [_message(one, row, row[4]) for row in _rows(tables, one, "consumer = ? ORDER BY id", consumer)]
 
 
 def free(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Does what is guaranteed with the ranges of a consumer that is gone; returns whether others get them."""
+    """Applies the guarantee to the ranges of a consumer that is gone; returns whether other consumers get them."""
     if one.guarantee == Guarantee.AT_LEAST_ONCE:
         freed = "UPDATE ranges SET consumer = NULL, worker = x'' WHERE pass = ? AND consumer = ?"
         tables.execute(freed, (one.id, consumer))

@@ -293,7 +293,7 @@ def test_an_id_stands_for_one_dataset(service: DispatchServer) -> None:
     register_dataset(service, Dataset.range(5), dataset_id="numbers")
     with pytest.raises(InvalidValueError, match="'numbers'.*other content; choose another dataset_id"):
         register_dataset(service, Dataset.range(6), dataset_id="numbers")
-    with pytest.raises(InvalidValueError, match="found none of id 'nothing'"):
+    with pytest.raises(InvalidValueError, match="found none with id 'nothing'"):
         from_dataset_id(DYNAMIC, service, "nothing")
     with pytest.raises(TypeMismatchError, match="Expected elements of float64, found a dataset of int64"):
         from_dataset_id(DYNAMIC, service, "numbers", element_spec=np.float64)

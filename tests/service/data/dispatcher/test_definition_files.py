@@ -93,7 +93,7 @@ def test_a_damaged_definition_that_is_read_is_put_aside_and_does_not_come_back(t
     files = kept(tmp_path)
     file = tmp_path / DIGEST.hex()
     file.write_bytes(b"A definition")
-    with pytest.raises(JournalError, match=f"was damaged: {file}, which has .damaged at its end now; register the"):
+    with pytest.raises(JournalError, match=f"was damaged: {file}, now renamed to end in .damaged; register the"):
         files.read(DIGEST)
     assert os.listdir(tmp_path) == [f"{DIGEST.hex()}.damaged"]
     (tmp_path / f"{DIGEST.hex()}.damaged").rename(file)

@@ -57,7 +57,7 @@ def test_the_same_id_with_other_content_is_refused_with_both(peer: Peer) -> None
 
 def test_of_a_dataset_that_is_known_nobody_says_something_else(peer: Peer) -> None:
     digest = peer.register(b"mine", 7)
-    with pytest.raises(InvalidValueError, match=f"Expected of dataset {digest.hex()[:32]} what is known of it"):
+    with pytest.raises(InvalidValueError, match=f"Expected the registered description of dataset {digest.hex()[:32]}"):
         peer.register(b"mine", 8, dataset_id="eight")
     assert peer.register(b"mine", 7, cardinality=100) == digest
     assert peer.describe(digest=digest).cardinality == 100

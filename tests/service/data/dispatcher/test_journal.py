@@ -194,7 +194,7 @@ def test_a_full_disk_is_said_and_nothing_of_the_request_is_kept(tmp_path: Path) 
     with journal.transaction() as tables:
         tables.execute(f"PRAGMA max_page_count = {pages}")
     kept = {"before"}
-    with pytest.raises(ResourceLimitError, match=f"disk of the dispatcher's journal is full: {tmp_path}.*ask again"):
+    with pytest.raises(ResourceLimitError, match=f"disk of the dispatcher's journal is full: {tmp_path}.*try again"):
         for index in range(10_000):
             register(journal, f"name-{index:04}" * 100)
             kept.add(f"name-{index:04}" * 100)

@@ -197,7 +197,7 @@ def test_a_change_that_could_not_be_ended_is_gone_when_the_disk_works_again(
     journal = opened(tmp_path)
     before = note(journal, "a")
     bad_disk.setattr(BadDisk, "fails", fails)
-    with pytest.raises(JournalError, match=f"cannot be used: {tmp_path / FILE}: disk I/O error; see that this user"):
+    with pytest.raises(JournalError, match=f"cannot be used: {tmp_path / FILE}: disk I/O error; check that this user"):
         note(journal, "half")
     bad_disk.setattr(BadDisk, "fails", ())
     assert noted(journal) == ["a"]
@@ -212,12 +212,12 @@ def test_a_change_that_could_not_be_ended_is_gone_when_the_disk_works_again(
 @pytest.mark.parametrize(
     ("says", "kind", "found"),
     [
-        ("database or disk is full", ResourceLimitError, "disk of the dispatcher's journal is full: .*ask again"),
+        ("database or disk is full", ResourceLimitError, "disk of the dispatcher's journal is full: .*try again"),
         ("database is locked", JournalError, "Another dispatcher uses this journal: "),
         ("database disk image is malformed", JournalError, "is damaged: .*: database disk image is malformed; put"),
         ("file is not a database", JournalError, "is damaged: .*: file is not a database; put back the latest copy"),
         ("Could not decode to UTF-8 column 'address' with text 'x'", JournalError, "is damaged: .*: Could not decode"),
-        ("disk I/O error", JournalError, "cannot be used: .*: disk I/O error; see that this user may write there"),
+        ("disk I/O error", JournalError, "cannot be used: .*: disk I/O error; check that this user may write there"),
     ],
 )
 def test_what_the_disk_says_is_said_in_other_words(
@@ -291,7 +291,7 @@ def test_those_are_refused_who_know_what_a_journal_does_not(opened: Journals, tm
     assert copy.refusal(Commit()) is None
     assert copy.refusal(known) is None
     assert f"has lost commits: a consumer or worker has heard of commit {later.number}" in (copy.refusal(later) or "")
-    assert "was started again and had no journal, or another one" in (copy.refusal(strange) or "")
+    assert "was restarted without a journal, or with another one" in (copy.refusal(strange) or "")
     for journal in (here, other, copy):
         journal.close()
 
@@ -437,7 +437,7 @@ def test_a_journal_that_cannot_be_used_is_left_to_others(
     note(journal, "a")
     journal.close()
     how(tmp_path)
-    with pytest.raises(JournalError, match="release of fedstack that has written it|of another program") as refused:
+    with pytest.raises(JournalError, match="release of fedstack that wrote it|of another program") as refused:
         opened(tmp_path)
     change(tmp_path, "PRAGMA user_version = 2")
     change(tmp_path, f"PRAGMA application_id = {0x66734444}")

@@ -79,7 +79,7 @@ def test_a_pass_is_of_a_job_or_of_one_consumer_and_of_one_repetition(direct: Dir
 
 def test_a_consumer_with_the_id_of_one_of_another_dataset_is_refused(direct: Direct) -> None:
     direct.open(b"a")
-    with pytest.raises(InvalidValueError, match="an id of its own, found that of one of another dataset"):
+    with pytest.raises(InvalidValueError, match="an id of its own, found one in use for another dataset"):
         direct.open(b"a", OTHER)
     direct.open(b"b", OTHER)
 
@@ -430,7 +430,7 @@ def test_who_reads_what_at_which_place_needs_addresses_that_are_known_beforehand
 def test_under_file_there_is_a_file_at_least_for_each_place(direct: Direct) -> None:
     dataset = description(num_splits=3, file_splits=[1, 2])
     direct.assigned = [b"u", b"v", b"w"]
-    with pytest.raises(InvalidValueError, match="a file at least for each of 3 workers under FILE, found 2"):
+    with pytest.raises(InvalidValueError, match="at least one file for each of 3 workers under FILE, found 2"):
         direct.open(dataset=dataset, policy=FILE)
     for number, policy in enumerate((DATA, DYNAMIC, OFF)):
         assert direct.open(b"%d" % number, dataset, policy=policy).take().ranges
