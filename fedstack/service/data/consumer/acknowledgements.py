@@ -1,4 +1,4 @@
-"""Keeps account of what a consumer has been given, and how much of that it has done with."""
+"""Keeps track of the elements that a consumer has been given, and of those it has acknowledged."""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -9,12 +9,12 @@ import attrs
 
 @attrs.frozen
 class Position:
-    """A place in a pass.
+    """A consumer's position in a pass.
 
     Attributes:
-      finished: The ids of ranges that the consumer has done with.
-      rows: How many elements it has done with of others that it has begun, by their ids.
-      left_out: How many of those that come next it has done with, because a step leaves them out.
+      finished: The ids of the ranges that the consumer has finished.
+      rows: The number of elements that it has finished of each range that it has only begun, by the id of the range.
+      left_out: The number of elements after these that it has finished as well, because a step leaves them out.
     """
 
     finished: Collection[int] = frozenset()
@@ -23,39 +23,39 @@ class Position:
 
 
 class Acknowledgements:
-    """The elements that a consumer has been given, by range, in that order."""
+    """The elements that a consumer has been given, as counts by range, in the order of delivery."""
 
     def __init__(self) -> None:
         self._finished: dict[int, None] = {}
         self._news: list[int] = []
         self._rows: dict[int, int] = {}
-        # What has been handed out since: the range, how many of its elements, and whether these are its last.
+        # Elements handed out but not acknowledged: the range, the number of elements, and whether the range ends there.
         self._log: deque[tuple[int, int, bool]] = deque()
         self._acknowledged = 0
 
     def finish(self, id: int) -> None:
-        """The consumer has done with a range."""
+        """Records that the consumer has finished a range."""
         self._rows.pop(id, None)
         self._finished[id] = None
         self._news.append(id)
 
     def begin(self, id: int, rows: int) -> None:
-        """The consumer had done with so many elements of a range before."""
+        """Records that the consumer had finished `rows` elements of a range earlier."""
         if rows:
             self._rows[id] = rows
 
     def has_begun(self, id: int) -> bool:
-        """Returns whether the consumer has had something of a range."""
+        """Returns whether the consumer has been given any elements of a range, or its end."""
         return id in self._rows or id in self._finished or any(id == one for one, _, _ in self._log)
 
     def hand_out(self, id: int, rows: int, is_over: bool) -> None:
-        """The consumer gets elements of a range, and is told nothing if there are none."""
+        """Records that the consumer gets elements of a range; without elements it only notes the end of the range."""
         self._log.append((id, rows, is_over))
         if not rows:
             self.acknowledge(self._acknowledged)
 
     def acknowledge(self, rows: int | None) -> None:
-        """Acknowledges the first `rows` elements of all since the beginning; all that it has got if `None`."""
+        """Acknowledges the first `rows` elements since the beginning, or all that were handed out if `None`."""
         while self._log:
             id, some, is_over = self._log[0]
             if rows is not None and self._acknowledged + some > rows:
@@ -67,7 +67,7 @@ class Acknowledgements:
                 self.finish(id)
 
     def position(self, rows: int) -> Position:
-        """Returns the place after so many elements since the beginning, which may be more than it has been given."""
+        """Returns the position after `rows` elements since the beginning, which may be more than were handed out."""
         counts, finished, left = dict(self._rows), dict(self._finished), rows - self._acknowledged
         left_out = 0
         for id, some, is_over in self._log:
@@ -84,15 +84,15 @@ class Acknowledgements:
 
     @property
     def is_done(self) -> bool:
-        """Whether the consumer has done with all that it was given."""
+        """Whether the consumer has acknowledged everything that it was given."""
         return not self._log
 
     @property
     def finished_since(self) -> Sequence[int]:
-        """The ranges that `take_finished` would return."""
+        """The ids of the ranges that `take_finished` would return."""
         return self._news
 
     def take_finished(self) -> list[int]:
-        """Returns the ranges that the consumer has done with since this was last asked."""
+        """Returns the ids of the ranges that the consumer has finished since the last call."""
         news, self._news = self._news, []
         return news

@@ -1,4 +1,4 @@
-"""Refers to the elements of clients of a registered dataset, as values of clients in computations."""
+"""References to the elements of clients of a registered dataset, used as clients' values in computations."""
 
 import functools
 import itertools
@@ -25,13 +25,13 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 
 
 class ClientReference(Reference):
-    """Refers to the elements of a client: a value for a computation in place of the elements.
+    """A reference to the elements of a client, which serves as a value for a computation in place of the elements.
 
-    It is a sequence of them, or a struct of arrays with a row for each, as the computation wants it; and with `batches`
-    a sequence of batches.
+    Its value is a sequence of the elements, or a struct of arrays with a row for each element, as the computation
+    requires; `batches` returns a sequence of batches.
 
-    Whoever runs the computation reads them. It is small and can be pickled; it has the address of the data service, and
-    no credentials. In this process it can be iterated over.
+    The process that runs the computation reads the elements. A reference is small and can be pickled; it contains the
+    address of the data service, but no credentials. In this process it can be iterated over.
 
     Attributes:
       client_id: The id of the client.
@@ -53,13 +53,13 @@ class ClientReference(Reference):
         """Returns the elements as a sequence of batches: a value for a computation, in place of `fedstack.batches`.
 
         Args:
-          batch_size: The number of elements of each.
-          **options: As of `fedstack.batches`.
+          batch_size: The number of elements of each batch.
+          **options: The options of `fedstack.batches`.
         """
         return ClientRows(self, batching_of(batch_size, **options))
 
     def to_data(self) -> computation_pb2.Data:
-        """Returns it as the content of a `data` block of the language."""
+        """Returns the reference as the content of a `data` block of the language."""
         dataset = ClientDataset()
         self.group.source.Unpack(dataset)
         dataset.client = self.key
@@ -85,7 +85,7 @@ class ClientReference(Reference):
 
 @functools.cache
 def reader_of_this_process() -> ReferenceReader:
-    """Returns what reads references that came without their data source, as out of a pickle."""
+    """Returns the reader for references that arrive without their data source, such as from a pickle."""
     return ReferenceReader()
 
 
@@ -96,15 +96,15 @@ def _restored(source: bytes, key: bytes, element: bytes, client_id: Any) -> Clie
 
 
 class RegisteredClients:
-    """The clients of a dataset that is registered at a data service as one of clients.
+    """The clients of a dataset that is registered by client at a data service.
 
     Args:
-      service: The address of its dispatcher.
-      dataset_id: What it is registered under.
-      credentials: What the dispatcher and the data workers are dialled with.
+      service: The address of the dispatcher.
+      dataset_id: The id under which the dataset is registered.
+      credentials: The credentials for calls to the dispatcher and the data workers.
 
     Raises:
-      InvalidValueError: If nothing is registered under that id, or not by client.
+      InvalidValueError: If no dataset is registered under that id, or it is not registered by client.
       WorkerUnavailableError: If the dispatcher cannot be reached.
     """
 
@@ -118,7 +118,7 @@ class RegisteredClients:
 
     @property
     def client_ids(self) -> Sequence[Any]:
-        """The ids, in order."""
+        """The ids of the clients, in order."""
         return self._client_ids
 
     @functools.cached_property
@@ -145,7 +145,7 @@ class RegisteredClients:
         return [ClientReference(group, place, client) for place, client in enumerate(client_ids)]
 
     def write(self, message: ClientSelections) -> None:
-        """Writes which clients they are."""
+        """Writes the dataset of the clients into a message."""
         message.registered.CopyFrom(self.registered)
         message.dataset_id = self.dataset_id
 
@@ -158,7 +158,7 @@ class RegisteredClients:
 
 
 def _types_of(found: DatasetDescription, dataset_id: str) -> tuple[TensorType, StructType]:
-    """Returns the types of ids, and of the elements of a client."""
+    """Returns the types of the ids and of a client's elements."""
     element, column = type_from_proto(found.element), found.client_column
     members = fields_of(element) if isinstance(element, StructType) else ()
     ids = [t for name, t in members if name == column]

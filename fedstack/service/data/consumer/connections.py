@@ -1,4 +1,4 @@
-"""Speaks to a dispatcher and knows its workers, however often either is away."""
+"""Connects to a dispatcher and its workers, and calls the dispatcher even if it is temporarily unavailable."""
 
 import functools
 import logging
@@ -34,18 +34,18 @@ from fedstack.transport.wire.addresses import Target
 
 
 class Connections:
-    """The ways to one dispatcher and to its workers. They are closed when nothing refers to this any more.
+    """The connections to one dispatcher and its workers. They are closed when nothing refers to this object any more.
 
     Args:
       service: The dispatcher's address, or a channel to it.
       credentials: Certificates and the token.
-      only_local: Whether only workers in this process are for us.
+      only_local: Whether to use only workers in this process.
 
     Attributes:
       dispatcher: Calls the dispatcher.
 
     Raises:
-      InvalidValueError: If the address is none.
+      InvalidValueError: If the address is invalid.
     """
 
     def __init__(
@@ -60,33 +60,33 @@ class Connections:
 
     @property
     def io(self) -> IoLoop:
-        """The loop on which all of them are used."""
+        """The loop on which all connections are used."""
         return self.dispatcher.io
 
     def may_ask(self, worker: bytes, address: str) -> bool:
-        """Returns whether a worker is for us."""
+        """Returns whether to read from a worker."""
         return not self._only_local or is_here(address, worker)
 
     def reader(self, worker: bytes, address: str) -> Reader:
-        """Returns what reads at a worker. Called on the loop."""
+        """Returns the reader for a worker. Call it on the loop."""
         known, reader = self._readers.get(address, (b"", None))
         if reader is None or known != worker:
-            if reader is not None:  # another one is at that address now
+            if reader is not None:  # another worker has that address now
                 start_apart(reader.close())
             reader = reader_at(address, self._credentials, worker, self.dispatcher.address)
             self._readers[address] = worker, reader
         return reader
 
     def __reduce__(self) -> tuple[Callable[[str | Target, bool], "Connections"], tuple[str | Target, bool]]:
-        """Says how to write it: functions take a dataset along to other processes.
+        """Supports pickling: functions carry a dataset to other processes.
 
         Raises:
-          CarrierError: If it is a channel of the user's own.
+          CarrierError: If the dispatcher is given as a channel.
         """
         if not isinstance(self._service, (str, Target)):
             raise CarrierError(
-                "Expected a dispatcher's address in what is sent to another process, found a channel; give distribute "
-                "the address, or give a function that makes the dataset there"
+                "Expected a dispatcher's address in a dataset sent to another process, found a channel; give "
+                "distribute the address, or send a function that makes the dataset there"
             )
         return _connected_there, (self._service, self._only_local)
 
@@ -95,12 +95,12 @@ class Connections:
 
 
 def _connected_there(service: str | Target, only_local: bool) -> Connections:
-    """Returns the ways from this process. Keys and tokens do not travel: functions dial with what their server has."""
+    """Connects from this process. Keys and tokens are not sent along: functions use the credentials of their server."""
     return Connections(service, current_scope().client_credentials, only_local)
 
 
 def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) -> None:
-    """Closes connections that nobody has any more: a finalizer."""
+    """Closes the connections of an object that no longer exists; a finalizer."""
 
     async def close() -> None:
         await dispatcher.close()
@@ -112,29 +112,29 @@ def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) 
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-# How long a dispatcher that is away is told that a pass has ended; later it finds out by itself.
+# How long to try to tell an unavailable dispatcher that a pass has ended; after that its lease expires.
 _GOODBYE_SECONDS = 5.0
-# A consumer shows so often in its lease that it is there.
+# How many signs of life a consumer sends per lease.
 _SIGNS_IN_A_LEASE = 3
 _LEAST_SECONDS = 0.1
 
 
 def taken_range(message: SplitRange) -> TakenRange:
-    """Returns a range as plans have it."""
+    """Returns a range in the form that plans use."""
     return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)
 
 
 @attrs.frozen(eq=False)
 class Opening:
-    """What a pass begins with.
+    """The parameters of a pass.
 
     Attributes:
-      request: Says which pass it is.
-      num_splits: How many splits the dataset has.
+      request: The request that opens the pass.
+      num_splits: The number of splits of the dataset.
       element: The type of the elements that workers send.
-      position: The place to go on from, for one that resumes.
-      timeout: How long the dispatcher may be away, in seconds.
-      ahead: How many blocks of a range are asked for at a time.
+      position: The position to continue from, for a pass that resumes.
+      timeout: How long the dispatcher may be unavailable, in seconds.
+      ahead: How many blocks of a range are requested at a time.
     """
 
     request: OpenPassRequest
@@ -150,11 +150,11 @@ class PassClient:
 
     Args:
       stub: Calls the dispatcher.
-      opening: What the pass begins with.
-      register: Sees to it that the dispatcher knows the dataset.
+      opening: The parameters of the pass.
+      register: Ensures that the dispatcher has the dataset.
 
     Attributes:
-      commit: The dispatcher's latest commit that this has heard of; number 0 before the pass has begun.
+      commit: The latest commit of the dispatcher that this consumer has heard of; number 0 before the pass has begun.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class PassClient:
         self._workers_version = 0
 
     async def open(self) -> OpenPassResponse:
-        """Begins."""
+        """Opens the pass."""
         request = self._opening.request
         if not request.HasField("commit"):
             request.commit.CopyFrom((await self._answered(self._register)).commit)
@@ -185,16 +185,16 @@ class PassClient:
 
     @property
     def pass_id(self) -> bytes:
-        """Stands for the pass; empty before it has begun."""
+        """The id of the pass; empty before it has begun."""
         return self._pass.pass_id
 
     @property
     def renewal_seconds(self) -> float:
-        """How long the dispatcher may hear nothing."""
+        """The maximum interval between requests to the dispatcher, in seconds."""
         return max(_LEAST_SECONDS, self._pass.lease_seconds / _SIGNS_IN_A_LEASE)
 
     async def take(self, take: Take) -> TakeResponse:
-        """Says what has been read, and takes more; the answer has workers only if they are others than before."""
+        """Reports what has been read, and takes more; the answer lists workers only if they have changed."""
         response = await self.tell(take)
         if response.workers_version == self._workers_version:
             response.workers_version = 0
@@ -203,7 +203,7 @@ class PassClient:
         return response
 
     async def tell(self, take: Take) -> TakeResponse:
-        """Says what has been read, and returns the answer as it is."""
+        """Reports what has been read, and returns the answer unchanged."""
         request = TakeRequest(
             commit=self.commit,
             pass_id=self._pass.pass_id,
@@ -221,15 +221,15 @@ class PassClient:
         return response
 
     def _hear(self, commit: Commit) -> None:
-        if commit.number >= self.commit.number:  # answers may come in another order
+        if commit.number >= self.commit.number:  # answers may arrive out of order
             self.commit = commit
 
     async def leave(self, last: Take, may_resume: bool) -> None:
-        """Takes part no more. Never raises.
+        """Leaves the pass. Never raises.
 
         Args:
-          last: What the dispatcher is to hear.
-          may_resume: Whether this may come back, and what it has taken is to be kept.
+          last: The last request to the dispatcher.
+          may_resume: Whether this consumer may come back, so that the dispatcher keeps the ranges that it has taken.
         """
         if not self._pass.pass_id:
             return
@@ -242,7 +242,7 @@ class PassClient:
             may_resume=may_resume,
         )
         try:
-            # Whoever stops a dispatcher right after its last consumer need not hear that it is missed.
+            # A dispatcher that is stopped right after its last consumer is not worth a warning.
             await answered(self._stub, functools.partial(self._stub.release, request), _GOODBYE_SECONDS)
         except FedstackError as error:
             _logger.info("The dispatcher has not heard of the end of a pass: %s", error)

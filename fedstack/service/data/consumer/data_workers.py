@@ -1,4 +1,4 @@
-"""Knows the data workers of a dispatcher, and which of them to read a client's elements from."""
+"""Keeps track of a dispatcher's data workers, and chooses the worker to read a client's elements from."""
 
 import asyncio
 import hashlib
@@ -17,26 +17,26 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 
-# What another worker may do better.
+# The errors after which another worker may succeed.
 LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 
 _logger = logging.getLogger(__name__)
-# How old the list of workers may be before the dispatcher is asked again, meanwhile.
+# How old the list of workers may be before it is refreshed in the background.
 _FRESH_SECONDS = 2.0
-# For so long a worker that was lost is left alone, if there are others.
+# How long a lost worker is avoided, if there are others.
 _AVOIDED_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 _DISPATCHER_SECONDS = 10.0
 
 
 class DataWorkers:
-    """The workers of one dispatcher. All but the constructor runs on the transport's loop.
+    """The workers of one dispatcher. Everything but the constructor runs on the transport's loop.
 
-    While the dispatcher is away, those go on being used that are known.
+    While the dispatcher is unavailable, the workers that are known remain in use.
 
     Args:
       dispatcher: The address of the dispatcher.
-      credentials: What it is dialled with, and the workers are.
+      credentials: The credentials for calls to the dispatcher and the workers.
       patience: How long to wait for a worker, in seconds.
     """
 
@@ -57,19 +57,19 @@ class DataWorkers:
         return self._stub.io
 
     async def describe(self, request: DescribeDatasetRequest) -> DatasetDescription:
-        """Asks the dispatcher what is registered there."""
+        """Asks the dispatcher for the description of a registered dataset."""
         return await answered(self._stub, lambda: self._stub.describe(request), _DISPATCHER_SECONDS)
 
     async def preferred(self, key: bytes) -> bytes:
-        """Returns the worker to read something from: of those that are there the same one for all who ask.
+        """Returns the worker to read a key from, which is the same for all callers that see the same workers.
 
         Raises:
-          RemoteError: If there is none for too long.
+          RemoteError: If there is no worker for too long.
         """
         return max(await self._there(), key=lambda worker: hashlib.blake2b(worker + key, digest_size=8).digest())
 
     def reader(self, worker: bytes) -> Reader:
-        """Returns what reads at a worker."""
+        """Returns the reader for a worker."""
         found = self._readers.get(worker)
         if found is None:
             found = reader_at(self._addresses[worker], self._credentials, worker, self.dispatcher)
@@ -77,15 +77,15 @@ class DataWorkers:
         return found
 
     def lose(self, worker: bytes, error: FedstackError, since: float) -> None:
-        """Leaves a worker alone for a while.
+        """Avoids a worker for a while.
 
         Args:
-          worker: The worker.
-          error: What became of it.
-          since: For how long it has been tried, at this worker and at others, on the clock of `io`.
+          worker: The id of the worker.
+          error: The error that revealed the loss.
+          since: When the first attempt was made, at this worker or another, on the clock of `io`.
 
         Raises:
-          RemoteError: If that is too long.
+          RemoteError: If that is longer ago than the patience allows.
         """
         if self.io.time() - since > self._patience:
             raise RemoteError(
@@ -94,12 +94,12 @@ class DataWorkers:
                 code="UNAVAILABLE",
             )
         if worker not in self._avoided:
-            _logger.warning("Reading elsewhere what the data worker at %s has: %s", self._addresses.get(worker), error)
+            _logger.warning("Reading from other data workers than %s: %s", self._addresses.get(worker), error)
         self._avoided[worker] = self.io.time() + _AVOIDED_SECONDS
         self._fresh_until = 0.0
 
     async def _there(self) -> Sequence[bytes]:
-        """Returns the workers that may be used; waits until there is one."""
+        """Returns the usable workers; waits until there is one."""
         patience, dispatcher = self._patience, self.dispatcher
         notice = WaitNotice(f"a data worker of the dispatcher at {dispatcher}", patience, self.io.time)
         async for _ in Deadline(patience, self.io.time).attempts(itertools.repeat(_PAUSE_SECONDS)):
@@ -121,7 +121,7 @@ class DataWorkers:
         )
 
     async def _ask(self) -> None:
-        """Asks the dispatcher for its workers. If it is away, those that are known remain."""
+        """Asks the dispatcher for its workers. If it is unavailable, the known workers remain."""
         try:
             response = await answered(self._stub, self._stub.list_workers, 0.0 if self._addresses else self._patience)
         except LOSSES as error:

@@ -1,4 +1,4 @@
-"""Describes datasets to dispatchers, and says how they are read: by which policy, how often, from which place on."""
+"""Describes datasets to dispatchers, and the terms on which they are read: the policy, the guarantee, the position."""
 
 import enum
 import hashlib
@@ -42,8 +42,8 @@ class ShardingPolicy(enum.Enum):
     Attributes:
       OFF: Each worker reads the whole dataset.
       DYNAMIC: Each element is read once, by whichever worker comes to it.
-      FILE: Each of at most 100,000 files is read at one address: of `n` `worker_addresses` of the dispatcher, the file
-        of the number `i` at that of the number `i % n`. Where that worker is not there, another one reads the file.
+      FILE: Each of at most 100,000 files is read at one address: file `i` at number `i % n` of the dispatcher's `n`
+        `worker_addresses`. If that worker does not attend, another one reads the file.
       DATA: The worker at each of `n` addresses reads the whole dataset, and sends every `n`-th element of it.
       FILE_OR_DATA, HINT: Not offered.
     """
@@ -62,11 +62,11 @@ _NOT_OFFERED = (ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT)
 
 
 def checked_policy(mode: object) -> ShardingPolicy:
-    """Returns the policy that users mean.
+    """Returns the policy that a `processing_mode` means.
 
     Raises:
-      TypeMismatchError: If it is neither a policy nor text.
-      InvalidValueError: If it is none that is offered.
+      TypeMismatchError: If the mode is neither a policy nor a string.
+      InvalidValueError: If the policy is unknown or not supported.
     """
     if isinstance(mode, str):
         known = {**_NAMES, **{one.value: one for one in _NOT_OFFERED}}
@@ -87,17 +87,17 @@ _CHECK_BYTES = 4
 
 
 def written_cursor(cursor: PassCursor) -> bytes:
-    """Returns what `read_cursor` reads: the message with a check sum, as users keep it."""
+    """Returns a cursor as the bytes that users keep and `read_cursor` reads: the message and a checksum."""
     content = cursor.SerializeToString()
     return content + _check_sum(content)
 
 
 def read_cursor(content: object) -> PassCursor:
-    """Returns the place in a pass that bytes stand for.
+    """Returns the cursor that bytes represent.
 
     Raises:
-      TypeMismatchError: If they are no bytes.
-      InvalidValueError: If they are not what an iterator's `cursor()` has returned.
+      TypeMismatchError: If `content` is not bytes.
+      InvalidValueError: If an iterator's `cursor()` did not return these bytes.
     """
     if not isinstance(content, bytes):
         raise TypeMismatchError(
@@ -117,7 +117,7 @@ def read_cursor(content: object) -> PassCursor:
 
 
 def position_of(cursor: PassCursor) -> Position:
-    """Returns the place within the pass."""
+    """Returns the position of a cursor within its pass."""
     return Position(frozenset(cursor.finished), {one.range: one.rows for one in cursor.begun}, cursor.left_out)
 
 
@@ -125,23 +125,23 @@ def _check_sum(content: bytes) -> bytes:
     return zlib.crc32(content).to_bytes(_CHECK_BYTES, "big")
 
 
-# Workers say what they let in. What a function needs to travel by value, it gets.
+# Functions may travel by value: workers decide by their own policy which ones they accept.
 _WORKERS = Destination(takes_code=True)
 _ID_CHARACTERS = 32
 
 
 @attrs.frozen
 class Terms:
-    """How a dataset is read.
+    """The terms on which a dataset is read.
 
     Attributes:
-      policy: How it is divided among workers.
-      guarantee: How often its elements come when workers or consumers get lost.
-      job_name: The job that consumers share; empty for passes of one consumer.
-      target_workers: Which workers are asked.
-      max_requests: How many blocks may be on their way or wait here; by default some for each worker.
-      timeout: How long the dispatcher may be away, in seconds.
-      resume: The place to go on from.
+      policy: How the dataset is divided among workers.
+      guarantee: How often its elements arrive if workers or consumers are lost.
+      job_name: The job that consumers share; empty for passes of a single consumer.
+      target_workers: Which workers to read from.
+      max_requests: The maximum number of blocks that are requested or wait here; by default a few for each worker.
+      timeout: How long the dispatcher may be unavailable, in seconds.
+      resume: The cursor to continue from.
     """
 
     policy: ShardingPolicy
@@ -158,9 +158,9 @@ class KnownDataset:
     """A dataset as dispatchers know it.
 
     Attributes:
-      description: What is said of it.
-      after: What is done to the elements of all splits together.
-      definition: All that there is to know of it, for those who read it; `None` where the dispatcher has it.
+      description: The description of the dataset.
+      after: The steps that apply to the elements of all splits together.
+      definition: The serialized definition; `None` if the dispatcher has it.
     """
 
     description: DatasetDescription
@@ -179,30 +179,30 @@ class KnownDataset:
 
     @property
     def cardinality(self) -> float | None:
-        """How many elements it has; infinite, and `None` where it is not known."""
+        """The number of its elements, which may be infinite; `None` if unknown."""
         found = self.description
         return math.inf if found.is_endless else found.cardinality if found.HasField("cardinality") else None
 
     @property
     def size(self) -> float | None:
-        """How many elements its splits have together; infinite, and `None` where it is not known."""
+        """The total number of elements of its splits, which may be infinite; `None` if unknown."""
         size, splits = self.cardinality, self.description.num_splits
         if not self.after:
             return size
-        # What is done to them shows whether each split is an element.
+        # The size after these steps shows whether each split is one element.
         return splits if size is not None and size == _size_after(splits, self.after) else None
 
 
 def described(dataset: Pipeline, dataset_id: str = "", client_column: str = "") -> KnownDataset:
-    """Returns what is said of a dataset when it is registered.
+    """Returns a dataset with the description and the definition that register it.
 
     Args:
       dataset: The dataset.
-      dataset_id: What to register it under; by default some of its digest.
-      client_column: The member of elements that says whose they are, if it is a dataset of clients.
+      dataset_id: The id to register it under; by default a prefix of its digest.
+      client_column: The member of elements that has the client's id, for a dataset of clients; otherwise empty.
 
     Raises:
-      CarrierError: If a function or a source cannot travel.
+      CarrierError: If a function or a source cannot be serialized.
     """
     written = definition_of(dataset, _WORKERS)
     written.client_column = client_column
@@ -227,14 +227,14 @@ def described(dataset: Pipeline, dataset_id: str = "", client_column: str = "") 
 
 
 def known_dataset(description: DatasetDescription, policy: CarrierPolicy | None) -> KnownDataset:
-    """Returns what a dispatcher says of a dataset.
+    """Returns the dataset that a dispatcher describes.
 
     Args:
-      description: What it says.
-      policy: Which functions may run here; by default that in force.
+      description: The dispatcher's description.
+      policy: Which functions may run here; by default the policy in force.
 
     Raises:
-      CarrierError: If one that has to run here is none of those.
+      CarrierError: If a function that has to run here is not permitted by the policy.
     """
     element = type_from_proto(description.split_element)
     with current_scope().under(policy or current_policy()).entered():
@@ -243,22 +243,24 @@ def known_dataset(description: DatasetDescription, policy: CarrierPolicy | None)
         except CarrierError as error:
             raise CarrierError(
                 f"Some functions of the dataset {name_text(description.dataset_id)!r} run where it is consumed: those "
-                "after a batch or a shuffle; say which ones may, as in "
+                "after a batch or a shuffle; say which functions may run here, as in "
                 f"policy=fedstack.leaves.CarrierPolicy(modules=['mine']): {error}"
             ) from error
     return KnownDataset(description, rest.steps)
 
 
 async def registered(known: KnownDataset, stub: DispatcherStub, by_name: bool = False) -> DatasetDescription:
-    """Sees to it that a dispatcher has a dataset; returns what it says of it. Only what it has not is sent.
+    """Ensures that a dispatcher has a dataset, and returns the dispatcher's description.
+
+    The definition is sent only if the dispatcher lacks it.
 
     Args:
       known: The dataset.
       stub: Calls the dispatcher.
-      by_name: Whether it has to be there under its id.
+      by_name: Whether the dataset has to be registered under its id.
 
     Raises:
-      InvalidValueError: If it has another one under the id, or has not this one, whose definition is elsewhere.
+      InvalidValueError: If another dataset has the id, or the dispatcher lacks a dataset without a definition here.
     """
     said = known.description
     request = DescribeDatasetRequest(may_lack=known.definition is not None)

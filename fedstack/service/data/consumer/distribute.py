@@ -1,4 +1,4 @@
-"""Distributes datasets: what users call, and what is checked of their arguments."""
+"""Distributes datasets: the functions that users call, and the checks of their arguments."""
 
 from collections.abc import Callable
 from typing import TypeAlias, cast
@@ -59,34 +59,35 @@ def distribute(
     dispatcher_timeout_ms: float = 60_000,
     **refused: object,
 ) -> Callable[[Dataset], DistributedDataset]:
-    """Returns what makes a dataset one that data workers read: the argument of `Dataset.apply`.
+    """Returns a transformation that makes data workers read a dataset: the argument of `Dataset.apply`.
 
         dataset = Dataset.range(1000).map(square).apply(distribute("distributed_epoch", dispatcher.target))
 
-    The dataset is registered when somebody iterates. Each iteration is a pass over it, and so is each repetition of a
-    `repeat`. What asks for all elements, such as a `batch` or a `shuffle`, is done by whoever iterates.
+    The dataset is registered when it is iterated over. Each iteration is a pass over it, and so is each repetition of a
+    `repeat`. Steps that need all elements, such as a `batch` or a `shuffle`, run in the process that iterates.
 
     Args:
       processing_mode: How the dataset is divided among workers: `ShardingPolicy.DYNAMIC` or `"distributed_epoch"` to
-        read each element once, `ShardingPolicy.OFF` or `"parallel_epochs"` to read all of them at each worker;
-        `ShardingPolicy.FILE` and `ShardingPolicy.DATA` say which worker reads what.
+        read each element once, `ShardingPolicy.OFF` or `"parallel_epochs"` to read all elements at each worker;
+        `ShardingPolicy.FILE` and `ShardingPolicy.DATA` determine which worker reads which elements.
       service: The dispatcher: an address, a protocol and an address, a `DispatchServer`, the job of a cluster with one
         task, or a channel.
       job_name: Consumers that give the same name share the passes over a dataset: each element goes to one of them.
-      max_outstanding_requests: How many blocks of elements may be on their way or wait; by default two for each worker.
-      compression: Without effect: elements travel as they are. `None` or `"AUTO"`.
+      max_outstanding_requests: The maximum number of blocks of elements that are requested or wait to be consumed; by
+        default two for each worker.
+      compression: `None` or `"AUTO"`; neither has an effect, since elements travel uncompressed.
       target_workers: `"LOCAL"` for the workers in this process only; `"ANY"` or `"AUTO"` for all.
-      guarantee: How often an element comes if a worker or a consumer gets lost: `"at_most_once"`, `"at_least_once"` or
+      guarantee: How often an element arrives if a worker or a consumer is lost: `"at_most_once"`, `"at_least_once"` or
         `"exactly_once"`.
-      resume: What an iterator's `cursor()` has returned: the first iteration goes on from there.
-      credentials: What the dispatcher and its workers are dialled with: certificates and the token.
-      element_spec: What the type of the elements is thought to be; it is checked.
-      dispatcher_timeout_ms: For how long the dispatcher may be away.
-      **refused: What the data service of TensorFlow has besides; the error says what to do.
+      resume: A cursor that an iterator's `cursor()` returned: the first iteration continues from there.
+      credentials: The certificates and the token for calls to the dispatcher and its workers.
+      element_spec: The expected type of the elements; it is checked.
+      dispatcher_timeout_ms: How long the dispatcher may be unavailable.
+      **refused: Further arguments of TensorFlow's data service; the error says what to use instead.
 
     Raises:
-      InvalidValueError: If an argument cannot be right.
-      TypeMismatchError: If one is of the wrong type.
+      InvalidValueError: If an argument is invalid.
+      TypeMismatchError: If an argument has the wrong type.
     """
     _check_refused(refused)
     terms = _terms(
@@ -116,11 +117,11 @@ def register_dataset(
 
     Args:
       service: The dispatcher; see `distribute`.
-      dataset: The dataset, or what its `by_client(column)` returns.
-      compression: Without effect: `None` or `"AUTO"`.
-      dataset_id: What to register it under; by default some of the digest of what it is. The same dataset may be
-        registered again, and has the same id then.
-      credentials: What the dispatcher is dialled with.
+      dataset: The dataset, or the result of its `by_client(column)`.
+      compression: `None` or `"AUTO"`, without effect.
+      dataset_id: The id to register it under; by default a prefix of the digest of its definition. The same dataset may
+        be registered again, and then gets the same default id.
+      credentials: The credentials for calls to the dispatcher.
       dispatcher_timeout_ms: How long to wait for the dispatcher.
 
     Returns:
@@ -128,7 +129,7 @@ def register_dataset(
 
     Raises:
       InvalidValueError: If another dataset is registered under the id.
-      CarrierError: If a function or a source of the dataset cannot travel.
+      CarrierError: If a function or a source of the dataset cannot be serialized.
       WorkerUnavailableError: If the dispatcher cannot be reached in time.
     """
     whole, column = (dataset.dataset, dataset.column) if isinstance(dataset, ClientDatasets) else (dataset, "")
@@ -158,28 +159,29 @@ def from_dataset_id(
     policy: CarrierPolicy | None = None,
     **refused: object,
 ) -> DistributedDataset:
-    """Returns a dataset that is registered at a dispatcher, read at data workers.
+    """Returns a registered dataset of a dispatcher, to be read at data workers.
 
     Args:
-      processing_mode: How it is divided among workers.
-      service: The dispatcher.
-      dataset_id: What `register_dataset` has returned.
-      element_spec: What the type of the elements is thought to be; it is checked.
-      job_name: See `distribute`, as for all that follow.
-      max_outstanding_requests: How many blocks of elements may be on their way or wait.
+      processing_mode: How it is divided among workers; see `distribute`.
+      service: The dispatcher; see `distribute`.
+      dataset_id: The id that `register_dataset` returned.
+      element_spec: The expected type of the elements; it is checked.
+      job_name: See `distribute`, as for all arguments that follow.
+      max_outstanding_requests: The maximum number of blocks of elements that are requested or wait to be consumed.
       compression: Without effect.
-      target_workers: Which workers are asked.
-      guarantee: How often an element comes if a worker or a consumer gets lost.
-      resume: Where the first iteration goes on.
-      credentials: What the dispatcher and its workers are dialled with.
+      target_workers: Which workers to read from.
+      guarantee: How often an element arrives if a worker or a consumer is lost.
+      resume: The cursor from which the first iteration continues.
+      credentials: The credentials for calls to the dispatcher and its workers.
       dispatcher_timeout_ms: How long to wait for the dispatcher.
-      policy: Which functions of the dataset may run in this process: those after a batch or a shuffle; by default none.
-      **refused: What the data service of TensorFlow has besides; the error says what to do.
+      policy: Which functions of the dataset may run in this process, where the functions after a batch or a shuffle
+        run; by default none.
+      **refused: Further arguments of TensorFlow's data service; the error says what to use instead.
 
     Raises:
-      CarrierError: If a function has to run here, and may not.
-      InvalidValueError: If there is no such dataset, or another argument cannot be right.
-      TypeMismatchError: If the elements are of another type than `element_spec`, or an argument is, such as `policy`.
+      CarrierError: If a function has to run here, but `policy` does not permit it.
+      InvalidValueError: If there is no such dataset, or another argument is invalid.
+      TypeMismatchError: If `element_spec` is not the type of the elements, or an argument has the wrong type.
       WorkerUnavailableError: If the dispatcher cannot be reached in time.
     """
     _check_refused(refused)
@@ -203,8 +205,8 @@ def _distributed(known: KnownDataset, terms: Terms, connections: Connections) ->
         )
     if terms.policy is ShardingPolicy.FILE and not known.description.file_splits:
         raise InvalidValueError(
-            "Expected a dataset of files under ShardingPolicy.FILE, without a step that asks for their order, "
-            f"found {name_text(known.description.dataset_id)}, which is none; give ShardingPolicy.DATA"
+            "Expected a dataset of files under ShardingPolicy.FILE, without a step that depends on their order, "
+            f"found {name_text(known.description.dataset_id)}, which is not one; give ShardingPolicy.DATA"
         )
     source = DistributedSource(known, terms, connections)
     dataset = DistributedDataset(source)
@@ -240,8 +242,8 @@ def _terms(
         raise InvalidValueError(f"Expected guarantee 'exactly_once' beside resume, found {guarantee!r}")
     if cursor is not None and cursor.policy != policy.name:
         raise InvalidValueError(
-            f"Expected processing_mode ShardingPolicy.{cursor.policy} as in resume, found {policy}; give both as they "
-            "were, or begin a new pass, without resume"
+            f"Expected processing_mode ShardingPolicy.{cursor.policy} as in resume, found {policy}; give the mode of "
+            "the cursor's pass, or begin a new pass, without resume"
         )
     if cursor is not None and cursor.job_name != job:
         raise InvalidValueError(f"Expected job_name {cursor.job_name!r} as in resume, found {job!r}")

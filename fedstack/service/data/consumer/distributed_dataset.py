@@ -1,4 +1,4 @@
-"""Reads datasets at data workers: what is done at the workers, and what after that here."""
+"""Reads datasets at data workers: a dataset's leading steps run at the workers, the later ones here."""
 
 import itertools
 import math
@@ -39,12 +39,12 @@ _END_SECONDS = 1.0
 
 
 class DistributedSource(Source):
-    """The elements that data workers send of a dataset: in each iteration those of another pass.
+    """The elements of a dataset as data workers send them; each iteration is another pass.
 
     Args:
       known: The dataset.
-      terms: How it is read.
-      connections: The ways to the dispatcher and its workers.
+      terms: The terms on which it is read.
+      connections: The connections to the dispatcher and its workers.
     """
 
     def __init__(self, known: KnownDataset, terms: Terms, connections: Connections) -> None:
@@ -62,7 +62,7 @@ class DistributedSource(Source):
     def size(self) -> float | None:
         known = self._known
         size = known.cardinality if self.is_whole else known.size
-        # Copies of some workers, a share of some consumers, or the rest after a cursor are any number.
+        # Unknown for a copy from each worker, for a share among consumers, and for the rest after a cursor.
         is_all = self._terms.policy is not ShardingPolicy.OFF and not (self._terms.job_name or self._terms.resume)
         return size if is_all or size in (0, math.inf) else None
 
@@ -100,23 +100,23 @@ class DistributedSource(Source):
         return self._terms.guarantee is Guarantee.EXACTLY_ONCE
 
     def __reduce__(self) -> "tuple[type[DistributedSource], tuple[KnownDataset, Terms, Connections]]":
-        """Says how to write it: functions take a dataset along to other processes, which are consumers of their own.
+        """Supports pickling: functions carry a dataset to other processes, which become consumers of their own.
 
         Raises:
-          CarrierError: If it goes on from a cursor, which one consumer does.
+          CarrierError: If it resumes from a cursor, which only one consumer may do.
         """
         if self._terms.resume is not None:
             raise CarrierError(
-                "Expected a distributed dataset without resume in what is sent to another process, found one with a "
-                "cursor; one consumer goes on from that"
+                "Expected a distributed dataset without resume in an object sent to another process, found one with a "
+                "cursor; only one consumer may continue from it"
             )
         return DistributedSource, (self._known, self._terms, self._connections)
 
     def cursor(self, driver: PassDriver, rows: int) -> bytes:
-        """Returns the place in a pass after so many elements.
+        """Returns the cursor of a pass after `rows` elements.
 
         Raises:
-          InvalidValueError: If the pass is one that cannot be resumed.
+          InvalidValueError: If the pass cannot be resumed.
         """
         if not self.is_resumable:
             raise InvalidValueError(
@@ -124,7 +124,7 @@ class DistributedSource(Source):
                 "to distribute"
             )
         request, position = driver.opening.request, driver.position(rows)
-        # Heard of after all that the position has.
+        # The commit is read last, so that it is no older than the position.
         cursor = PassCursor(
             commit=driver.commit,
             digest=request.digest,
@@ -147,11 +147,11 @@ class Passes:
     """The passes of one iteration, one after the other.
 
     Args:
-      source: Begins them.
-      steps: What is done to their elements here.
+      source: Begins the passes.
+      steps: The steps that are applied to their elements here.
 
     Attributes:
-      made: How many elements have come out of the steps, as far as whoever iterates has asked for them.
+      made: The number of elements that the steps have yielded to the caller.
     """
 
     def __init__(self, source: DistributedSource, steps: Sequence[Step]) -> None:
@@ -173,7 +173,7 @@ class Passes:
         yield from without_first(iter(driver.take, None), driver.opening.position.left_out)
 
     def _taken(self, made: int) -> int | Step:
-        """Returns how many elements of the pass made so many, or the step after which that cannot be told."""
+        """Returns how many elements of the pass yielded `made`, or the step that makes this impossible to tell."""
         for step in reversed(self._steps):
             found = step.taken(made)
             if found is None:
@@ -182,7 +182,7 @@ class Passes:
         return made + (0 if self._driver is None else self._driver.opening.position.left_out)
 
     def work_on(self, more: int) -> None:
-        """So many more blocks are in work on another thread than the one that asks the driver, or fewer."""
+        """Adds to the number of blocks that are processed on threads other than the one that asks the driver."""
         with self._counting:
             self._in_work += more
             driver = self._driver
@@ -190,28 +190,28 @@ class Passes:
                 driver.work_on(self._in_work)
 
     def keep(self) -> None:
-        """Whoever iterates was interrupted, and may ask for the place where that was."""
+        """Keeps the pass resumable after an interruption: the caller may ask for a cursor."""
         if self._driver is not None and self._source.is_resumable:
             self._driver.keep()
 
     def acknowledge(self) -> None:
-        """Whoever iterates has done with all that was made."""
+        """Records that the caller has finished all elements that were yielded."""
         taken = self._taken(self.made)
         if self._driver is not None and isinstance(taken, int):
             self._driver.acknowledge(taken)
 
     def cursor(self, made: int) -> bytes:
-        """Returns the place after so many elements.
+        """Returns the cursor after `made` elements.
 
         Raises:
-          InvalidComputationError: If a step does not let this be told.
-          InvalidValueError: If there is no place yet, or the guarantee is another one.
+          InvalidComputationError: If a step makes the position impossible to tell.
+          InvalidValueError: If the iteration has not begun or has ended, or the guarantee is not `"exactly_once"`.
         """
         taken = self._taken(made)
         if isinstance(taken, Step):
             raise InvalidComputationError(
-                f"Expected steps that go on at any place, found {taken!r} after distribute; take the cursor of an "
-                "iterator over the dataset without that step, and do the step with what it yields"
+                f"Expected steps that can resume anywhere, found {taken!r} after distribute; take the cursor of an "
+                "iterator over the dataset without that step, and apply the step to its elements"
             )
         if self._driver is None or not self._driver.commit.number:
             at = "at its end, after which there is nothing" if self._is_over else "new; ask for an element first"
@@ -220,7 +220,7 @@ class Passes:
 
     @property
     def missing(self) -> int | None:
-        """How many elements were lost with workers; `None` if some were, and it is not known how many."""
+        """The number of elements lost with workers; `None` if some were lost, but it is not known how many."""
         now = 0 if self._driver is None else self._driver.missing
         return None if now is None or self._lost is None else now + self._lost
 
@@ -231,12 +231,12 @@ class Passes:
             self._lost, self._driver = self.missing, None
 
     def end(self) -> None:
-        """Whoever iterates has got everything."""
+        """Ends the iteration: the caller has all elements."""
         self._leave(_END_SECONDS)
         self._is_over = True
 
     def close(self) -> None:
-        """Reads no more. Idempotent; any thread may call it."""
+        """Stops reading. Idempotent; any thread may call it."""
         if self._driver is not None:
             self._driver.close()
 
@@ -246,7 +246,7 @@ class Passes:
 
 @attrs.frozen
 class _CountedPrefetch(Step):
-    """A prefetch that says how many blocks it has made ahead, and that whoever asked for one works on it."""
+    """A prefetch that counts its blocks, from when it makes one ahead until the caller has processed it."""
 
     step: PrefetchStep
     passes: Passes
@@ -264,9 +264,9 @@ class _CountedPrefetch(Step):
 
 
 class DistributedDataset(Dataset):
-    """A dataset that is read at data workers; made by `distribute` and `from_dataset_id`.
+    """A dataset that is read at data workers; returned by `distribute` and `from_dataset_id`.
 
-    Each iteration is a pass. What comes first of it is done at the workers, the steps that are added to it here.
+    Each iteration is a pass. The steps of the original dataset run at the workers, steps that are added to it run here.
     """
 
     def blocks(self) -> Blocks:
@@ -299,7 +299,7 @@ class DistributedIterator(ElementIterator):
     """Iterates over the elements of a distributed dataset, for loops of both kinds."""
 
     def __init__(self, passes: Passes, blocks: Blocks, shown: Shown | None) -> None:
-        # How many elements are here or have come out of this, and how many had when it was closed.
+        # The number of elements that have been received here, and the number that had been yielded at the close.
         self._given = 0
         self._had: int | None = None
         super().__init__(blocks, shown)
@@ -310,24 +310,25 @@ class DistributedIterator(ElementIterator):
         super()._go_on(some)
 
     def cursor(self) -> bytes:
-        """Returns the place after the element that came last: what is given to `distribute` as `resume` to go on there.
+        """Returns a cursor after the latest element, which `distribute` takes as `resume` to continue there.
 
-        There is one after an error as well, but none before the first element is asked for, and none at the end.
+        There is a cursor after an error as well, but not before the first element is requested, nor at the end.
 
         Raises:
           InvalidValueError: If the guarantee is not `"exactly_once"`, or the iterator is new or at its end.
-          InvalidComputationError: If a step after the distribution does not let this be told, such as a shuffle.
+          InvalidComputationError: If a step after the distribution, such as a shuffle, makes the position impossible to
+            tell.
           ClosedError: If the iterator was closed before there was a cursor.
         """
         return self._passes.cursor(self._given - self._left if self._had is None else self._had)
 
     @property
     def missing(self) -> int | None:
-        """How many elements were lost with workers so far; `None` if some were, and it is not known how many."""
+        """The number of elements lost with workers so far; `None` if some were lost, but it is not known how many."""
         return self._passes.missing
 
     def close(self) -> None:
-        """Reads no more: others may have what this has not read. Idempotent."""
+        """Stops reading: other consumers may have the unread elements. Idempotent."""
         if self._had is None:
             self._had = self._given - self._left
         self._passes.close()

@@ -1,4 +1,4 @@
-"""Does what the plan of a pass decides: speaks to the dispatcher and to workers, and hands elements to a thread."""
+"""Carries out the plan of a pass: calls the dispatcher and the workers, and hands elements to a thread."""
 
 import asyncio
 import itertools
@@ -31,22 +31,22 @@ from fedstack.transport.peers.io_loop import calls_on, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
 _logger = logging.getLogger(__name__)
-# How often the dispatcher is asked for workers while there is none, and a worker that got lost is looked for.
+# The interval between requests for workers while there are none, and between attempts to reach a lost worker.
 _LOOK_SECONDS = 0.1
 _ALIVE_SECONDS = 1.0
 
 
 class PassDriver:
-    """One pass. It belongs to the loop of its connections, but for what other threads call.
+    """One pass. It belongs to the loop of its connections, except for the methods that other threads call.
 
     Args:
-      plan: Decides.
-      connections: The ways to the dispatcher and to workers.
-      opening: What it begins with.
-      register: Sees to it that the dispatcher knows the dataset.
+      plan: Makes the decisions.
+      connections: The connections to the dispatcher and to workers.
+      opening: The parameters of the pass.
+      register: Ensures that the dispatcher has the dataset.
 
     Attributes:
-      opening: What it has begun with.
+      opening: The parameters of the pass.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PassDriver:
         self._reads: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._ending: asyncio.Task[None] | None = None
-        # As long as there is no worker: how long that may last, and what is said of it.
+        # While there is no worker: the deadline for finding one, and the notice that is logged.
         self._search: tuple[Deadline, WaitNotice] | None = None
 
     # For the thread that consumes.
@@ -85,11 +85,11 @@ class PassDriver:
         """Waits for the next elements; `None` after the last.
 
         Raises:
-          FedstackError: What ended the pass.
-          ClosedError: If it was closed.
+          FedstackError: The error that ended the pass.
+          ClosedError: If the pass was closed.
         """
         if self._io.is_current():
-            raise RuntimeError("Expected to wait outside of the transport's loop, found a wait on it")
+            raise RuntimeError("Expected a wait outside the transport's loop, found one on the loop")
         with self._arrived:
             while not self.has_news():
                 self.ask()
@@ -101,11 +101,11 @@ class PassDriver:
         return self._plan.is_over or self._plan.has_arrived or self._error is not None or self._closed
 
     def ask(self) -> None:
-        """The consumer waits for news."""
+        """Records that the consumer waits for news."""
         self._note(self._plan.ask)
 
     def work_on(self, blocks: int) -> None:
-        """The consumer has so many blocks in work while it asks for others, as a prefetch does."""
+        """Records how many blocks the consumer is processing while it asks for more, as a prefetch does."""
         self._note(lambda: self._plan.work_on(blocks))
 
     def _note(self, what: Callable[[], None]) -> None:
@@ -116,55 +116,55 @@ class PassDriver:
             calls_on(self._io.loop).add(self._wake.set)
 
     def next(self) -> Column | None:
-        """Returns what `take` does, if there is news."""
+        """Does the same as `take`, but does not wait: call it only if there is news."""
         column = self._plan.next()
         if column is not None:
             calls_on(self._io.loop).add(self._turn)
         elif self._error is not None:
             raise raised_again(self._error)
         elif self._closed:
-            raise ClosedError("Expected an iterator that is open, found one that has been closed; make a new one")
+            raise ClosedError("Expected an open iterator, found one that has been closed; make a new one")
         return column
 
     def acknowledge(self, rows: int | None) -> None:
-        """Acknowledges the first `rows` elements, or all that the consumer has got."""
+        """Acknowledges the first `rows` elements, or all that were handed out if `None`."""
         self._note(lambda: self._plan.acknowledge(rows))
 
     def position(self, rows: int) -> Position:
-        """Returns the place after so many elements since the beginning; from now on the pass may be resumed there.
+        """Returns the position after `rows` elements since the beginning; from now on the pass can be resumed there.
 
         Raises:
-          ClosedError: If it was closed, and others may have what was left.
+          ClosedError: If the pass was closed, so that other consumers may have the rest.
         """
         with self._arrived:
             if self._closed and not self._is_resumable:
                 raise ClosedError(
-                    "Expected the cursor of an iterator that is open, found one that has been closed; take the cursor "
+                    "Expected the cursor of an open iterator, found one that has been closed; take the cursor "
                     "before close()"
                 )
             self._is_resumable = True
             return self._plan.position(rows)
 
     def keep(self) -> None:
-        """From now on the pass may be resumed, wherever its consumer is."""
+        """Makes the pass resumable from now on, at any position of its consumer."""
         with self._arrived:
             self._is_resumable = self._is_resumable or not self._closed
 
     @property
     def missing(self) -> int | None:
-        """How many elements were lost; `None` if some were, and it is not known how many."""
+        """The number of lost elements; `None` if some were lost, but it is not known how many."""
         return self._plan.missing
 
     @property
     def commit(self) -> Commit:
-        """The dispatcher's latest commit that this has heard of; number 0 before the pass has begun."""
+        """The latest commit of the dispatcher that this consumer has heard of; number 0 before the pass has begun."""
         return self._client.commit
 
     def close(self, seconds: float = 0.0) -> None:
-        """Ends the pass: the dispatcher hears what has been done with. Idempotent; never raises.
+        """Ends the pass and tells the dispatcher which ranges are finished. Idempotent; never raises.
 
         Args:
-          seconds: How long to wait for that; by default not at all.
+          seconds: How long to wait for the dispatcher; by default not at all.
         """
         with self._arrived:
             self._closed = True
@@ -189,7 +189,7 @@ class PassDriver:
         self._wake.set()
 
     def _turn(self) -> None:
-        """Asks workers for what the plan wants now."""
+        """Sends the workers the requests that the plan wants now."""
         if self._closed or self._error is not None:
             return
         with self._arrived:
@@ -211,7 +211,7 @@ class PassDriver:
             self._plan.resume(map(taken_range, response.taken), self.opening.position, response.next_number)
 
     async def _go_on(self) -> None:
-        """Takes ranges, and shows now and then that there is somebody."""
+        """Takes ranges, and regularly shows the dispatcher a sign of life."""
         due = 0.0
         while not (self._closed or self._error is not None):
             now = self._io.time()
@@ -231,7 +231,7 @@ class PassDriver:
                 due = self._io.time() + pause
 
     async def _answer(self, take: Take) -> TakeResponse:
-        """Waits for what the dispatcher answers, and tells it meanwhile what others wait for."""
+        """Waits for the dispatcher's answer, and meanwhile sends it news that other consumers wait for."""
         asking = asyncio.ensure_future(self._client.take(take))
         try:
             while not asking.done():
@@ -240,7 +240,7 @@ class PassDriver:
                     await asyncio.wait([asking, waking], return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     waking.cancel()
-                self._wake.clear()  # before a look at the news: more may come while these are told
+                self._wake.clear()  # before the news is read: more may come while it is sent
                 with self._arrived:
                     news = self._plan.news_for_others()
                 if news is not None and not asking.done():
@@ -274,10 +274,10 @@ class PassDriver:
             self._start(self._check_alive(worker))
 
     def _check_workers(self) -> None:
-        """Looks how long there has been no worker.
+        """Checks how long there has been no worker.
 
         Raises:
-          NoWorkersError: If that is too long.
+          NoWorkersError: If there has been none for too long.
         """
         if self._plan.has_workers or self._plan.is_over:
             self._search = None
@@ -288,7 +288,7 @@ class PassDriver:
         deadline, notice = self._search
         if deadline.is_over:
             raise NoWorkersError(
-                f"Expected a data worker that can be reached, found none at the dispatcher {dispatcher} for "
+                f"Expected a reachable data worker, found none at the dispatcher {dispatcher} for "
                 f"{seconds:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
             )
         notice.waits(f"none attends at the dispatcher {dispatcher}")
@@ -299,7 +299,7 @@ class PassDriver:
             if read.begins or reading is None:
                 reading = self._readings[read.worker] = self._begin(read)
             columns = await reading.next()
-        except StaleSessionError as error:  # the dispatcher was started anew, and no worker is to blame
+        except StaleSessionError as error:  # the dispatcher was restarted; the worker is not to blame
             self._fail(error)
             return
         except (RetryableError, ClosedError) as error:
@@ -349,7 +349,7 @@ class PassDriver:
         self._turn()
 
     async def _look_for(self, worker: bytes) -> None:
-        """Waits for a worker to come back, as long as the dispatcher has it on its list."""
+        """Waits for a worker to come back, for as long as the dispatcher lists it."""
         reader = self._reader(worker)
         async for attempt in Deadline().attempts(itertools.repeat(_LOOK_SECONDS)):
             if worker not in self._plan.away:
@@ -360,7 +360,7 @@ class PassDriver:
                 self._turn()
 
     async def _check_alive(self, worker: bytes) -> None:
-        """Gives up a worker that the dispatcher has given up, if it does not answer here either."""
+        """Gives up a worker that is no longer listed, unless it still answers here."""
         if not await self._reader(worker).is_there(_ALIVE_SECONDS):
             task = self._reads.get(worker)
             if task is not None:
@@ -381,7 +381,7 @@ class PassDriver:
         for reading in self._readings.values():
             await reading.close()
         with self._arrived:
-            # A cursor may be of any time before: what was read to its end can be resumed, too.
+            # A cursor may be older: even a pass that was read to its end can be resumed.
             last = self._plan.leave(self._is_resumable)
         await self._client.leave(last, self._is_resumable)
 

@@ -1,6 +1,6 @@
-"""Decides what a consumer does in a pass: what it takes, where it reads that, what it hands out, and what is lost.
+"""Makes a consumer's decisions in a pass: which ranges it takes, where it reads them, what it hands out or gives up.
 
-It has no tasks, threads or clocks: events in, decisions out. A driver does the rest.
+A plan has no tasks, threads or clocks: events go in, decisions come out. A driver does the rest.
 """
 
 import enum
@@ -15,12 +15,12 @@ from fedstack.membership.ledger import LossLedger
 from fedstack.service.data.consumer.acknowledgements import Acknowledgements, Position
 from fedstack.service.data.reading.budget import AHEAD
 
-# How many ranges there are for each worker beside the one that it reads: a lost dispatcher stops nobody at once.
+# How many ranges are kept ready for each worker, so that reading continues for a while if the dispatcher is lost.
 _RANGES_AHEAD = 2
 
 
 class Guarantee(enum.Enum):
-    """How often elements come when workers and consumers get lost."""
+    """How often elements arrive if workers or consumers are lost."""
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -29,17 +29,17 @@ class Guarantee(enum.Enum):
 
 @attrs.define(eq=False)
 class TakenRange:
-    """Consecutive splits, and how far they have been read.
+    """A range of consecutive splits, and how far it has been read.
 
     Attributes:
-      id: Its id.
+      id: The id of the range.
       first: The first split.
-      last: The one after the last.
-      whole: Whether it is the whole dataset, with all that is done to its elements together.
-      worker: The worker that is to read it; empty for any.
-      shard: Whether it is every `last`-th element of the whole dataset, from that of the number `first` on.
-      rows: How many of its elements are here, from its beginning on.
-      most_rows: How many of them have been here at the same time, at most, when a worker was lost.
+      last: The end of the splits, exclusive.
+      whole: Whether it is the whole dataset, including the steps that need all elements.
+      worker: The id of the worker that is to read it; empty for any.
+      shard: Whether it is every `last`-th element of the whole dataset, starting with element `first`.
+      rows: The number of its elements that have arrived, counted from its beginning.
+      most_rows: The largest value of `rows` at the loss of a worker.
     """
 
     id: int
@@ -54,12 +54,12 @@ class TakenRange:
 
 @attrs.frozen(eq=False)
 class Read:
-    """Something to ask a worker for: the next elements of a range.
+    """A request to a worker for the next elements of a range.
 
     Attributes:
       worker: The id of the worker.
       range: The range.
-      begins: Whether it begins there, with the element after those that are here.
+      begins: Whether the worker begins the range, with the element after those that have arrived.
     """
 
     worker: bytes
@@ -69,14 +69,14 @@ class Read:
 
 @attrs.frozen
 class Take:
-    """What to tell the dispatcher, and how many ranges to ask it for; the same until it has answered.
+    """A request to the dispatcher, which stays the same until it has been answered.
 
     Attributes:
-      number: One more each time.
-      want: How many ranges.
-      finished: The ids of those that are read, or are not to be read any further.
-      given_back: The ids of those that others are to read.
-      waits: Whether the consumer can do nothing until it hears more, and has not done with all that it has got.
+      number: The number of the request, one more each time.
+      want: How many ranges to ask for.
+      finished: The ids of ranges that have been read, or are not to be read further.
+      given_back: The ids of ranges that others are to read.
+      waits: Whether the consumer can do nothing until it gets an answer, but has elements that it has not acknowledged.
     """
 
     number: int
@@ -88,7 +88,7 @@ class Take:
 
 @attrs.define(eq=False)
 class _Place:
-    """A worker, whether it can be reached and is still on the list, what it reads, and what of that is on its way."""
+    """A worker, whether it is reachable and still listed, the range it reads, and the pending request."""
 
     id: bytes
     is_there: bool = True
@@ -101,14 +101,14 @@ class PassPlan:
     """One pass of one consumer.
 
     Args:
-      guarantee: What becomes of the elements that a lost worker was about to send.
-      max_requests: How much may be on its way or wait to be consumed before nobody asks for more, in blocks; by default
-        some for each worker.
-      one_each: Whether each split is one element, so that it is known how many a range has.
+      guarantee: Determines what becomes of the elements that a lost worker was about to send.
+      max_requests: The maximum number of blocks that are requested or wait to be consumed; by default a few for each
+        worker.
+      one_each: Whether each split is one element, so that the number of elements of a range is known.
 
     Attributes:
       is_exhausted: Whether there are no more ranges to take.
-      missing: How many elements were lost; `None` if some were, and it is not known how many.
+      missing: The number of lost elements; `None` if some were lost, but it is not known how many.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class PassPlan:
         self._guarantee = guarantee
         self._max_requests = max_requests
         self._one_each = one_each
-        self._ranges: deque[TakenRange] = deque()  # which nobody reads at the moment
+        self._ranges: deque[TakenRange] = deque()  # not being read at the moment
         self._places: dict[bytes, _Place] = {}
-        # Elements, and in place of them the end of a range.
+        # Elements of a range, or `None` for its end.
         self._waiting: deque[tuple[TakenRange, Column | None]] = deque()
         self._blocks_waiting = 0
         self._acknowledgements = Acknowledgements()
@@ -134,13 +134,13 @@ class PassPlan:
         self._told_others: tuple[int, bool] = (0, False)
         self._is_asked = False
         self._in_work = 0
-        # In a row over the same element of a range.
+        # Counts consecutive losses over the same element of a range.
         self._ledger = LossLedger()
 
     # The dispatcher.
 
     def resume(self, ranges: Iterable[TakenRange], positions: Position, next_number: int) -> None:
-        """Goes on with what was taken before, after the position that the consumer has reached since."""
+        """Continues with ranges that were taken earlier, after the position that the consumer has reached."""
         self._next_number = next_number
         for one in ranges:
             if one.id in positions.finished:
@@ -151,10 +151,10 @@ class PassPlan:
                 self._ranges.append(one)
 
     def take(self, must: bool = False) -> Take | None:
-        """Returns what to ask the dispatcher; the same again until it has answered.
+        """Returns the request to the dispatcher, the same until it has answered; `None` if there is none to send.
 
         Args:
-          must: Whether it has to hear something in any case, as a sign of life.
+          must: Whether to send a request in any case, as a sign of life.
         """
         if self._asking is None:
             ahead = _RANGES_AHEAD * max(1, len(self._usable))
@@ -169,20 +169,20 @@ class PassPlan:
 
     @property
     def others_wait(self) -> bool:
-        """Whether other consumers may wait to hear that this one has done with all that it had."""
+        """Whether other consumers may be waiting for this one to finish all its ranges."""
         is_idle = not (self.is_exhausted or self._waiting or self.has_work)
         return is_idle and self._guarantee is Guarantee.AT_LEAST_ONCE
 
     @property
     def waits(self) -> bool:
-        """Whether the consumer can do nothing until it hears more, and has not done with all that it has got.
+        """Whether the consumer can do nothing until it gets an answer, but has elements that it has not acknowledged.
 
-        That stays so until the dispatcher has answered: a step keeps elements back until others come, or the end.
+        That remains so until the dispatcher answers: a step holds elements back until it gets more, or the end.
         """
         return self._is_asked and not self._in_work and self.others_wait and not self._acknowledgements.is_done
 
     def news_for_others(self) -> Take | None:
-        """Returns what to tell them while the dispatcher has not answered; the next `take` says it again."""
+        """Returns a request with news for other consumers while an answer is pending; the next `take` repeats them."""
         finished = tuple(self._acknowledgements.finished_since)
         news = len(finished), self.waits
         if self._asking is None or not self.others_wait or news <= self._told_others:
@@ -191,33 +191,33 @@ class PassPlan:
         return Take(self._asking.number, 0, finished, waits=self.waits)
 
     def took(self, ranges: Iterable[TakenRange], is_exhausted: bool) -> None:
-        """The dispatcher has answered."""
+        """Handles the dispatcher's answer."""
         self._asking = None
         self._ranges.extend(ranges)
         self.is_exhausted = self.is_exhausted or is_exhausted
 
     def pass_over(self, id: int) -> None:
-        """A range is not to be read."""
+        """Marks a range that is not to be read as finished."""
         self._acknowledgements.finish(id)
 
     def leave(self, may_resume: bool = False) -> Take:
-        """Returns the last that the dispatcher hears: what is read, and what others may read.
+        """Returns the last request to the dispatcher: which ranges are finished, and which ones others may read.
 
         Args:
-          may_resume: Whether this comes back, and goes on with what it has taken.
+          may_resume: Whether this consumer may come back and continue with the ranges that it has taken.
         """
         unheard = () if self._asking is None else self._asking.finished
         finished = (*unheard, *self._acknowledgements.take_finished())
         begun = (place.range for place in self._places.values() if place.range is not None)
         all_taken = {one.id for one in (*self._ranges, *begun, *(one for one, _ in self._waiting))}
-        # Of these no element has been handed out.
+        # No element of these ranges has been handed out.
         untouched = () if may_resume else sorted(id for id in all_taken if not self._acknowledgements.has_begun(id))
         return Take(self._next_number, 0, finished, tuple(untouched))
 
     # The workers.
 
     def list_workers(self, ids: Sequence[bytes]) -> list[bytes]:
-        """The dispatcher knows these workers; returns those that read here and that it does not know any more."""
+        """Handles the dispatcher's list of workers; returns those that still read here but are no longer listed."""
         for id in ids:
             self._places.setdefault(id, _Place(id))
         for place in list(self._places.values()):
@@ -232,27 +232,27 @@ class PassPlan:
 
     @property
     def has_workers(self) -> bool:
-        """Whether there is a worker that can be asked."""
+        """Whether any worker is reachable."""
         return any(place.is_there for place in self._places.values())
 
     @property
     def away(self) -> list[bytes]:
-        """The workers that got lost, and are still on the dispatcher's list."""
+        """The workers that were lost but are still on the dispatcher's list."""
         return [place.id for place in self._places.values() if not place.is_there]
 
     def lose(self, worker: bytes, error: Exception, was_there: bool = True) -> int:
-        """A worker cannot be reached.
+        """Handles the loss of a worker.
 
         Args:
-          worker: Its id.
-          error: Why.
-          was_there: Whether it may have got what it was sent, and was ended by that.
+          worker: The id of the worker.
+          error: The error that revealed the loss.
+          was_there: Whether it may have received the request, so that the request may have crashed it.
 
         Returns:
-          How many elements are missing for it; −1 if some are, and it is not known how many.
+          The number of elements that are missing as a result; −1 if some are, but it is not known how many.
 
         Raises:
-          WorkerUnavailableError: If the same element has cost too many workers already.
+          WorkerUnavailableError: If too many workers have been lost over the same element.
         """
         place = self._places.get(worker)
         if place is None:
@@ -283,19 +283,19 @@ class PassPlan:
             self.missing = None if missing < 0 or self.missing is None else self.missing + missing
             return missing
         raise WorkerUnavailableError(
-            f"{self._ledger.losses(one)} workers in a row got lost over the element {one.most_rows} of "
-            f"splits {one.first} to {one.last - 1}; see why, in their logs; the last one: {error}"
+            f"{self._ledger.losses(one)} workers in a row were lost over element {one.most_rows} of "
+            f"splits {one.first} to {one.last - 1}; see their logs for the cause; the last error: {error}"
         ) from error
 
     def found(self, worker: bytes) -> None:
-        """A worker that got lost can be reached again."""
+        """Handles that a lost worker is reachable again."""
         if worker in self._places:
             self._places[worker].is_there = True
 
     # Reading.
 
     def reads(self) -> list[Read]:
-        """Returns where to ask for elements now; each time for those after the ones that have arrived."""
+        """Returns the requests to send to workers now, each for the elements after those that have arrived."""
         most = self._max_requests or AHEAD * max(1, len(self._usable))
         room = most - self._blocks_waiting - sum(place.asked is not None for place in self._places.values())
         found: list[Read] = []
@@ -319,10 +319,10 @@ class PassPlan:
         return None
 
     def arrive(self, read: Read, columns: Sequence[Column]) -> None:
-        """Elements have come; none after the last ones of the range."""
+        """Handles the arrival of elements; `columns` is empty at the end of the range."""
         place = self._places.get(read.worker)
         if place is None or place.asked is not read:
-            return  # the worker got lost since
+            return  # the worker was lost meanwhile
         place.asked = None
         for column in columns:
             read.range.rows += len(column)
@@ -340,22 +340,22 @@ class PassPlan:
         self._hand_out_ends()
 
     def _hand_out_ends(self) -> None:
-        """Hands out the ends of ranges that nothing waits before: nobody asks for those."""
+        """Hands out the ends of ranges at the head of the queue, which the consumer does not ask for."""
         while self._waiting and self._waiting[0][1] is None:
             self._acknowledgements.hand_out(self._waiting.popleft()[0].id, 0, True)
 
     # The consumer.
 
     def ask(self) -> None:
-        """The consumer does nothing until there are elements, but for what is in work elsewhere."""
+        """Records that the consumer waits for elements, apart from blocks that are processed elsewhere."""
         self._is_asked = True
 
     def work_on(self, blocks: int) -> None:
-        """It has so many blocks in work while it asks for others, as a prefetch does."""
+        """Records how many blocks the consumer is processing while it asks for more, as a prefetch does."""
         self._in_work = blocks
 
     def next(self) -> Column | None:
-        """Returns the next elements, if they are here."""
+        """Returns the next elements; `None` if none have arrived."""
         if not self._waiting:
             return None
         one, column = self._waiting.popleft()
@@ -378,15 +378,15 @@ class PassPlan:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to read."""
+        """Whether there are ranges left to read."""
         return bool(self._ranges) or any(place.range for place in self._places.values())
 
     def acknowledge(self, rows: int | None) -> None:
-        """Acknowledges the first `rows` elements, or all that the consumer has got."""
+        """Acknowledges the first `rows` elements, or all that were handed out if `None`."""
         self._acknowledgements.acknowledge(rows)
 
     def position(self, rows: int) -> Position:
-        """Returns the place after so many elements since the beginning."""
+        """Returns the position after `rows` elements since the beginning."""
         return self._acknowledgements.position(rows)
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Reads what references to clients of data services refer to, ahead of those who consume it.
+"""Reads the elements of clients of data services, given as references, ahead of their consumption.
 
-References come together in a group, most often all clients of a round on one worker, and are consumed more or less in
-its order. When one of them is asked for, those after it are read too, in one call for each data worker. A client with
-many elements is read alone, block by block.
+References come in a group, usually all clients of a round on one worker, and are consumed roughly in its order. When a
+client is requested, the clients after it are read too, in one call for each data worker. A client with many elements is
+read alone, block by block.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import Outcome, start_apart
 from fedstack.transport.wire.addresses import Target, parse_target
 
-# How many clients are read ahead, and how many bytes of elements, as far as is known.
+# The number of clients that are read ahead, at first and at most.
 _FIRST_CLIENTS = 32
 _MOST_CLIENTS = 512
-# What has been read: by the dataset and the type of its elements, and the client's id.
+# The elements that have been read, by the dataset with the type of its elements, and by the client's id.
 ClientColumns: TypeAlias = SharedCache[tuple[bytes, bytes], Column]
 
 
 class GroupReader:
-    """Reads one group of references. Any thread may ask for elements, but not the transport's loop.
+    """Reads one group of references. Any thread except the transport's loop may request elements.
 
     Args:
       group: The references.
-      dataset: What their source says.
+      dataset: The dataset that their source names.
       workers: The data workers.
-      held: Keeps what has been read, so that a client's function can go over it several times.
+      held: Keeps the elements that have been read, so that a client's function can iterate over them several times.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GroupReader:
         self._bytes_of = size_in(group.element)
         self._digest = dataset.digest
         self._workers = workers
-        self._lock = threading.RLock()  # what has come may have done so before its callback is added, under the lock
+        self._lock = threading.RLock()  # reentrant: a finished read calls its callback at once, under the lock
         self._held = held
         self._coming: dict[int, Outcome[None]] = {}
         self._alone: set[int] = set()
@@ -65,7 +65,7 @@ class GroupReader:
         self._clients = _FIRST_CLIENTS
 
     def blocks(self, place: int) -> Iterator[Column]:
-        """Yields the elements of a client, some at a time."""
+        """Yields the elements of a client in blocks."""
         found = self._whole(place)
         if found is None:
             yield from self._streamed(place)
@@ -73,7 +73,7 @@ class GroupReader:
             yield found
 
     def _whole(self, place: int) -> Column | None:
-        """Returns all elements of a client; `None` if there are too many to have them ahead."""
+        """Returns all elements of a client; `None` if they are too many to be read ahead."""
         while True:
             with self._lock:
                 self._read_from(place)
@@ -87,13 +87,13 @@ class GroupReader:
                     return None
                 coming = self._coming.get(place)
             try:
-                if coming is not None:  # else it has had to make room for others, just now
+                if coming is not None:  # otherwise it was just evicted to make room for others
                     coming.result()
             finally:
-                del coming  # its error has frames with this one
+                del coming  # its error refers to frames, including this one
 
     def _read_from(self, place: int) -> None:
-        """Begins to read a client and some after it, unless that has been done. Under the lock."""
+        """Begins to read a client and some after it, unless that has been done. Call it under the lock."""
         if self._is_known(place):
             return
         last = min(place + (1 if place in self._alone else self._clients), len(self._keys))
@@ -122,7 +122,7 @@ class GroupReader:
                 raise outcome
 
     async def _read_at(self, worker: bytes, places: Sequence[int], *, is_alone: bool) -> None:
-        """Reads some clients, at another worker if the first is lost."""
+        """Reads some clients, from another worker if the first is lost."""
         begun = self._workers.io.time()
         while True:
             try:
@@ -135,7 +135,7 @@ class GroupReader:
                 if is_alone:
                     raise
                 with self._lock:
-                    self._alone.update(places)  # the error is of one of them, maybe of one that nobody asks for
+                    self._alone.update(places)  # one of them is faulty, maybe one that will not be requested
                 return
         with self._lock:
             for place, column, size in zip(places, columns, sizes):
@@ -151,7 +151,7 @@ class GroupReader:
         return ReadRequest(digest=self._digest, block_bytes=CLIENTS_BYTES, client=keys)
 
     async def _read_whole(self, worker: bytes, places: Sequence[int]) -> tuple[list[Column], list[int]]:
-        """Returns the elements of the first clients, those that fit into a window, and how many bytes they have."""
+        """Returns the elements of the leading clients that fit into `CLIENTS_BYTES`, and their sizes in bytes."""
         reading = self._workers.reader(worker).open(self._request(places), self._element)
         parts: list[Column] = []
         size = 0
@@ -165,7 +165,7 @@ class GroupReader:
         return columns, [self._bytes_of(column) for column in columns]
 
     def _streamed(self, place: int) -> Iterator[Column]:
-        """Yields the elements of one client as they come; from another worker on where the first is lost."""
+        """Yields the elements of one client as they arrive; continues at another worker if one is lost."""
         run, workers, request = self._workers.io.run_sync, self._workers, self._request([place])
         begun = workers.io.time()
         while True:
@@ -185,7 +185,7 @@ class GroupReader:
 
 
 def _divided(parts: Sequence[Column], counts: Sequence[int], element: Type) -> list[Column]:
-    """Returns the elements of each client that are all there, of the elements of one client after the other."""
+    """Splits consecutive elements by client; returns only the clients whose elements are complete."""
     columns: list[Column] = []
     index, start = 0, 0
     for count in counts:
@@ -204,19 +204,19 @@ def _divided(parts: Sequence[Column], counts: Sequence[int], element: Type) -> l
 
 
 _PATIENCE_SECONDS = 60.0
-# How much of what was read is kept, for all groups of references together.
+# How many bytes of elements are kept, for all groups of references together.
 _HELD_BYTES = 256 << 20
 _MOST_HELD = 1_000_000
 _SCHEME_OF_THIS_PROCESS = "grpc+local://"
 
 
 class ReferenceReader(ClosesOnExit):
-    """Reads the elements of clients at data workers; a `DataBackend`, too, for `data` blocks that name a client.
+    """Reads the elements of clients at data workers; also a `DataBackend` for `data` blocks that name a client.
 
     Connections are made when they are first needed, and kept.
 
     Args:
-      credentials: What dispatchers and data workers are dialled with.
+      credentials: The credentials for calls to dispatchers and data workers.
       allowed: The addresses of the dispatchers whose data may be read; by default all.
       patience: How long to wait for a data worker, in seconds.
     """
@@ -235,17 +235,17 @@ class ReferenceReader(ClosesOnExit):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Begins without connections."""
+        """Starts afresh, without connections."""
         self._lock = threading.Lock()
         self._workers: dict[str, DataWorkers] = {}
         weakref.finalize(self, _let_go, self._workers).atexit = False
         self._groups: weakref.WeakKeyDictionary[ReferenceGroup, GroupReader] = weakref.WeakKeyDictionary()
 
     def blocks(self, group: ReferenceGroup, place: int) -> Iterator[Column]:
-        """Yields the elements of a client; those of others in the group are read ahead.
+        """Yields the elements of a client; other clients of the group are read ahead.
 
         Raises:
-          CarrierError: If they are of a data service that may not be read from.
+          CarrierError: If the elements belong to a data service that may not be read from.
           FedstackError: If they cannot be read.
         """
         with self._lock:
@@ -260,7 +260,7 @@ class ReferenceReader(ClosesOnExit):
         """Returns the data workers of a dispatcher.
 
         Raises:
-          CarrierError: If it may not be dialled.
+          CarrierError: If its data may not be read.
         """
         with self._lock:
             return self._workers_of(dispatcher)
@@ -281,7 +281,7 @@ class ReferenceReader(ClosesOnExit):
             if address not in self._allowed:
                 raise CarrierError(
                     f"Expected data of {' or '.join(self._allowed.values())}, found a reference to data of "
-                    f"{name_text(dispatcher)}; if this worker may read from there, name it: fedstack serve "
+                    f"{name_text(dispatcher)}; if this worker may read from there, allow it: fedstack serve "
                     "--data-service ADDRESS, ServerConfig.data_services, local_worker_pool(data_services=...)"
                 )
             dispatcher = self._allowed[address]
@@ -294,7 +294,7 @@ class ReferenceReader(ClosesOnExit):
         """Returns the sequence that a `data` block names.
 
         Raises:
-          InvalidValueError: If it names none.
+          InvalidValueError: If it does not name a sequence of a client.
         """
         dataset = _dataset_of(data.content)
         if not dataset.HasField("client") or not isinstance(type_spec, SequenceType):
@@ -307,10 +307,10 @@ class ReferenceReader(ClosesOnExit):
 
 
 def canonical(address: str) -> str:
-    """Returns the same text for all ways to write the address of a server.
+    """Returns the canonical form of a server's address.
 
     Raises:
-      InvalidValueError: If it is no address.
+      InvalidValueError: If it is not an address.
     """
     if address.startswith(_SCHEME_OF_THIS_PROCESS):
         return address
@@ -319,7 +319,7 @@ def canonical(address: str) -> str:
 
 
 def _let_go(workers: dict[str, DataWorkers]) -> None:
-    """Closes the connections of a reader that nobody has any more; a finalizer."""
+    """Closes the connections of a reader that no longer exists; a finalizer."""
     for found in workers.values():
         found.io.call_soon(functools.partial(_close, found))
 

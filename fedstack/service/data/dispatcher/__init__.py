@@ -1,1 +1,1 @@
-"""The dispatcher: it knows datasets, and divides the work on them."""
+"""The dispatcher: it registers datasets and divides the work on them."""

@@ -159,7 +159,7 @@ def test_losses_count_on_where_what_was_here_before_is_read_again() -> None:
         consume(plan)
         lose_in_a_row(plan, 1)
     send(plan, 3)
-    with pytest.raises(WorkerUnavailableError, match="4 workers in a row got lost over the element 4 of splits 10"):
+    with pytest.raises(WorkerUnavailableError, match="4 workers in a row were lost over element 4 of splits 10"):
         lose_in_a_row(plan, 1)
 
 
