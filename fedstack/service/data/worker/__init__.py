@@ -1,1 +1,1 @@
-"""Data workers: they read datasets for whoever asks, a range of splits and a block of elements at a time."""
+"""Data workers: they read datasets for their clients, a range of splits and a block of elements at a time."""

@@ -1,4 +1,4 @@
-"""Says to a dispatcher again and again that a data worker is there."""
+"""Tells a dispatcher at regular intervals that a data worker is available."""
 
 import asyncio
 import contextlib
@@ -15,20 +15,20 @@ from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import start_apart
 
 _logger = logging.getLogger(__name__)
-# What a dispatcher may ask for.
+# The bounds on the interval that a dispatcher may ask for.
 _LEAST_SECONDS, _MOST_SECONDS = 0.01, 60.0
-# When to try again at one that refuses.
+# The pause before the next attempt at a dispatcher that refuses.
 _REFUSED_SECONDS = 1.0
 _LEAVE_SECONDS = 1.0
 
 
 class Attending:
-    """Attends at a dispatcher, and finds it again when it was away. It belongs to the loop of its stub.
+    """Attends at a dispatcher, and reconnects to one that was unavailable. It belongs to the loop of its stub.
 
     Args:
       stub: Calls the dispatcher.
-      seconds: How often to attend; by default as often as the dispatcher says.
-      tokens: The first of them proves that the worker may; `None` for a dispatcher that asks for none.
+      seconds: The interval in seconds; by default the interval that the dispatcher asks for.
+      tokens: The first token authorizes the worker; `None` for a dispatcher that requires no token.
     """
 
     def __init__(
@@ -46,27 +46,27 @@ class Attending:
 
     @property
     def worker(self) -> bytes:
-        """What stands for the worker, from its start to its end."""
+        """The id of the worker, from its start to its end."""
         return self._worker.worker
 
     @property
     def attends(self) -> bool:
-        """Whether the dispatcher has heard of it, and nothing has gone wrong since."""
+        """Whether the worker attends, and nothing has gone wrong since."""
         return self._first is not None and self._first.done() and self._failure is None
 
     def start(self, address: str) -> None:
-        """Attends from now on as the worker at an address. Idempotent."""
+        """Starts to attend as the worker at an address. Idempotent."""
         if self._task is None:
             self._worker.address = address
             self._first = asyncio.get_running_loop().create_future()
             self._task = start_apart(self._attend())
 
     async def wait(self, seconds: float) -> None:
-        """Returns when the dispatcher knows that the worker is there.
+        """Waits until the worker attends.
 
         Raises:
-          WorkerUnavailableError: If it cannot be reached within so many seconds.
-          FedstackError: If it refuses.
+          WorkerUnavailableError: If the dispatcher cannot be reached within `seconds`.
+          FedstackError: If it refuses the worker.
         """
         assert self._first is not None, "it has been started"
         await asyncio.wait([self._first], timeout=seconds)
@@ -85,7 +85,7 @@ class Attending:
                 answer = await answered(self._stub, lambda: self._stub.attend(self._request()), None, self._has_lost)
             except FedstackError as error:
                 self._is_refused(error)
-                # One that does not know what it has said: this begins with it anew.
+                # A dispatcher that no longer has the commit it sent: start afresh with it.
                 is_other, self._commit = bool(self._commit.number) and isinstance(error, StaleSessionError), Commit()
                 seconds = _LEAST_SECONDS if is_other else _REFUSED_SECONDS
             else:
@@ -128,7 +128,7 @@ class Attending:
             await Deadline(_LEAVE_SECONDS).wait(self._stub.attend(self._request(leaves=True)))
 
     async def close(self) -> None:
-        """Attends no more, and closes the stub. Idempotent."""
+        """Stops attending and closes the stub. Idempotent."""
         self.leave()
         if self._leaving is not None:
             await self._leaving

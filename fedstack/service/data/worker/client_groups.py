@@ -1,4 +1,4 @@
-"""Groups datasets by client at a data worker: in memory, or by the splits in which each client's elements are."""
+"""Groups datasets by client at a data worker: in memory, or by the splits that contain each client's elements."""
 
 import abc
 import math
@@ -21,11 +21,11 @@ from fedstack.service.data.reading.blocks import picked, without_first
 from fedstack.service.data.reading.budget import BLOCK_ROWS, Blocks, size_in
 from fedstack.service.host.limits import DataWorkerLimits, exceeded
 
-# To read the elements of all clients may take so many times what it takes to read the dataset.
+# Reading the elements of all clients may cost at most this many times as much as reading the dataset once.
 _MOST_TIMES = 4
-# A split that has so many times what may be held is taken for one without end.
+# A split with more than this many times the bytes that may be held is considered infinite.
 _MOST_IN_SPLIT = 64
-# What it takes to remember one place.
+# The approximate size of one `_Share`.
 _PLACE_BYTES = 200
 
 
@@ -33,7 +33,7 @@ class GroupedClients(abc.ABC):
     """The elements of a dataset, client by client.
 
     Attributes:
-      rows: How many each client has, by its id as it travels; in the order of ids.
+      rows: The number of elements of each client, by its id in wire form; in the order of ids.
     """
 
     def __init__(self, rows: Mapping[bytes, int]) -> None:
@@ -41,12 +41,12 @@ class GroupedClients(abc.ABC):
 
     @abc.abstractmethod
     def read(self, key: bytes) -> Blocks:
-        """Yields the elements of a client that there is."""
+        """Yields the elements of an existing client."""
 
 
 @attrs.frozen
 class _Share:
-    """Consecutive splits, and how many elements of a client are there."""
+    """Consecutive splits, and the number of a client's elements in them."""
 
     first: int
     last: int
@@ -54,18 +54,18 @@ class _Share:
 
 
 class SplitsOfClients(GroupedClients):
-    """In which splits the elements of each client are, such as a file for each client; only these are read for it.
+    """The splits that contain each client's elements, such as a file per client; only these are read for a client.
 
     Args:
-      clients: The dataset by client. It is read once for this.
-      limits: Those of the data worker.
+      clients: The dataset by client. It is read once to find the splits.
+      limits: The limits of the data worker.
 
     Attributes:
-      size: About how many bytes it takes to remember that.
+      size: The approximate size in bytes of this record of splits.
 
     Raises:
-      ResourceLimitError: If most splits have elements of many clients, one has no end, or what is done last is done to
-        all together.
+      ResourceLimitError: If most splits have elements of many clients, a split is infinite, or the last steps apply to
+        all splits together.
     """
 
     def __init__(self, clients: ClientDatasets[Dataset], limits: DataWorkerLimits) -> None:
@@ -93,12 +93,12 @@ class SplitsOfClients(GroupedClients):
     def _find_places(self) -> None:
         dataset = self._dataset
         source, splits = dataset.source, dataset.num_splits
-        together = BLOCK_ROWS if source.size == splits else 1  # where each split is one element
+        together = BLOCK_ROWS if source.size == splits else 1  # if each split is one element
         bytes_of = size_in(dataset.element_type)
         for first in range(0, splits, together):
             last = min(first + together, splits)
             counts: dict[Any, int] = {}
-            # Of splits of one element it is known that they end.
+            # Splits of one element are known to be finite.
             most = math.inf if together > 1 else self._bytes + _MOST_IN_SPLIT * self._limits.max_client_bytes
             for block in dataset.read(first, last):
                 found, rows = self._clients.divided(cast(StructColumn, block))
@@ -131,7 +131,7 @@ class SplitsOfClients(GroupedClients):
             if found != place.rows:
                 raise InvalidValueError(
                     f"Expected {place.rows} elements of client {client!r} in splits {place.first} to {place.last}, "
-                    f"found {found}: the data have changed since they were listed; start the data worker again"
+                    f"found {found}: the data have changed since they were listed; restart the data worker"
                 )
 
     def __repr__(self) -> str:
@@ -143,12 +143,12 @@ _MOST_GROUPED = 1000
 
 @attrs.frozen(eq=False)
 class ClientElements:
-    """The elements of some clients, of one after the other.
+    """The elements of some clients, one client after the other.
 
     Attributes:
-      element: Their type.
-      blocks: Yields them, no block with those of several clients.
-      rows: How many each client has; empty until the first block is there.
+      element: The type of the elements.
+      blocks: Yields the elements; each block has elements of only one client.
+      rows: The number of elements of each client; empty until the first block has been made.
     """
 
     element: Type
@@ -157,10 +157,10 @@ class ClientElements:
 
 
 class ClientGroups:
-    """The datasets that have been grouped by client. Any thread may ask.
+    """The datasets that have been grouped by client. Any thread may use it.
 
     Args:
-      limits: How many bytes of elements may be held. Those that were read longest ago make room.
+      limits: The limit on the bytes of elements that are held. The least recently read datasets make room.
     """
 
     def __init__(self, limits: DataWorkerLimits) -> None:
@@ -172,13 +172,13 @@ class ClientGroups:
     def read(
         self, digest: bytes, clients: ClientDatasets[Dataset], keys: Sequence[bytes], start: int
     ) -> ClientElements:
-        """Returns elements of clients.
+        """Returns the elements of some clients.
 
         Args:
-          digest: Stands for the dataset.
+          digest: The digest of the dataset.
           clients: The dataset by client.
-          keys: The ids of the clients, as they travel.
-          start: How many of all these elements to leave out at the beginning.
+          keys: The ids of the clients, in wire form.
+          start: The number of elements to skip at the beginning, over all the clients together.
         """
         rows: list[int] = []
 
@@ -194,11 +194,11 @@ class ClientGroups:
         return ClientElements(clients.element_type, blocks(), rows)
 
     def find(self, digest: bytes, clients: ClientDatasets[Dataset]) -> GroupedClients:
-        """Returns a dataset by client; it is read if it is not known. Others that want it wait meanwhile.
+        """Returns a dataset by client; reads it if it is not held, while other callers for it wait.
 
         Raises:
           ResourceLimitError: If it has more bytes than may be held, and cannot be read client by client.
-          FedstackError: What is wrong with the data, or the functions that are applied to them.
+          FedstackError: If the data are faulty, or a function that is applied to them fails.
         """
         with self._lock:
             reading = self._reading.setdefault(digest, threading.Lock())
@@ -221,7 +221,7 @@ class ClientGroups:
         return _InMemory({key_of(c, clients.id_type): place for c, place in places.items()}, rows), bounded.size
 
     def clear(self) -> None:
-        """Holds nothing any more."""
+        """Drops all datasets."""
         self._held: SharedCache[bytes, GroupedClients] = SharedCache(_MOST_GROUPED, self._limits.max_client_bytes)
 
     def __repr__(self) -> str:
@@ -243,11 +243,11 @@ class _InMemory(GroupedClients):
 
 
 class _TooManyError(Exception):
-    """The elements of a dataset are too many bytes to be held."""
+    """The elements of a dataset are too large to be held."""
 
 
 class _Bounded(HasBlocks):
-    """The elements of a dataset, as long as they are not too many bytes together."""
+    """The elements of a dataset, which may not exceed the limit on bytes together."""
 
     def __init__(self, dataset: Dataset, limits: DataWorkerLimits) -> None:
         self._dataset = dataset

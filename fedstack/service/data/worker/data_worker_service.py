@@ -1,4 +1,4 @@
-"""Serves elements of datasets: whoever names a dataset by its digest reads ranges of its splits, block by block."""
+"""Serves elements of datasets: a client names a dataset by its digest and reads ranges of its splits in blocks."""
 
 import contextlib
 import os
@@ -50,39 +50,40 @@ from fedstack.transport.peers.methods import (
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _PORT = "%port%"
-# Of so many files in passes it is known how they were at first; those that were opened longest ago are forgotten.
+# How many files of passes have their first stamp remembered; the least recently opened are forgotten.
 _MOST_FILES = 1 << 16
 _MOST_ID_BYTES = 64
 
 
 @attrs.frozen(eq=False)
 class _Sent:
-    """Some elements as they travel, and about how many bytes they take."""
+    """A block of elements in its wire form, and its approximate size in bytes."""
 
     parcel: Parcel
     size: int
 
 
 class DataWorkerService(Service):
-    """Reads datasets for whoever asks.
+    """Reads datasets for clients.
 
     Args:
-      dispatcher: Calls the dispatcher. It is closed with this.
-      worker_address: Where those who read dial it, with `%port%` for its port; by default its server's `target`.
-      attends_seconds: How often it tells the dispatcher that it is there; by default as often as that says.
-      worker_tokens: The first of them proves to the dispatcher that this is a worker.
-      limits: How much those who read may have.
-      policy: Which functions definitions may bring.
+      dispatcher: Calls the dispatcher; it is closed with the service.
+      worker_address: The address at which clients reach the worker, with `%port%` for its port; by default its server's
+        `target`.
+      attends_seconds: The interval of its messages to the dispatcher; by default the dispatcher sets it.
+      worker_tokens: The first token authorizes the worker at the dispatcher.
+      limits: The limits on what clients may use.
+      policy: Which functions definitions may contain.
       data_roots: The folders below which files may be read.
-      service_limits: How much memory and time a computation may have.
-      client_credentials: What functions dial other servers with.
+      service_limits: The limits on the memory and time of a computation.
+      client_credentials: The credentials for calls of functions to other servers.
 
     Raises:
-      InvalidValueError: If there is no such folder.
+      InvalidValueError: If one of the `data_roots` is not a folder.
 
     Attributes:
-      attending: Tells the dispatcher that it is there.
-      threads: Where elements are made.
+      attending: Tells the dispatcher that the worker is available.
+      threads: The threads that make elements.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class DataWorkerService(Service):
     ) -> None:
         self._limits = limits or DataWorkerLimits()
         rules = service_limits or ServiceLimits()
-        # Those who read take a worker for lost that is silent for longer.
+        # Clients consider a worker lost if it is silent for longer.
         self._rules = attrs.evolve(rules, heartbeat_seconds=min(rules.heartbeat_seconds, HEARTBEAT_SECONDS))
         self._core = core = ServiceCore(
             local_executor_factory(), self._rules, policy or CarrierPolicy(), client_credentials=client_credentials
@@ -109,7 +110,7 @@ class DataWorkerService(Service):
         self._gathered = Budget(self._limits.max_gathered_bytes, self._too_much_gathered)
         self._scope = reading(core.scope, data_roots=roots, take_room=self._gathered.take)
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
-        self._streams: dict[Ahead[_Sent], bytes] = {}  # and the id of each, for status
+        self._streams: dict[Ahead[_Sent], bytes] = {}  # with the id of each, for status
         self._counting = threading.Lock()
         self._read = (0, 0, 0)  # ranges, elements and bytes, for status
         self._places = FairShares(self._limits.max_streams)
@@ -162,7 +163,7 @@ class DataWorkerService(Service):
         self.attending.start(target if self._worker_address is None else self._worker_address.replace(_PORT, port))
 
     async def read(self, incoming: Incoming) -> Answers:
-        """Reads elements, one block after the other; each is sent before the next but two is made."""
+        """Reads elements block by block; a block is sent before the third one after it is made."""
         received = await receive(incoming, ReadRequest)
         await received.end()
         check_protocol(received.message.protocol, received.message.version, "the client")
@@ -200,7 +201,7 @@ class DataWorkerService(Service):
             self._places.give_back(caller)
 
     def _sent(self, found: Range, most: int) -> Iterator[_Sent]:
-        """Yields blocks as they travel."""
+        """Yields blocks in their wire form."""
         chunking, element = self._rules.chunking, found.element
         client_rows, bytes_of = found.client_rows, size_in(element)
         for number, (column, is_last) in enumerate(sized_blocks(found.blocks, element, most)):
@@ -216,7 +217,7 @@ class DataWorkerService(Service):
             yield _Sent(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
 
     def _counted(self, blocks: Blocks, element: Type) -> Blocks:
-        """Yields blocks, and counts them for the status: those that go to consumers of this process, too."""
+        """Yields blocks, and counts them for the status, including blocks for consumers in this process."""
         bytes_of = size_in(element)
         for column in blocks:
             self._count_read(0, len(column), bytes_of(column))
@@ -230,19 +231,19 @@ class DataWorkerService(Service):
 
     def _check_goes_on(self) -> None:
         if self._draining:
-            raise WorkerUnavailableError("Expected a data worker that is there, found one that stops; read at another")
+            raise WorkerUnavailableError("Expected a running data worker, found one that is stopping; read at another")
 
     async def find(self, request: ReadRequest) -> Range:
-        """Returns what a request asks for.
+        """Returns the range that a request asks for.
 
         Raises:
-          InvalidValueError: If there is nothing like that.
-          FedstackError: If the definition of the dataset cannot be had, or is refused.
+          InvalidValueError: If there is no such range.
+          FedstackError: If the definition of the dataset is unavailable or refused.
         """
         self._check_goes_on()
         known = await self._definitions.find(request.digest, request.commit)
         scope = current_scope()
-        # A dataset as a whole may repeat its files, and each repetition is a pass.
+        # A whole dataset may repeat its files, and each repetition is then a pass.
         is_part = not (request.splits.whole or request.splits.shard)
         first_stamp = self._first_stamp(request.pass_id) if is_part else None
         ours = self._scope.replace(caller=scope.caller, origin=scope.origin, span=scope.span)
@@ -256,13 +257,13 @@ class DataWorkerService(Service):
         return Range(element, self._counted(_placed(blocks, f"in {what} {place}"), element), scope)
 
     def _first_stamp(self, pass_id: bytes) -> Callable[[str, tuple[int, ...]], tuple[int, ...]]:
-        """Returns what says how files were when a pass first opened them here; see `DatasetScope.first_stamp`.
+        """Returns the function for a pass's first stamp of each file at this worker; see `DatasetScope.first_stamp`.
 
         Args:
-          pass_id: Stands for the pass; empty for one that has this range alone.
+          pass_id: The id of the pass; empty for a pass with only this range.
 
         Raises:
-          InvalidValueError: If it is none.
+          InvalidValueError: If the id is too long.
         """
         if len(pass_id) > _MOST_ID_BYTES:
             raise InvalidValueError(
@@ -283,7 +284,7 @@ class DataWorkerService(Service):
         """Lists the clients of a dataset.
 
         Raises:
-          FedstackError: If the dataset cannot be had or read, or is none of clients.
+          FedstackError: If the dataset is unavailable, cannot be read, or is not registered by client.
         """
         self._check_goes_on()
         known = await self._definitions.find(request.digest)
@@ -308,11 +309,11 @@ class DataWorkerService(Service):
 
     @property
     def address(self) -> str:
-        """Where it is, for messages."""
+        """The address of the worker, for messages."""
         return self._server.target if self._server and self._server.target else "this process"
 
     def drain(self) -> None:
-        """Opens no more streams; those that are open go on."""
+        """Opens no more streams; open streams continue."""
         self._draining = True
         self._reader.stop()
         self.attending.leave()
@@ -343,7 +344,7 @@ _NO_MORE = Parcel(with_protocol(ReadResponse(is_last=True)).SerializeToString())
 
 
 def _elements(known: CachedDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:
-    """Returns the type of the elements that are asked for, these, and what they are called."""
+    """Returns the type of the requested elements, their blocks, and a description of them for messages."""
     splits, start = request.splits, request.first_element
     if splits.shard:
         blocks = known.dataset.shard(splits.last, splits.first).blocks()
@@ -354,7 +355,7 @@ def _elements(known: CachedDataset, request: ReadRequest) -> tuple[Type, Blocks,
     if request.num_splits != pipeline.num_splits:
         raise InvalidValueError(
             f"Expected a dataset of {request.num_splits} splits, as the dispatcher has it, found {pipeline.num_splits} "
-            "at this worker; use one release for both"
+            "at this worker; use the same release for both"
         )
     if not splits.first <= splits.last <= pipeline.num_splits:
         raise InvalidValueError(
@@ -369,7 +370,7 @@ def _is_last(sent: _Sent) -> bool:
 
 
 def _placed(blocks: Blocks, place: str) -> Blocks:
-    """Yields blocks; what making them raises says where that was."""
+    """Yields blocks; errors raised while making them get the place added."""
     try:
         yield from blocks
     except FedstackError as error:

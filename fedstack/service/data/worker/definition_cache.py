@@ -1,4 +1,4 @@
-"""Keeps the datasets that a data worker reads: their definitions come from its dispatcher, by digest."""
+"""Caches the datasets that a data worker reads, whose definitions it gets from its dispatcher by digest."""
 
 import asyncio
 import hashlib
@@ -26,13 +26,13 @@ from fedstack.transport.peers.io_loop import start_apart
 
 _MOST_DATASETS = 1000
 _DIGEST_BYTES = 32
-# How long a dispatcher that is away may take to come back, until those who want to read are told.
+# How long to wait for an unavailable dispatcher before a read fails.
 _DISPATCHER_SECONDS = 30.0
 
 
 @attrs.frozen(eq=False)
 class CachedDataset:
-    """A dataset, how the work on it is divided, and which member of elements says whose they are."""
+    """A dataset, how the work on it is divided, and the member of its elements that has the client's id, if any."""
 
     dataset: Dataset
     division: Division
@@ -43,7 +43,7 @@ class CachedDataset:
         """The dataset by client.
 
         Raises:
-          InvalidValueError: If it is none of clients.
+          InvalidValueError: If it is not registered by client.
         """
         if not self.client_column:
             raise InvalidValueError(
@@ -53,12 +53,12 @@ class CachedDataset:
 
 
 class DefinitionCache:
-    """The datasets that were read last. It belongs to the loop of its stub.
+    """The most recently read datasets. It belongs to the loop of its stub.
 
     Args:
       dispatcher: Calls the dispatcher, which has the definitions.
-      scope: For whom definitions are read: its policy says what they may bring.
-      limits: How large they may be, each and together.
+      scope: The scope in which definitions are read: its policy decides which functions they may contain.
+      limits: The limits on the size of each definition and of all together.
     """
 
     def __init__(self, dispatcher: DispatcherStub, scope: WorkScope, limits: DataWorkerLimits) -> None:
@@ -69,16 +69,16 @@ class DefinitionCache:
         self._coming: dict[bytes, asyncio.Task[CachedDataset]] = {}
 
     async def find(self, digest: bytes, commit: Commit | None = None) -> CachedDataset:
-        """Returns the dataset of a digest.
+        """Returns the dataset with a digest.
 
         Args:
-          digest: Stands for it.
-          commit: The latest that is known of the dispatcher that has named it.
+          digest: The digest of its definition.
+          commit: The latest commit that the client has heard of from the dispatcher.
 
         Raises:
-          StaleSessionError: If the dispatcher was started anew since, and does not know it any more.
-          InvalidValueError: If it is no digest, or the dispatcher sends something else for it.
-          FedstackError: If the definition is none, or brings a function that this worker does not let in.
+          StaleSessionError: If the dispatcher was restarted since, and no longer has the dataset.
+          InvalidValueError: If the digest is invalid, or the dispatcher sends a definition with another digest.
+          FedstackError: If the definition is invalid, or contains a function that this worker does not permit.
         """
         if len(digest) != _DIGEST_BYTES:
             raise InvalidValueError(f"Expected the {_DIGEST_BYTES} bytes of a digest, found {len(digest)}")
@@ -109,12 +109,12 @@ class DefinitionCache:
             size = received.message.definition_bytes
             if size > self._limits.max_definition_bytes:
                 raise exceeded(self._limits, "max_definition_bytes", size)
-            content = np.empty(size, np.uint8).data  # not touched before its bytes come
+            content = np.empty(size, np.uint8).data  # not touched before its bytes arrive
             await received.rest.read_into([content])
             return content
 
     def close(self) -> None:
-        """Waits for no more of them. Idempotent."""
+        """Cancels pending reads of definitions. Idempotent."""
         for task in self._coming.values():
             task.cancel()
 
@@ -126,7 +126,7 @@ def _read(content: memoryview, digest: bytes) -> CachedDataset:
     if hashlib.sha256(content).digest() != digest:
         raise InvalidValueError(
             f"Expected the definition of dataset {digest.hex()[:16]}…, found another one under that digest; the "
-            "dispatcher's files are damaged, or it is none: register the dataset again"
+            "dispatcher's files are damaged, or it is not a dispatcher: register the dataset again"
         )
     try:
         definition = DatasetDefinition.FromString(bytes(content))

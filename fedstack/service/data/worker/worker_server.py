@@ -1,4 +1,4 @@
-"""Defines data workers as servers of their own."""
+"""Runs data workers as servers of their own."""
 
 import os
 from collections.abc import Iterable
@@ -30,28 +30,29 @@ def _roots(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]") -
 
 @attrs.frozen
 class WorkerConfig:
-    """How a data worker reads and serves.
+    """The configuration of a data worker.
 
     Attributes:
-      dispatcher_address: Where its dispatcher is; also as the job of a cluster with one task.
-      worker_address: Where those who read dial it, with `%port%` for its port, as in `"data-1:%port%"`; by default
-        where it listens.
-      port: Where it listens; 0 for any port that is free.
-      protocol: How it is dialled: `"grpc"`, or `"grpc+local"` by this process alone, without a server.
-      heartbeat_interval_ms: How often it tells the dispatcher that it is there; by default as often as that says.
-      dispatcher_timeout_ms: How long to wait for the dispatcher when it starts; by default not at all, and it attends
-        when the dispatcher is there.
-      host: A name or an address of this machine. Others than its loopback need TLS.
-      data_roots: The folders below which it reads files of datasets; by default none.
-      policy: Which functions the definitions of datasets may bring: by default neither modules nor code.
-      credentials: The certificate and key for TLS, and what is asked of those who read.
-      token_file: A file with tokens, one a line, of which those who read must know one.
-      worker_token_file: A file with the token that proves to the dispatcher that this is a worker of its.
-      insecure: Whether other machines may reach it without TLS.
-      client_credentials: What it dials the dispatcher with, and functions other servers: its own certificate and token.
-      limits: How much those who read may have.
-      service_limits: How large computations and values may be.
-      server_limits: How much they may have of the server itself.
+      dispatcher_address: The address of its dispatcher; or the job of a cluster with one task.
+      worker_address: The address at which clients reach the worker, with `%port%` for its port, as in
+        `"data-1:%port%"`; by default the address on which it listens.
+      port: The port; 0 for any free port.
+      protocol: `"grpc"`, or `"grpc+local"` for this process only, without a server.
+      heartbeat_interval_ms: The interval of its messages to the dispatcher; by default the dispatcher sets it.
+      dispatcher_timeout_ms: How long to wait for the dispatcher at the start; by default the worker does not wait, and
+        attends when the dispatcher is available.
+      host: A name or an address of this machine. Any address but a loopback address needs TLS.
+      data_roots: The folders below which it may read files of datasets; by default none.
+      policy: Which functions the definitions of datasets may contain: by default neither modules nor code.
+      credentials: The certificate and key for TLS, and the requirements on clients.
+      token_file: A file with one token per line; a client must present one of them.
+      worker_token_file: A file with the token that authorizes this worker at the dispatcher.
+      insecure: Whether other machines may connect without TLS.
+      client_credentials: The worker's own certificate and token, for its calls to the dispatcher and for the calls of
+        functions to other servers.
+      limits: The limits on what clients may use of the worker.
+      service_limits: The limits on computations and values.
+      server_limits: The limits on what clients may use of the server itself.
     """
 
     dispatcher_address: str = attrs.field(converter=address_of)
@@ -84,12 +85,12 @@ class WorkerConfig:
                 check_number(name, getattr(self, name))
         if self.host in _EVERYWHERE and self.worker_address is None:
             raise InvalidValueError(
-                f"Expected a worker_address for a worker that listens at {self.host}, found none; say where those who "
-                'read dial it, as in "data-1.example:%port%"'
+                f"Expected a worker_address for a worker that listens at {self.host}, found none; give the address "
+                'at which clients reach it, as in "data-1.example:%port%"'
             )
 
     def service(self) -> DataWorkerService:
-        """Returns the worker for `ServerConfig.services`: the server of a task says where and how it serves."""
+        """Returns the worker for `ServerConfig.services`; the server of a task decides where and how it serves."""
         interval = self.heartbeat_interval_ms
         return DataWorkerService(
             DispatcherStub(connect(self.dispatcher_address, self.client_credentials)),
@@ -105,21 +106,21 @@ class WorkerConfig:
 
 
 class WorkerServer(OwnedServer):
-    """A data worker: it reads datasets for those who take their elements, and attends at a dispatcher.
+    """A data worker: it reads datasets for consumers, and attends at a dispatcher.
 
         worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher.target))
 
-    It serves at once, and attends in the background: again when the dispatcher was away, or was started anew. It stops
-    at the end of a block, with `stop()`, and when nothing refers to it any more.
+    It serves at once, and attends in the background; it attends again after the dispatcher was unavailable or has been
+    restarted. It stops at the end of a `with` block, on `stop()`, or when nothing refers to it any more.
 
     Args:
-      config: How it reads and serves.
-      start: Whether to start it at once, else `start()` or a block does.
-      port, dispatcher_address, worker_address, protocol: Instead of a configuration; see `WorkerConfig`.
+      config: The configuration.
+      start: Whether to start at once; otherwise `start()` or a `with` block starts it.
+      port, dispatcher_address, worker_address, protocol: Replacements for a configuration; see `WorkerConfig`.
 
     Raises:
-      InvalidValueError: If there is no dispatcher's address, or no folder of data where there is to be one.
-      AddressError: If it cannot listen at its port.
+      InvalidValueError: If the dispatcher's address is missing, or one of the `data_roots` is not a folder.
+      AddressError: If it cannot listen on its port.
       WorkerUnavailableError: If the dispatcher does not answer within `dispatcher_timeout_ms`.
     """
 
