@@ -1,1 +1,1 @@
-"""What reading a dataset takes on both sides: blocks of elements, how many wait where, and readers of data workers."""
+"""Shared parts of reading a dataset: blocks of elements, their memory budget, and readers of data workers."""

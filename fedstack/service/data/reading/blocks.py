@@ -1,4 +1,4 @@
-"""Cuts, picks and stacks elements as columns of some: blocks. Datasets handle their elements in these."""
+"""Cuts, picks and stacks blocks: columns of some elements, in which datasets process their elements."""
 
 import itertools
 import math
@@ -33,24 +33,24 @@ from fedstack.service.data.reading.budget import SECONDS_TOGETHER, Blocks, Block
 from fedstack.service.data.reading.dataset_scope import dataset_scope
 
 _T = TypeVar("_T")
-# The first block of a range fits into one message; those after it grow, as the work of each call is the same.
+# The first block of a range fits into one message; later blocks grow, since the cost of each call is constant.
 _FIRST_BYTES = 1 << 20
 _GROWTH = 4
-# About what an array or a string takes beside its content, where each is an object.
+# The approximate overhead in bytes of an array or a string that is an object of its own.
 _OBJECT_BYTES = 64
 
 
 def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
-    """Returns arrays with a row for each element as the column of these.
+    """Returns the column of elements whose values are the rows of arrays.
 
     Args:
-      arrays: An array per tensor of the element, in tuples where that has structs; strings as NumPy or Python has them.
+      arrays: An array per tensor of the element, in tuples for structs; strings in the form of NumPy or Python.
       element: The type of an element.
-      rows: How many there are.
-      path: Where the arrays are from, for messages.
+      rows: The number of elements.
+      path: The origin of the arrays, for messages.
 
     Raises:
-      TypeMismatchError: If the dtype or the shape of one is another.
+      TypeMismatchError: If an array has the wrong dtype or shape.
     """
     if isinstance(element, StructType):
         members = zip(cast("Sequence[object]", arrays), fields_of(element))
@@ -86,7 +86,7 @@ def _strings(row: object, path: str) -> object:
 
 
 def picked(column: Column, rows: NDArray[np.intp]) -> Column:
-    """Returns the column of some rows of another, in any order."""
+    """Returns the column with some rows of another, in any order."""
     if isinstance(column, StructColumn):
         return StructColumn(tuple([picked(field, rows) for field in column.fields]), len(rows))
     if isinstance(column, RowsColumn):
@@ -98,7 +98,7 @@ def picked(column: Column, rows: NDArray[np.intp]) -> Column:
 
 
 def stacked(column: Column, size: int, element: Type, place: str) -> Column:
-    """Returns the column of batches of so many rows each; the rows are a multiple of that.
+    """Returns the column of batches of `size` rows each; the number of rows is a multiple of `size`.
 
     Raises:
       InvalidValueError: If the arrays in a batch differ in shape.
@@ -131,10 +131,10 @@ def _array_of(items: Sequence[object], tensor: TensorType, place: str) -> NDArra
 
 
 def while_wanted(items: Iterator[_T]) -> Iterator[_T]:
-    """Yields items as long as somebody wants what is made of them: a step may leave out all there are.
+    """Yields items while their results are wanted: a later step may leave out all of them, and never yield.
 
     Raises:
-      ClosedError: When nobody does.
+      ClosedError: When they are no longer wanted.
     """
     for item in items:
         check_wanted()
@@ -142,18 +142,18 @@ def while_wanted(items: Iterator[_T]) -> Iterator[_T]:
 
 
 def check_wanted() -> None:
-    """Checks that somebody wants the elements that are being made.
+    """Checks that the elements being made are still wanted.
 
     Raises:
-      ClosedError: If not.
+      ClosedError: If they are not.
     """
     is_wanted = dataset_scope().is_wanted
     if is_wanted is not None and not is_wanted():
-        raise ClosedError("Expected somebody who reads a dataset, found that nobody does any more")
+        raise ClosedError("Expected a reader of a dataset, found that its reader has ended")
 
 
 def without_first(blocks: Blocks, number: int) -> Blocks:
-    """Yields all but the first elements."""
+    """Yields all but the first `number` elements."""
     for block in while_wanted(blocks):
         if number < len(block):
             yield block.slice(number, len(block)) if number else block
@@ -161,7 +161,7 @@ def without_first(blocks: Blocks, number: int) -> Blocks:
 
 
 def only_first(blocks: Blocks, number: int) -> Blocks:
-    """Yields the first elements, and asks for none after them."""
+    """Yields the first `number` elements, and does not request any after them."""
     while number:
         block = next(blocks, None)
         if block is None:
@@ -172,21 +172,21 @@ def only_first(blocks: Blocks, number: int) -> Blocks:
 
 
 def sequence_blocks(sequence: Iterable[Payload], element: Type, start: int = 0) -> Blocks:
-    """Yields the elements of a sequence that a function has returned, from a number of them on."""
+    """Yields the elements of a sequence that a function has returned, beginning with number `start`."""
     if isinstance(sequence, ColumnSequence) and sequence.batching is None:
         return pieces(sequence.column, rows_at_once(element), start)
     return packed(skipped(iter(sequence), start), element)
 
 
 def skipped(elements: Iterator[Payload], start: int) -> Iterator[Payload]:
-    """Yields the elements from one on; those before it are made as long as somebody wants what comes after."""
+    """Yields the elements from number `start` on; earlier ones are made only while the later ones are wanted."""
     for _ in itertools.islice(while_wanted(elements), start):
         pass
     yield from elements
 
 
 def packed(elements: Iterable[Payload], element: Type) -> Blocks:
-    """Yields payloads in blocks; those before an error come out before it."""
+    """Yields payloads in blocks; payloads before an error are yielded before it is raised."""
     rest, pace = iter(elements), BlockSize(element)
     failure: Exception | None = None
     while failure is None:
@@ -207,12 +207,12 @@ def packed(elements: Iterable[Payload], element: Type) -> Blocks:
 
 
 class Gathering:
-    """What one step has gathered, for the block: it counts against the bound of those for whom the step runs.
+    """The elements that a step has gathered, which count against the bound of its scope until the `with` block ends.
 
     Args:
       element: The type of the elements.
-      what: Names the step, for messages.
-      object_bytes: What each tensor of an element takes beside its content, where it is an object.
+      what: The name of the step, for messages.
+      object_bytes: The overhead of each tensor of an element that is an object of its own.
     """
 
     def __init__(self, element: Type, what: str, object_bytes: int = _OBJECT_BYTES) -> None:
@@ -226,10 +226,10 @@ class Gathering:
         self._is_over = False
 
     def expect(self, rows: float | None) -> None:
-        """Checks that there is room for so many elements; `None` if it is not known how many there are.
+        """Checks that there is room for `rows` elements; `None` if their number is unknown.
 
         Raises:
-          ResourceLimitError: If not.
+          ResourceLimitError: If there is no room.
         """
         if self._take_room is not None and rows is not None and rows != math.inf:
             size = int(rows) * self._each
@@ -246,7 +246,7 @@ class Gathering:
             self.take(self._size_of(block))
 
     def take(self, size: int) -> None:
-        """Gathers so many bytes.
+        """Gathers `size` bytes.
 
         Raises:
           ResourceLimitError: If there is no room for them.
@@ -256,12 +256,12 @@ class Gathering:
                 self._take(size)
 
     def remove(self, block: Column) -> None:
-        """Passes elements on."""
+        """Releases the bytes of a block that is passed on."""
         if self._take_room is not None:
             self.take(-self._size_of(block))
 
     def clear(self) -> None:
-        """Passes all on."""
+        """Releases all bytes."""
         with self._lock:
             self._take(-self._taken)
 
@@ -284,19 +284,19 @@ class Gathering:
         return f"<Gathering of {self._what}: {self._taken} bytes>"
 
 
-# Some elements, and whether it is known that there are none after them.
+# A block of elements, and whether it is known to be the last.
 Sized: TypeAlias = tuple[Column, bool]
 
 
 def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Sized]:
-    """Yields the elements of blocks in blocks of about so many bytes; with fewer in them where making them takes long.
+    """Yields elements regrouped into blocks of about `most_bytes`, or smaller blocks if the elements are slow to make.
 
-    Those before an error come out before it.
+    Elements before an error are yielded before it is raised.
 
     Args:
       blocks: The elements.
-      element: Their type.
-      most_bytes: How many bytes of elements a block has at most, unless one element has more.
+      element: The type of an element.
+      most_bytes: The maximum size of a block in bytes, unless a single element is larger.
     """
     held: list[Column] = []
     held_bytes, begun = 0, dataset_scope().clock()
@@ -329,7 +329,7 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
 
 
 def _fits(one: Column, other: Column) -> bool:
-    """Returns whether two columns make one of the same kind."""
+    """Returns whether two columns can be joined into one of the same kind."""
     if isinstance(one, StructColumn) and isinstance(other, StructColumn):
         return all(map(_fits, one.fields, other.fields))
     if isinstance(one, RowsColumn) and isinstance(other, RowsColumn):
@@ -338,7 +338,7 @@ def _fits(one: Column, other: Column) -> bool:
 
 
 def _together(columns: Sequence[Column], element: Type) -> Column:
-    """Returns columns that fit as one to be packed, in which large arrays stay where they are."""
+    """Returns matching columns joined into one for packing, without a copy of large arrays."""
     if len(columns) == 1:
         return columns[0]
     if isinstance(columns[0], StructColumn):
@@ -351,7 +351,7 @@ def _together(columns: Sequence[Column], element: Type) -> Column:
 
 
 def _cut(block: Column, size: int, most_bytes: int) -> Iterator[tuple[Column, int]]:
-    """Yields the pieces of a block, and about how many bytes each has."""
+    """Yields the pieces of a block, each with its approximate size in bytes."""
     if size <= most_bytes:
         yield block, size
         return

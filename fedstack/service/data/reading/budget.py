@@ -1,16 +1,17 @@
-"""Says how many elements are held where, from a split to the user: the memory budget of the data service.
+"""Defines the memory budget of the data service: how many elements are held at each place, from a split to the user.
 
-Elements travel in blocks. These wait in up to four places, each of which holds `AHEAD` of them or what its option says:
+Elements travel in blocks, which wait in up to four places. Each place holds `AHEAD` blocks, or as many as its option
+says:
 
-| where | how many blocks | of how many bytes |
+| place | number of blocks | bytes per block |
 | --- | --- | --- |
-| at the worker, made and not sent yet | `AHEAD` for each stream | asked for; all together `max_ahead_bytes` |
+| at the worker, made but not sent | `AHEAD` for each stream | as requested; `max_ahead_bytes` in total |
 | at the consumer, received | `AHEAD` for each worker; `max_outstanding_requests` if that is less | `SENT_BYTES` |
 | at the consumer, for the user | `AHEAD` for each worker, or `max_outstanding_requests` | `SENT_BYTES` |
-| behind a `prefetch` | as many as that says | `BLOCK_BYTES`; at a worker part of `max_gathered_bytes` |
+| behind a `prefetch` | as many as its argument says | `BLOCK_BYTES`; at a worker part of `max_gathered_bytes` |
 
-So a consumer holds `2 * AHEAD * SENT_BYTES`, 32 MiB, for each worker by default. All but the third are an `Ahead`, a
-bounded read-ahead; the third is the plan of the pass, which knows what each block is worth when a worker is lost.
+By default a consumer thus holds `2 * AHEAD * SENT_BYTES`, 32 MiB, for each worker. All places but the third are an
+`Ahead`, a bounded read-ahead; the third is the plan of the pass, which accounts for each block if a worker is lost.
 """
 
 import abc
@@ -33,30 +34,30 @@ from fedstack.service.data.reading.dataset_scope import dataset_scope, reading
 from fedstack.transport.peers.io_loop import Outcome
 
 _T = TypeVar("_T")
-# The elements of a dataset, some at a time, each block with one element at least.
+# The elements of a dataset in blocks, each with at least one element.
 Blocks: TypeAlias = Iterator[Column]
 
-# The most of a block where it is made: enough rows that the work per block does not count, few enough bytes to stay in
-# the cache. A data worker also sends blocks of this size to readers that ask for no other.
+# The maximum size of a block when it is made: enough rows to make the cost per block negligible, few enough bytes to
+# stay in the cache. A data worker also sends blocks of this size to readers that request no other size.
 BLOCK_ROWS = 1 << 13
 BLOCK_BYTES = 1 << 20
-# The blocks that a consumer asks for: large enough that the work per message does not count.
+# The size of the blocks that a consumer requests: large enough to make the cost per message negligible.
 SENT_BYTES = 8 << 20
-# How much is read ahead of the clients of a group of references, in one call for each data worker.
+# How many bytes of the clients of a group of references are read ahead, in one call for each data worker.
 CLIENTS_BYTES = 4 << 20
-# How long an element may wait for those after it in the same block, or for those that travel with it.
+# How long an element may wait for later elements of its block, or for elements that travel with it.
 SECONDS_TOGETHER = 0.005
-# How many blocks wait at each place: one to take and one in the making, so that neither side stands still.
+# How many blocks wait at each place: one to take and one being made, so that neither side idles.
 AHEAD = 2
-# A producer that never pauses gives its thread to other work after so many items.
+# The number of items after which a producer that never pauses yields its thread to other work.
 _ITEMS_IN_A_TURN = 16
 
 
 class BlockSize:
-    """Says how many elements to make at a time: one at first, then more, as long as they are small and quickly made.
+    """The number of elements to make at a time: one at first, then more while they are small and quickly made.
 
     Attributes:
-      rows: How many.
+      rows: The number of elements.
     """
 
     def __init__(self, element: Type) -> None:
@@ -64,7 +65,7 @@ class BlockSize:
         self._bytes_of = size_in(element)
 
     def note(self, block: Column, seconds: float) -> None:
-        """Notes what was made, and how long that took."""
+        """Adapts the number to a block and the seconds that it took to make."""
         size = self._bytes_of(block)
         if seconds > SECONDS_TOGETHER or size > BLOCK_BYTES:
             self.rows = max(1, self.rows // 2)
@@ -73,13 +74,13 @@ class BlockSize:
 
 
 def rows_at_once(element: Type) -> int:
-    """Returns how many elements of a type make a block."""
+    """Returns the number of elements of a type in a block."""
     size = exact_bytes(element)
     return BLOCK_ROWS if not size else max(1, min(BLOCK_ROWS, BLOCK_BYTES // size))
 
 
 def size_in(element: Type) -> Callable[[Column], int]:
-    """Returns what says about how much memory the elements of a block take, for many blocks of one type."""
+    """Returns a function that estimates the bytes of memory of the elements of a block, for blocks of one type."""
     each = exact_bytes(element)
     if each:
         return lambda block: len(block) * each
@@ -87,21 +88,21 @@ def size_in(element: Type) -> Callable[[Column], int]:
 
 
 def pieces(column: Column, rows: int, start: int = 0) -> Blocks:
-    """Cuts a column into blocks of so many rows."""
+    """Cuts a column into blocks of at most `rows` rows, beginning at row `start`."""
     for first in range(start, len(column), rows):
         yield column.slice(first, min(first + rows, len(column)))
 
 
 class Budget:
-    """A number of bytes that several share.
+    """A shared budget of bytes.
 
     Args:
-      most: The number.
-      refusal: Makes the error for taking more, from a description of what was found. Without it `take` always
-        succeeds, and producers look at `is_full`.
+      most: The number of bytes.
+      refusal: Makes the error for exceeding the budget, from a description of the demand. Without it `take` always
+        succeeds, and producers check `is_full`.
 
     Attributes:
-      taken: How many are taken.
+      taken: The number of bytes that are taken.
     """
 
     def __init__(self, most: int, refusal: Callable[[str], Exception] | None = None) -> None:
@@ -112,18 +113,18 @@ class Budget:
 
     @property
     def is_full(self) -> bool:
-        """Whether all of it is taken."""
+        """Whether the whole budget is taken."""
         return self.taken >= self._most
 
     def take(self, size: int, what: str = "") -> None:
-        """Takes some; gives them back for a negative number.
+        """Takes bytes, or gives them back if the number is negative.
 
         Args:
-          size: How many.
-          what: What they are for, for the refusal.
+          size: The number of bytes.
+          what: The purpose of the bytes, for the refusal.
 
         Raises:
-          Exception: The refusal, if there are not so many.
+          Exception: The refusal, if the budget does not suffice.
         """
         with self._lock:
             if self._refusal is not None and size > 0 and self.taken + size > self._most:
@@ -135,14 +136,14 @@ class Budget:
 
 
 class Ahead(abc.ABC, Generic[_T]):
-    """Items that a producer makes and one consumer takes, in that order. Any thread may be either.
+    """Items that a producer makes and one consumer takes, in order. Either may run on any thread.
 
-    A subclass says how the producer is started. That puts items until there is no room, and is started again when the
-    consumer has taken some.
+    A subclass defines how the producer is started. The producer puts items until there is no room, and is started again
+    when the consumer has taken some.
 
     Args:
-      most: How many items may wait.
-      budget: What they take of it counts as well; but one item may be made whenever the consumer waits for it.
+      most: The maximum number of items that wait.
+      budget: A budget of bytes that also limits the items; but one item may be made whenever the consumer waits for it.
     """
 
     def __init__(self, most: int, budget: Budget | None = None) -> None:
@@ -157,19 +158,19 @@ class Ahead(abc.ABC, Generic[_T]):
 
     @abc.abstractmethod
     def _start(self) -> None:
-        """Has the producer put items."""
+        """Starts the producer, which puts items."""
 
     def _stop(self) -> None:
-        """Ends the producer, which is not at work: the consumer takes no more."""
+        """Ends an idle producer: the consumer takes no more items."""
 
     def take(self) -> Outcome[_T | None]:
-        """Returns the next item, as soon as it is there; `None` after the last. The one before is done with."""
+        """Returns the next item once it is made; `None` after the last. Releases the bytes of the previous item."""
         waiting = self._waiting = Outcome[_T | None]()
         self._go_on()
         return waiting
 
     def end(self) -> None:
-        """Takes no more items, and drops those that wait. Idempotent."""
+        """Takes no more items, and drops the items that wait. Idempotent."""
         with self._lock:
             stops = not (self._has_ended or self._is_at_work or (self._is_over and self._error is None))
             self._has_ended, self._error = True, None
@@ -180,16 +181,16 @@ class Ahead(abc.ABC, Generic[_T]):
         self._go_on()  # without an item
 
     def put(self, item: _T, size: int = 0, is_last: bool = False) -> bool:
-        """Adds an item of so many bytes; returns whether there is room for another one. Else the producer pauses.
+        """Adds an item of `size` bytes; returns whether there is room for another. If not, the producer pauses.
 
-        After the last one, if that is known, the producer has ended.
+        After an item that is known to be the last, the producer has ended.
 
         Raises:
-          ClosedError: If the consumer takes no more.
+          ClosedError: If the consumer takes no more items.
         """
         with self._lock:
             if self._has_ended:
-                raise ClosedError("Expected a consumer of what is made ahead, found that it has ended")
+                raise ClosedError("Expected a consumer of items made ahead, found that it has ended")
             self._made.append((item, size))
             self._is_over = is_last
             if self._budget is not None:
@@ -200,7 +201,7 @@ class Ahead(abc.ABC, Generic[_T]):
             return self._is_at_work
 
     def finish(self, error: Exception | None = None) -> None:
-        """Says that there are no more items, because of an error or without one; the producer is not at work then."""
+        """Ends the items, with or without an error. The producer calls it last, and is idle afterwards."""
         with self._lock:
             self._is_at_work, self._is_over = False, True
             stops = self._has_ended and error is not None
@@ -211,7 +212,7 @@ class Ahead(abc.ABC, Generic[_T]):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Starts the producer if there is room, and hands out an item if it is waited for."""
+        """Starts the producer if there is room, and hands out an item if the consumer waits for one."""
         with self._lock:
             waiting, item, error = self._waiting, None, self._error
             if waiting is not None:
@@ -225,19 +226,19 @@ class Ahead(abc.ABC, Generic[_T]):
             starts = not (self._is_at_work or self._is_over or self._has_ended or self._is_full)
             self._is_at_work = self._is_at_work or starts
         if starts:
-            self._start()  # before the consumer works on what it gets
+            self._start()  # before the consumer works on its item
         if waiting is not None:
             waiting.set(item, error)
 
     def _give_back(self, size: int) -> None:
-        """Gives back bytes, those of the item that was taken last among them. Under the lock."""
+        """Gives back bytes, including those of the item that was taken last. Call it under the lock."""
         if self._budget is not None:
             self._budget.take(-size)
         self._held_bytes = 0
 
     @property
     def _is_full(self) -> bool:
-        """Whether there is nothing to do until the consumer asks."""
+        """Whether the producer has to wait for the consumer."""
         full = self._budget is not None and self._budget.is_full
         return len(self._made) >= self._most or (full and (bool(self._made) or self._waiting is None))
 
@@ -246,18 +247,18 @@ class Ahead(abc.ABC, Generic[_T]):
 
 
 class MadeAhead(Ahead[_T]):
-    """Items of an iterator, which runs on threads, in the scope in which this is made.
+    """Items of an iterator that runs on threads, in the scope in which this object is made.
 
-    When the consumer ends, the iterator is closed on a thread. Its scope then says that its items are no longer wanted,
-    since a step that leaves out all elements would never end.
+    When the consumer ends, the iterator is closed on a thread. The scope then reports that its items are not wanted any
+    more, since a step that leaves out all elements would otherwise never end.
 
     Args:
       items: The iterator.
-      threads: Where it runs.
-      most: How many items may wait.
-      size_of: Returns how many bytes of the budget an item takes.
+      threads: The threads on which it runs.
+      most: The maximum number of items that wait.
+      size_of: Returns the number of bytes that an item takes of the budget.
       budget: The budget.
-      is_last: Returns whether it is known of an item that there are none after it: no job is given up for these.
+      is_last: Returns whether an item is known to be the last; no job is then abandoned at the end.
     """
 
     def __init__(
@@ -311,5 +312,5 @@ class MadeAhead(Ahead[_T]):
     def _stop(self) -> None:
         close: Callable[[], None] | None = getattr(self._items, "close", None)  # of generators
         if close is not None:
-            with self._scope.entered(), contextlib.suppress(ClosedError):  # then nothing else has the iterator
+            with self._scope.entered(), contextlib.suppress(ClosedError):  # if closed, nothing else uses the iterator
                 self._threads.submit(close)

@@ -1,4 +1,4 @@
-"""Under which rules datasets are read, and for whom: what the data service adds to the scope of work."""
+"""Defines the rules for reading datasets, which the data service adds to the scope of work."""
 
 import time
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from fedstack.computations.leaves.work_scope import SystemScope, WorkScope, curr
 
 @attrs.frozen(kw_only=True, eq=False)
 class DatasetScope(SystemScope):
-    """Under which rules datasets are read, and for whom.
+    """The rules under which datasets are read.
 
     Attributes:
-      data_roots: The folders below which they may read files; `None` for all of them.
-      is_wanted: Returns whether somebody still wants the elements that are read; `None` for always.
-      take_room: Takes room for so many bytes that a step of that name gathers, gives it back for a negative number, and
-        raises a `ResourceLimitError` if there is not so much; `None` where there is no bound.
-      first_stamp: Returns the stamp that a file had when the pass that is read first opened it, given its path and its
-        stamp now; `None` where each reading of a source is a pass.
-      clock: Tells how long elements take to make, in seconds; a simulation has its own.
+      data_roots: The folders below which files may be read; `None` for all folders.
+      is_wanted: Returns whether the elements that are read are still wanted; `None` if they always are.
+      take_room: Takes a number of bytes that the named step gathers, or gives them back if the number is negative;
+        raises a `ResourceLimitError` if there is not enough room; `None` if there is no bound.
+      first_stamp: Returns the stamp that a file had when the current pass first opened it, given its path and its
+        current stamp; `None` if each reading of a source is a pass.
+      clock: Returns the time in seconds, to measure how long elements take to make; a simulation has its own.
     """
 
     data_roots: tuple[str, ...] | None = None
@@ -30,14 +30,14 @@ class DatasetScope(SystemScope):
     clock: Callable[[], float] = time.perf_counter
 
     def of_invocation(self) -> "DatasetScope":
-        return attrs.evolve(self, first_stamp=None)  # what a function reads is none of the pass
+        return attrs.evolve(self, first_stamp=None)  # the files that a function reads are not part of the pass
 
 
 _ANY_DATASETS = DatasetScope()
 
 
 def dataset_scope() -> DatasetScope:
-    """Returns the rules for the datasets that are read now."""
+    """Returns the rules that are in force for reading datasets."""
     return current_scope().of(DatasetScope) or _ANY_DATASETS
 
 

@@ -1,4 +1,4 @@
-"""Reads ranges of elements at data workers: over a connection, or at one in this process, whose columns they are."""
+"""Reads ranges of elements at data workers: over a connection, or without a copy from a worker in this process."""
 
 import abc
 import asyncio
@@ -30,21 +30,21 @@ from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import WHOLE_BYTES, Incoming
 
-# What is read without a connection comes in lots. A lot ends after so many blocks, about SENT_BYTES, or some time.
+# Elements read without a connection come in lots. A lot ends after this many blocks, about SENT_BYTES, or some time.
 _MOST_AT_ONCE = 64
-# The most that glibc takes for a piece that is worth keeping, and its own few bytes.
+# The largest piece that glibc considers worth keeping, less its own overhead.
 _KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 @attrs.frozen(eq=False)
 class Range:
-    """What a request asks for: elements, from one of them on.
+    """The elements that a request asks for.
 
     Attributes:
       element: The type of an element.
-      blocks: Yields them. Errors say where they came up.
-      scope: For whom and under which rules that runs.
-      client_rows: How many of them each client has, once the first block is there; empty if it is of no clients.
+      blocks: Yields the elements. Errors say where they occurred.
+      scope: The scope in which `blocks` runs.
+      client_rows: The number of elements of each client, once the first block has been made; empty without clients.
     """
 
     element: Type
@@ -57,24 +57,24 @@ class Reading(abc.ABC):
     """A range of elements that is being read. Its coroutines run on the transport's loop, one at a time.
 
     Attributes:
-      client_rows: How many elements each client has, once the first are there; empty if they are of no clients.
+      client_rows: The number of elements of each client, once the first have arrived; empty without clients.
     """
 
     client_rows: Sequence[int] = ()
 
     @abc.abstractmethod
     async def next(self) -> Sequence[Column]:
-        """Returns the next elements in blocks; none after the last.
+        """Returns the next elements in blocks; an empty sequence after the last.
 
         Raises:
           WorkerUnavailableError: If the worker is lost.
-          DeadlineExceededError: If it says nothing any more.
-          FedstackError: What is wrong with the data, or the functions that are applied to them.
+          DeadlineExceededError: If it has stopped responding.
+          FedstackError: If the data are faulty, or a function that is applied to them fails.
         """
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Reads no more. Idempotent; never raises."""
+        """Stops reading. Idempotent; never raises."""
 
 
 class Reader(abc.ABC):
@@ -82,12 +82,12 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
-        """Returns a range that is read as it is asked for.
+        """Returns a range that is read on demand.
 
         Args:
-          what: Which dataset, what of it, how many splits it has, from which element on, and how large blocks are.
+          what: The request: the dataset and the range, the number of splits, the first element, and the block size.
           element: The type of its elements.
-          ahead: How many blocks are received before somebody asks for them.
+          ahead: How many blocks are received ahead of demand.
         """
 
     @abc.abstractmethod
@@ -96,7 +96,7 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     async def is_there(self, seconds: float) -> bool:
-        """Returns whether the worker answers, whatever was so before; within about so many seconds."""
+        """Returns whether the worker answers now, within about `seconds`."""
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -106,16 +106,16 @@ class Reader(abc.ABC):
 def reader_at(
     address: str, credentials: ClientCredentials | None = None, worker: bytes = b"", dispatcher: str = ""
 ) -> Reader:
-    """Returns what reads at the data worker at an address: without a connection, if it is in this process.
+    """Returns the reader for the data worker at an address, without a connection if the worker is in this process.
 
     Args:
-      address: Where it is, as it has told its dispatcher.
-      credentials: Certificates and the token. The token goes to an address that a dispatcher has named over TLS only.
-      worker: What stands for it at its dispatcher, as far as that is known.
-      dispatcher: The address of the dispatcher that has named it; empty if the user has.
+      address: The address of the worker, as its dispatcher knows it.
+      credentials: Certificates and the token. The token is sent to an address named by a dispatcher only over TLS.
+      worker: The id of the worker at its dispatcher, if known.
+      dispatcher: The address of the dispatcher that named the worker; empty if the user did.
 
     Raises:
-      InvalidValueError: If the address is none.
+      InvalidValueError: If the address is invalid.
     """
     here = readers_here.get(worker) or readers_here.get(address)
     if here is not None:
@@ -140,8 +140,8 @@ class RemoteReader(Reader):
     """Reads over a connection.
 
     Args:
-      stub: Calls the worker. It is closed with this.
-      withholds_token: Whether the worker does not get the token that its reader has.
+      stub: Calls the worker; it is closed with the reader.
+      withholds_token: Whether the token is withheld from the worker.
     """
 
     def __init__(self, stub: DataWorkerStub, withholds_token: bool = False) -> None:
@@ -163,11 +163,11 @@ class RemoteReader(Reader):
             raise self._explained(error) from error
 
     def _explained(self, error: Exception) -> Exception:
-        """Returns an error that says why a token did not help."""
+        """Returns an error with the reason why the token was withheld, if it was."""
         if not (self._withholds_token and isinstance(error, AuthenticationError)):
             return error
         return AuthenticationError(
-            f"{error}; the token that is here goes to a data worker over TLS only, since a dispatcher has named it: "
+            f"{error}; the token is sent only over TLS to a data worker that a dispatcher has named: "
             "give the worker a certificate, or no tokens"
         )
 
@@ -188,7 +188,7 @@ class RemoteReader(Reader):
 
 
 class _RemoteReading(Reading, Ahead[Column]):
-    """A range that comes in one call, of which a few blocks are received ahead."""
+    """A range that arrives in one call; a few of its blocks are received ahead."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class _RemoteReading(Reading, Ahead[Column]):
             unpacker.finish()
             return unpacked
 
-        # Large rows stay in the pieces in which they came, unless they were cut; all else is put together.
+        # Large rows stay in the pieces in which they arrived, unless they were cut; everything else is copied together.
         longest = max(map(len, pieces), default=0)
         whole = sum(one for one in self._row_bytes if OWN_ROW_BYTES <= one <= longest)
         copied = size - response.rows * whole
@@ -265,7 +265,7 @@ class _RemoteReading(Reading, Ahead[Column]):
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows or response.block != number:
             raise InvalidValueError(
                 f"Expected block {number} with {response.rows} elements in a column, found another one; from "
-                f"{self._stub.address}, which contradicts itself"
+                f"{self._stub.address}, whose response is inconsistent"
             )
         return elements.column, response.is_last
 
@@ -277,9 +277,9 @@ class _RemoteReading(Reading, Ahead[Column]):
 
 
 def _keep_freed_memory() -> None:
-    """Keeps glibc from giving freed memory back to the system for each block, to fetch it again for the next.
+    """Keeps glibc from returning memory to the system after each block and requesting it again for the next.
 
-    To fetch it takes longer than to fill it. How much is kept goes by the largest piece that was ever freed.
+    Requesting it takes longer than filling it. The largest piece that was ever freed determines how much glibc keeps.
     """
     np.empty(_KEPT_BYTES, np.uint8)
 
@@ -288,9 +288,9 @@ class LocalReader(Reader):
     """Reads at a data worker in this process, without a copy.
 
     Args:
-      find: Returns what a request asks for, or raises `WorkerUnavailableError` if the worker stops.
+      find: Returns the range for a request, or raises `WorkerUnavailableError` if the worker is stopping.
       list_clients: Lists the clients of a dataset.
-      threads: Where elements are made.
+      threads: The threads that make elements.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class LocalReader(Reader):
         self._threads = threads
 
     def stop(self) -> None:
-        """Begins no more readings; those that have begun go on."""
+        """Begins no more readings; readings that have begun continue."""
         for key in [key for key, found in readers_here.items() if found is self]:
             del readers_here[key]
 
@@ -324,19 +324,19 @@ class LocalReader(Reader):
         return "<LocalReader>"
 
 
-# By what stands for their workers at dispatchers, and by address where that is one of this process.
+# By the worker's id at its dispatcher, and also by its address if that is local to this process.
 readers_here: "weakref.WeakValueDictionary[bytes | str, LocalReader]" = weakref.WeakValueDictionary()
 
 
 class _LocalReading(Reading):
-    """A range whose blocks are made on a thread when they are asked for, some at a time."""
+    """A range whose blocks are made on a thread on demand, in lots."""
 
     def __init__(
         self, find: Callable[[ReadRequest], Awaitable[Range]], what: ReadRequest, element: Type, threads: LeafThreads
     ) -> None:
         self._find = find
         self._what = what
-        self._row_bytes = exact_bytes(element) or 0  # others are not measured: their blocks are counted
+        self._row_bytes = exact_bytes(element) or 0  # rows of unknown size are not measured: their blocks are counted
         self._threads = threads
         self._range: Range | None = None
         self._failure: Exception | None = None
@@ -356,7 +356,7 @@ class _LocalReading(Reading):
         made: list[Column] = []
         size, end = 0, time.perf_counter() + SECONDS_TOGETHER
         try:
-            # One at least, however late it is: none says that there are no more.
+            # At least one block, however late: an empty result means that there are no more.
             while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end):
                 block = next(blocks, None)
                 if block is None:
@@ -366,7 +366,7 @@ class _LocalReading(Reading):
         except Exception as error:
             if not made:
                 raise
-            self._failure = error  # after those before it
+            self._failure = error  # raised after the blocks before it
         return made
 
     async def close(self) -> None:
