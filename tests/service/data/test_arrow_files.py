@@ -160,7 +160,7 @@ def test_a_file_that_shrinks_or_changes_while_it_is_read_is_an_error_of_that_rea
         list(elements)
     parquet(path, table, row_group_size=10_000)
     with pytest.raises(
-        InvalidValueError, match="Expected 2 row groups or record batches, found 10; in .*define it anew"
+        InvalidValueError, match="Expected 2 row groups or record batches, found 10; in .*define it again"
     ):
         next(dataset.read(1, 2))
 
@@ -204,7 +204,7 @@ def test_paths_that_name_clients_do_so_in_one_way_and_under_a_new_name(tmp_path:
     paths = [parquet(tmp_path / "user=a" / "0"), parquet(tmp_path / "b")]
     with pytest.raises(InvalidValueError, match=r"Expected a folder user=… in each path as in others, found .*b"):
         Dataset.from_parquet(paths, ["y"], client_from_path="user")
-    with pytest.raises(TypeMismatchError, match=r"Expected no column 'y', which paths say, found"):
+    with pytest.raises(TypeMismatchError, match=r"Expected no column 'y', which comes from the paths, found"):
         Dataset.from_parquet(paths, client_from_path="y")
 
 

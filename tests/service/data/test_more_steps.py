@@ -206,7 +206,7 @@ def test_what_has_no_first_dimension_in_common_is_not_taken_apart() -> None:
 
 
 def test_a_cache_in_a_file_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="Expected no name of a file, found str 'file'; at cache, which keeps"):
+    with pytest.raises(InvalidValueError, match="Expected no file name, found str 'file'; at cache, which keeps"):
         Dataset.range(3).cache("file")
 
 

@@ -161,5 +161,5 @@ def test_a_worker_that_asks_for_a_token_without_tls_is_refused_with_what_to_do(
         with WorkerServer(
             WorkerConfig(dispatcher.target, token_file=tokens, worker_token_file=worker_token, **_as(ALICE))
         ):
-            with pytest.raises(AuthenticationError, match="goes to a data worker over TLS only.*certificate"):
+            with pytest.raises(AuthenticationError, match="the token is sent only over TLS.*certificate"):
                 list(NUMBERS.apply(distribute("distributed_epoch", dispatcher, credentials=ALICE)))

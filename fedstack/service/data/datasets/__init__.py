@@ -1,1 +1,1 @@
-"""Datasets as data: sources, steps, how they are read and divided, and how they are written."""
+"""Datasets: their sources and steps, how they are read and divided, and their definitions as messages."""

@@ -1,4 +1,4 @@
-"""Makes elements of what pyarrow reads, and says what types its columns have."""
+"""Converts data that pyarrow has read into elements, and Arrow's types into types of the language."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -24,15 +24,15 @@ from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import shorten
 from fedstack.service.data.reading.blocks import column_over
 
-# Where Arrow's names are others than NumPy's. What Arrow itself offers for this imports pandas.
+# The types that Arrow and NumPy name differently. Arrow's own conversion imports pandas.
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def type_of_arrow(kind: Any, path: str) -> Type:
-    """Returns the type of elements that a column has, by its type in Arrow.
+    """Returns the type of the elements of a column, given its Arrow type.
 
     Raises:
-      TypeMismatchError: If the language has none for it.
+      TypeMismatchError: If the language has no such type.
     """
     types = imported_pyarrow().types
     if types.is_struct(kind):
@@ -62,7 +62,7 @@ def check_text(element: Type) -> None:
     """Checks that elements can be read from text.
 
     Raises:
-      TypeMismatchError: If there is something else than text, numbers and bools.
+      TypeMismatchError: If they contain anything but text, numbers and bools.
     """
     for path, tensor in tensor_leaves(element):
         if kind_of_dtype(tensor.dtype) not in "Sbif" or tensor.shape is None:
@@ -84,21 +84,21 @@ def arrow_type(element: Type) -> Any:
 
 @attrs.frozen
 class ArrowReader:
-    """Makes elements of what pyarrow has read.
+    """Converts data that pyarrow has read into elements.
 
     Attributes:
-      path: Where it is from, for messages.
-      from_text: Whether it was text, of which floats were read that may be too wide for the type.
+      path: The file, for messages.
+      from_text: Whether the file is text, whose floats were read with a wider type than the element's.
     """
 
     path: str
     from_text: bool = False
 
     def until_failure(self, values: Any, element: Type, first: int) -> Iterator[Column]:
-        """Yields the elements before the first that cannot be made, and raises the error of that one.
+        """Yields the elements before the first faulty one, and raises the error for that one.
 
         Args:
-          values: See `column`, which has failed for them.
+          values: The values for which `column` has failed.
           element: The type of an element.
           first: The number of the first row, for messages.
         """
@@ -115,17 +115,17 @@ class ArrowReader:
         self.column(values.slice(good), element, first + good)
 
     def column(self, values: Any, element: Type, first: int, name: str = "") -> Column:
-        """Returns the elements that a column has.
+        """Returns the elements of a column.
 
         Args:
           values: A `pyarrow.Array` or `pyarrow.ChunkedArray`.
           element: The type of an element.
           first: The number of its first row, for messages.
-          name: What the column is called in messages.
+          name: The name of the column in messages.
 
         Raises:
           InvalidValueError: If a value is missing, or out of the range of its type.
-          TypeMismatchError: If the values are of another type.
+          TypeMismatchError: If the values have another type.
         """
         array, place = joined(values), f"{self.path}{name}"
 
@@ -157,7 +157,7 @@ class ArrowReader:
         return StructColumn(tuple(columns), len(array))
 
     def _rows(self, rows: NDArray[Any], tensor: TensorType, first: int, place: str) -> Column:
-        """Returns the column of rows, cast where that loses nothing, or, if they were text, within their range."""
+        """Returns the column of rows, cast if that is lossless, or if floats from text stay within range."""
         dtype, kind = tensor.dtype, kind_of_dtype(tensor.dtype)
         narrows = self.from_text and kind == "f"
         is_one = kind_of_dtype(rows.dtype) == kind and (narrows or kind == "S" or np.can_cast(rows.dtype, dtype))
@@ -187,7 +187,7 @@ def _texts(array: Any, tensor: TensorType, place: str) -> list[object]:
 
 
 def _ragged(array: Any, place: str, row_of: Callable[[int], object]) -> list[NDArray[Any]]:
-    """Returns lists of several lengths, each as an array."""
+    """Returns lists of different lengths, each as an array."""
     inner = dense(array.flatten(), place, rows_of_items(array, row_of))
     if inner is not None:
         return np.split(inner, np.cumsum(list_lengths(array))[:-1])

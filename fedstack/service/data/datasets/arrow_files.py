@@ -1,4 +1,4 @@
-"""Reads elements from files with pyarrow: Parquet, Arrow's own format, CSV, and JSON by the line."""
+"""Reads elements from files with pyarrow: Parquet, Arrow's own format, CSV, and JSON Lines."""
 
 import abc
 import contextlib
@@ -19,16 +19,16 @@ from fedstack.service.data.datasets.files import FilesSource, check_named
 from fedstack.service.data.reading.blocks import without_first
 from fedstack.service.data.reading.budget import Blocks, pieces
 
-# How much of a file of text is read at a time; no line has more.
+# How many bytes of a text file are read at a time, and the maximum length of a line.
 _TEXT_BYTES = 16 << 20
 _MISFIT = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to .*?: invalid value '(.*)'", re.DOTALL)
 
 
 class ArrowFiles(FilesSource):
-    """Rows of files that have columns under names.
+    """The rows of files with named columns.
 
     Raises:
-      ImportError: When they are read, if pyarrow is not installed.
+      ImportError: When the files are read, if pyarrow is not installed.
     """
 
     from_text: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class ArrowFiles(FilesSource):
 
     @property
     def columns(self) -> dict[str, Type]:
-        """The columns that are read, by name."""
+        """The types of the columns that are read, by name."""
         return {cast(str, name): member for name, member in fields_of(cast(StructType, self.in_files))}
 
     def read_part(self, path: str, part: int | None, start: int, rows: int) -> Blocks:
@@ -66,22 +66,22 @@ class ArrowFiles(FilesSource):
 
     @abc.abstractmethod
     def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
-        """Yields `pyarrow.RecordBatch`es with the columns of elements; see `read_part`."""
+        """Yields `pyarrow.RecordBatch`es with the columns of the elements; see `read_part`."""
 
     def rows_before(self, path: str, part: int) -> int:
-        """Returns how many rows of a file are before one of its parts, for messages."""
+        """Returns the number of rows of a file before one of its parts, for messages."""
         raise NotImplementedError
 
     def misread(self, path: str, error: Exception) -> InvalidValueError:
-        """Returns the error for a file that pyarrow does not take."""
+        """Returns the error for a file that pyarrow cannot read."""
         return InvalidValueError(f"Reading {path} raised {type(error).__name__}: {error}")
 
 
 def check_columns(wanted: Sequence[str], found: Sequence[str], path: str, where: str = "") -> None:
-    """Checks that a file has each column once that is read.
+    """Checks that a file has each wanted column exactly once.
 
     Raises:
-      InvalidValueError: If not.
+      InvalidValueError: If it does not.
     """
     for name in wanted:
         if list(found).count(name) != 1:
@@ -90,16 +90,16 @@ def check_columns(wanted: Sequence[str], found: Sequence[str], path: str, where:
 
 
 class FilesWithSchema(ArrowFiles):
-    """Files that say of which types their columns are, and have parts that can be read alone."""
+    """Files that record the types of their columns, and have parts that can be read separately."""
 
     @classmethod
     @abc.abstractmethod
     def look(cls, path: str) -> tuple[Any, int]:
-        """Returns the `pyarrow.Schema` of a file, and how many parts it has."""
+        """Returns the `pyarrow.Schema` of a file and its number of parts."""
 
     @classmethod
     def looked(cls, path: str) -> tuple[Any, int]:
-        """Does what `look` does.
+        """Does the same as `look`, with our own errors.
 
         Raises:
           InvalidValueError: If the file cannot be read.
@@ -110,14 +110,14 @@ class FilesWithSchema(ArrowFiles):
             raise InvalidValueError(f"Reading {path} raised {type(error).__name__}: {error}") from error
 
     def _check(self, path: str, part: int | None) -> tuple[list[str], int]:
-        """Returns the names of the columns of a file, and how many parts it has, if these are as they should be."""
+        """Checks the columns and parts of a file; returns the names of its columns and its number of parts."""
         schema, parts = self.look(path)
         check_columns(list(self.columns), schema.names, path)
         wanted = self.parts_of(path)
         if part is not None and parts != wanted:
             raise InvalidValueError(
                 f"Expected {wanted} row groups or record batches, found {parts}; in {path}; the file has changed since "
-                "the dataset was defined: define it anew"
+                "the dataset was defined: define it again"
             )
         return schema.names, parts
 
@@ -145,13 +145,13 @@ class ParquetFiles(FilesWithSchema):
 
 @contextlib.contextmanager
 def _opened_parquet(path: str) -> Generator[Any]:
-    # No map of the file: where one shrinks, that ends the process.
+    # The file is not memory-mapped: a mapped file that shrinks would crash the process.
     with imported_pyarrow().OSFile(path) as file:
         yield imported_pyarrow(".parquet").ParquetFile(file)
 
 
 class ArrowIpcFiles(FilesWithSchema):
-    """The rows of files in Arrow's own format (Feather), whose parts are record batches, or of its streams."""
+    """The rows of files in Arrow's own format (Feather), whose parts are record batches, or of Arrow streams."""
 
     format = "ARROW"
 
@@ -187,8 +187,8 @@ class CsvFiles(ArrowFiles):
     """Dicts of scalars from tables whose first line has the names of the columns.
 
     Raises:
-      TypeMismatchError: If the element is no struct of named scalars.
-      InvalidValueError: If the delimiter is none.
+      TypeMismatchError: If the element is not a struct of named scalars.
+      InvalidValueError: If the delimiter is invalid.
     """
 
     format = "CSV"
@@ -207,7 +207,7 @@ class CsvFiles(ArrowFiles):
         with imported_pyarrow().input_stream(path) as file:
             yield from pa_csv.open_csv(
                 file,
-                read_options=pa_csv.ReadOptions(use_threads=False, block_size=_TEXT_BYTES),  # which numbers rows
+                read_options=pa_csv.ReadOptions(use_threads=False, block_size=_TEXT_BYTES),  # for row numbers in errors
                 parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 convert_options=pa_csv.ConvertOptions(
                     column_types={name: arrow_type(t) for name, t in self.columns.items()},
@@ -236,7 +236,7 @@ class CsvFiles(ArrowFiles):
 
 
 class JsonLinesFiles(ArrowFiles):
-    """Elements from files with a JSON object on each line, of which the members are read that the element has."""
+    """Elements from files with a JSON object on each line; only the members that the element has are read."""
 
     format = "JSON_LINES"
     from_text = True
@@ -246,14 +246,14 @@ class JsonLinesFiles(ArrowFiles):
         schema = pa.schema([(name, arrow_type(member)) for name, member in self.columns.items()])
         with pa.input_stream(path) as file:
             if not file.read(1):
-                return  # no line, which pyarrow takes for an error
+                return  # an empty file, which pyarrow considers an error
         with pa.input_stream(path) as file:
             for batch in pa_json.open_json(
                 file,
                 read_options=pa_json.ReadOptions(use_threads=False, block_size=_TEXT_BYTES),
                 parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
             ):
-                batch.validate(full=True)  # that text is UTF-8
+                batch.validate(full=True)  # checks that text is UTF-8
                 yield batch
 
 
@@ -261,14 +261,14 @@ def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where:
     """Returns the type of the elements of files.
 
     Args:
-      kind: What kind of files.
+      kind: The kind of files.
       path: The first file.
-      columns: The names of the columns to read, or a dict from names to types; `None` for all of them.
-      where: What that was given to, for messages.
+      columns: The names of the columns to read, or a dict from names to types; `None` for all columns.
+      where: The function that got the arguments, for messages.
 
     Raises:
-      TypeMismatchError: If the columns are neither, or the language has no type for one.
-      InvalidValueError: If the file has no such column, or is none of this kind.
+      TypeMismatchError: If `columns` is neither, or the language has no type for a column.
+      InvalidValueError: If the file has no such column, or is not of this kind.
     """
     if isinstance(columns, Mapping):
         return cast(StructType, type_of(cast(object, columns), where))

@@ -1,4 +1,4 @@
-"""Splits a dataset whose elements are of many clients into one dataset per client."""
+"""Splits a dataset with elements of many clients into one dataset per client."""
 
 import contextlib
 import functools
@@ -26,10 +26,10 @@ _P = TypeVar("_P", bound=Pipeline)
 
 
 def drawn(n: object, seed: object, key: tuple[int, ...], clients: int) -> list[int]:
-    """Returns the places of so many of the clients, drawn by a seed; others for each key.
+    """Returns the places of `n` of the clients, drawn with a seed; each key gives another draw.
 
     Raises:
-      InvalidValueError: If there are fewer clients.
+      InvalidValueError: If there are fewer than `n` clients.
     """
     number = checked_seed("n", n)
     if number > clients:
@@ -38,10 +38,10 @@ def drawn(n: object, seed: object, key: tuple[int, ...], clients: int) -> list[i
 
 
 def key_of(client: object, id_type: TensorType) -> bytes:
-    """Returns an id as it travels: text as UTF-8, a number as its bytes, little-endian.
+    """Returns the wire form of an id: text as UTF-8, a number as its little-endian bytes.
 
     Raises:
-      InvalidValueError: If it is none of that type.
+      InvalidValueError: If the id does not have that type.
     """
     if is_string(id_type) and isinstance(client, (str, bytes)):
         return client.encode() if isinstance(client, str) else client
@@ -56,10 +56,10 @@ def key_of(client: object, id_type: TensorType) -> bytes:
 
 
 def id_of(key: bytes, id_type: TensorType) -> Any:
-    """Returns the id that travels so.
+    """Returns the id with a wire form.
 
     Raises:
-      InvalidValueError: If none of the type does.
+      InvalidValueError: If it is not the wire form of an id of that type.
     """
     try:
         if is_string(id_type):
@@ -71,19 +71,18 @@ def id_of(key: bytes, id_type: TensorType) -> Any:
 
 
 class ClientDatasets(Mapping[Any, _P], Generic[_P]):
-    """A dataset for each client, by the client's id; made by `Dataset.by_client`.
+    """A dataset for each client, by the client's id; returned by `Dataset.by_client`.
 
-    Where each client has files of its own, which the dataset knows by their paths (`client_from_path`), these are read
-    when they are wanted. Any other dataset is read once as a whole, when it is first asked for clients, and held in
-    memory.
+    If each client has its own files, identified by their paths (`client_from_path`), these are read on demand. Any
+    other dataset is read once as a whole, when its clients are first requested, and held in memory.
 
     Args:
       dataset: The dataset.
-      column: The member of its elements that says whose they are.
-      make: Makes the dataset of a client.
+      column: The member of its elements that is the client's id.
+      make: Makes the dataset of a client from its source.
 
     Raises:
-      TypeMismatchError: If its elements have no such member, or one that is no scalar.
+      TypeMismatchError: If its elements have no such member, or it is not a scalar.
     """
 
     def __init__(self, dataset: _P, column: str, make: Callable[[Source], _P]) -> None:
@@ -103,7 +102,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @functools.cached_property
     def _apart(self) -> "Mapping[str, Source] | None":
-        """What each client's elements are read from, if they lie apart."""
+        """The source of each client's elements, if clients have separate files; otherwise `None`."""
         return None if self._dataset.steps else self._dataset.source.clients(self._column)
 
     @property
@@ -112,7 +111,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @property
     def ids_of_files(self) -> Collection[Any]:
-        """The clients that have files of their own, with rows in them or not."""
+        """The clients that have files of their own, even if these have no rows."""
         return () if self._apart is None else self._apart.keys()
 
     @functools.cached_property
@@ -120,10 +119,10 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return self.grouped(self._dataset)
 
     def grouped(self, elements: HasBlocks) -> tuple[dict[Any, slice], Column]:
-        """Reads elements; returns where those of each client are, and these.
+        """Reads elements and groups them by client; returns each client's slice, and the grouped elements.
 
         Args:
-          elements: Those of the dataset, or what has the same.
+          elements: The dataset, or another provider of the same elements.
         """
         column = cast(StructColumn, BlockSequence(elements).held(self._dataset.element_type).column)
         clients, rows = self.divided(column)
@@ -135,11 +134,11 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return places, picked(self.without_id(column), order)
 
     def divided(self, column: StructColumn) -> tuple[list[Any], list[NDArray[np.intp]]]:
-        """Returns the clients of some elements of the dataset, in order, and the places of each one's."""
+        """Returns the clients of some elements of the dataset, in order, and the rows of each client's elements."""
         return group_rows(self._ids(column.fields[self._place]), self._column)
 
     def without_id(self, column: StructColumn) -> StructColumn:
-        """Returns elements of the dataset as clients have them: without what says whose they are."""
+        """Returns elements of the dataset without the client's id."""
         return StructColumn(column.fields[: self._place] + column.fields[self._place + 1 :], len(column))
 
     def _ids(self, ids: Column) -> NDArray[Any]:
@@ -160,12 +159,12 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @property
     def column(self) -> str:
-        """The member of its elements that says whose they are."""
+        """The member of its elements that is the client's id."""
         return self._column
 
     @property
     def id_type(self) -> TensorType:
-        """The type of ids."""
+        """The type of the clients' ids."""
         return cast(TensorType, self._id_type)
 
     @property
@@ -175,18 +174,18 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @property
     def client_ids(self) -> list[Any]:
-        """The ids, in order: numbers, or `str` for text."""
+        """The clients' ids in order, as numbers or `str`."""
         return list(self._ids_in_order)
 
     def sample(self, n: int, seed: int) -> list[_P]:
         """Returns the datasets of some clients, each at most once.
 
         Args:
-          n: How many.
-          seed: Draws them: the same ones for the same seed.
+          n: The number of clients.
+          seed: The seed of the draw: the same seed draws the same clients.
 
         Raises:
-          InvalidValueError: If there are fewer clients.
+          InvalidValueError: If there are fewer than `n` clients.
         """
         ids = self.client_ids
         return [self[ids[place]] for place in drawn(n, seed, (), len(ids))]

@@ -1,4 +1,4 @@
-"""Defines datasets: a source of elements and what is done to them, as data."""
+"""Defines datasets: a source of elements and the steps that apply to them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,15 +35,15 @@ _T = TypeVar("_T")
 
 
 class Dataset(Pipeline):
-    """Elements of one type, in one order: the same ones each time that somebody iterates.
+    """Elements of one type in a fixed order, the same in each iteration.
 
-    A dataset is a *source* and the *steps* that are done to its elements. It is made by `Dataset.range`, `from_arrays`,
-    `from_parquet`, `from_arrow`, `from_csv`, `from_json_lines`, `from_npy`, `from_npz`, `from_generator` or
-    `from_computation`, and each step returns a new one. No elements are read before somebody iterates.
+    A dataset is a *source* and the *steps* that are applied to its elements. It is made by `Dataset.range`,
+    `from_arrays`, `from_parquet`, `from_arrow`, `from_csv`, `from_json_lines`, `from_npy`, `from_npz`, `from_generator`
+    or `from_computation`, and each step returns a new dataset. No elements are read before an iteration.
 
-    Elements are NumPy scalars, read-only arrays, `bytes` for strings, and `dict`s and tuples of those. A dataset can be
-    given to computations wherever they take a sequence of its elements; as the value of a client also where they take a
-    struct of arrays, with a row for each element.
+    Elements are NumPy scalars, read-only arrays, `bytes` for strings, and `dict`s and tuples of these. A dataset can be
+    passed to computations wherever they take a sequence of its elements; as the value of a client also where they take
+    a struct of arrays, with a row for each element.
 
     Attributes:
       element_type: The type of an element.
@@ -52,23 +52,23 @@ class Dataset(Pipeline):
     def batches(self, batch_size: int, **options: Any) -> ClientRows:
         """Returns the elements of a client in batches: a value for a computation, in place of `fedstack.batches`.
 
-        In difference to `batch`, it can have another order in each pass, and is no dataset.
+        Unlike the result of `batch`, the value can have a different order in each pass, and is not a dataset.
 
         Args:
-          batch_size: The number of elements of each.
-          **options: As of `fedstack.batches`.
+          batch_size: The number of elements of each batch.
+          **options: The options of `fedstack.batches`.
         """
         return ClientRows(self, batching_of(batch_size, **options))
 
     def zip(self, *others: "Dataset") -> "Dataset":
-        """Makes tuples of an element of this and of each other dataset, as many as the shortest has elements."""
+        """Makes tuples with an element of each dataset, as many as the shortest dataset has elements."""
         return Dataset(ZippedSource(_datasets((self, *others), "zip")))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
-        """Appends other datasets, of elements of the same type.
+        """Appends other datasets with elements of the same type.
 
         Raises:
-          TypeMismatchError: If they are of another type.
+          TypeMismatchError: If the types of elements differ.
         """
         first, *rest = datasets = _datasets((self, *others), "concatenate")
         for other in rest:
@@ -77,23 +77,23 @@ class Dataset(Pipeline):
         return Dataset(ConcatenatedSource(datasets))
 
     def by_client(self, column: str) -> "ClientDatasets[Dataset]":
-        """Returns a dataset per client, of the elements that are the client's, without the column that says whose.
+        """Returns a dataset per client, which has the client's elements without the column of the ids.
 
         Args:
           column: The member of elements that is the client's id.
 
         Raises:
-          TypeMismatchError: If elements have no such member, or one that is no scalar.
+          TypeMismatchError: If elements have no such member, or it is not a scalar.
         """
         return ClientDatasets(self, column, Dataset)
 
     def apply(self, transformation: "Callable[[Dataset], _T]") -> _T:
-        """Returns what a function makes of the dataset."""
+        """Applies a transformation to the dataset and returns its result."""
         return transformation(self)
 
     @staticmethod
     def range(start: int, stop: int | None = None, step: int = 1) -> "Dataset":
-        """Returns the int64 numbers of Python's `range` for these arguments."""
+        """Returns the int64 numbers of Python's `range` with the same arguments."""
         first, last = (0, start) if stop is None else (start, stop)
         checked = [checked_integer(n, value) for n, value in (("start", first), ("stop", last), ("step", step))]
         if not checked[2] or not all(number in INT64_NUMBERS for number in checked):
@@ -110,11 +110,11 @@ class Dataset(Pipeline):
         """Returns the rows of arrays as elements.
 
         Args:
-          arrays: An array, or dicts and tuples of arrays, nested at will, or a data frame. All have as many rows. They
-            are not copied: leave them as they are.
+          arrays: An array, or arbitrarily nested dicts and tuples of arrays, or a data frame. All arrays have the same
+            number of rows. They are not copied: do not modify them.
 
         Raises:
-          TypeMismatchError: If one is a scalar, masked, or of a dtype that the language does not have.
+          TypeMismatchError: If an array is a scalar or masked, or its dtype does not exist in the language.
           InvalidValueError: If the numbers of rows differ.
         """
         frozen, rows = frozen_arrays(arrays, "Dataset.from_arrays")
@@ -125,13 +125,15 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_npy(files_or_pattern: object) -> "Dataset":
-        """Returns the rows of arrays in `.npy` files, which are read as they are wanted; each file is a split.
+        """Returns the rows of arrays in `.npy` files, which are read on demand; each file is a split.
 
         Args:
-          files_or_pattern: A path, a pattern such as `"data/*.npy"`, or a list of paths. The first file says the type.
+          files_or_pattern: A path, a pattern such as `"data/*.npy"`, or a list of paths. The first file determines the
+            type.
 
         Raises:
-          InvalidValueError: If there is no such file, or no array in the first. At an iteration, if one does not fit.
+          InvalidValueError: If there is no such file, or the first file has no array. At an iteration, if a file does
+            not have the type.
         """
         paths = files.files_of(files_or_pattern, "Dataset.from_npy")
         return Dataset(files.NpyFiles(files.npy_type(paths[0]), paths))
@@ -150,33 +152,33 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_parquet(files_or_pattern: object, columns: object = None, *, client_from_path: str = "") -> "Dataset":
-        """Returns dicts of the rows of Parquet files, of which each row group is a split.
+        """Returns dicts of the rows of Parquet files; each row group is a split.
 
         >>> dataset = Dataset.from_parquet("data/user=*/*.parquet", client_from_path="user")  # doctest: +SKIP
         >>> clients = dataset.by_client("user")  # doctest: +SKIP
 
         Args:
           files_or_pattern: A path, a pattern such as `"data/**/*.parquet"`, or a list of paths.
-          columns: The names of the columns to read, or a dict from names to types; by default all there are, of the
-            types of the first file. Lists of any lengths are arrays of shape `[None]`; a type with a size, as in
-            `{"x": (np.float32, [32])}`, says that they have one.
-          client_from_path: The name of a further member, of text, which says whose a file is: what stands after this
-            name in a path such as `user=alice/part-0.parquet`, or else the name of the file without its ending. Each
-            file is one split then, and is read for its client alone.
+          columns: The names of the columns to read, or a dict from names to types; by default all columns, with the
+            types of the first file. Lists of variable length are arrays of shape `[None]`; a type with a size, as in
+            `{"x": (np.float32, [32])}`, declares a fixed length.
+          client_from_path: The name of a further string member with the client's id, which comes from the path of the
+            file: `alice` for the name `user` and the path `user=alice/part-0.parquet`, otherwise the name of the file
+            without its extension. Each file is then one split, and is read only for its client.
 
         Raises:
-          ImportError: If pyarrow is not installed, which the extra `arrow` brings.
-          TypeMismatchError: If a column is of a type that the language has not.
-          InvalidValueError: If there is no such file or column. At an iteration, if a file does not fit, or changes
-            while it is read.
+          ImportError: If pyarrow is not installed; the extra `arrow` includes it.
+          TypeMismatchError: If the language has no type for a column.
+          InvalidValueError: If there is no such file or column. At an iteration, if a file does not have the type, or
+            changes while it is read.
         """
         return _of_columns(ParquetFiles, files_or_pattern, columns, client_from_path, "Dataset.from_parquet")
 
     @staticmethod
     def from_arrow(files_or_pattern: object, columns: object = None, *, client_from_path: str = "") -> "Dataset":
-        """Returns dicts of the rows of files in Arrow's own format (Feather), of which each record batch is a split.
+        """Returns dicts of the rows of files in Arrow's own format (Feather); each record batch is a split.
 
-        A file that is a stream of Arrow is one split. The arguments are those of `from_parquet`.
+        A file with an Arrow stream is one split. The arguments are the same as for `from_parquet`.
         """
         return _of_columns(ArrowIpcFiles, files_or_pattern, columns, client_from_path, "Dataset.from_arrow")
 
@@ -184,18 +186,19 @@ class Dataset(Pipeline):
     def from_csv(
         files_or_pattern: object, types: object, *, delimiter: str = ",", client_from_path: str = ""
     ) -> "Dataset":
-        """Returns dicts of the cells of CSV files, which have the names of the columns in the first line.
+        """Returns dicts of the cells of CSV files, whose first line has the names of the columns.
 
         Args:
           files_or_pattern: A path, a pattern such as `"data/*.csv"`, or a list of paths; each file is a split.
           types: A dict from the names of the columns to read to their dtypes; `np.str_` for text.
-          delimiter: What is between the cells.
+          delimiter: The character between the cells.
           client_from_path: See `from_parquet`.
 
         Raises:
-          ImportError: At an iteration, if pyarrow is not installed, which the extra `arrow` brings.
-          TypeMismatchError: If `types` is no such dict.
-          InvalidValueError: If there is no such file. At an iteration, if a file does not fit, with file and row.
+          ImportError: At an iteration, if pyarrow is not installed; the extra `arrow` includes it.
+          TypeMismatchError: If `types` is not such a dict.
+          InvalidValueError: If there is no such file. At an iteration, if a file does not have the types; the message
+            names the file and the row.
         """
         element = files.with_client(type_of(types, "Dataset.from_csv"), client_from_path)
         paths = files.files_of(files_or_pattern, "Dataset.from_csv")
@@ -203,7 +206,7 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_json_lines(files_or_pattern: object, element_type: object, *, client_from_path: str = "") -> "Dataset":
-        """Returns what files have that have a JSON object on each line.
+        """Returns the elements of files with a JSON object on each line.
 
         Args:
           files_or_pattern: A path, a pattern such as `"data/*.jsonl"`, or a list of paths; each file is a split.
@@ -211,9 +214,9 @@ class Dataset(Pipeline):
           client_from_path: See `from_parquet`.
 
         Raises:
-          ImportError: At an iteration, if pyarrow is not installed, which the extra `arrow` brings.
-          TypeMismatchError: If it is the type of no dict.
-          InvalidValueError: If there is no such file. At an iteration, if a file does not fit.
+          ImportError: At an iteration, if pyarrow is not installed; the extra `arrow` includes it.
+          TypeMismatchError: If `element_type` is not the type of a dict.
+          InvalidValueError: If there is no such file. At an iteration, if a file does not have the type.
         """
         element = checked_element(type_of(element_type, "Dataset.from_json_lines"))
         paths = files.files_of(files_or_pattern, "Dataset.from_json_lines")
@@ -223,17 +226,18 @@ class Dataset(Pipeline):
     def from_generator(
         function: Callable[[int], Iterable[object]], element_type: object, num_splits: int = 1, *, name: str = ""
     ) -> "Dataset":
-        """Returns what a function yields for each number of a split.
+        """Returns the elements that a function yields for each split.
 
         Args:
-          function: Takes a number below `num_splits` and returns an iterable, the same elements each time.
+          function: Takes the number of a split, below `num_splits`, and returns an iterable of the same elements each
+            time.
           element_type: The type of an element.
-          num_splits: How many splits there are.
-          name: Registers the function, so that a dataset that comes from another process finds it here.
+          num_splits: The number of splits.
+          name: Registers the function under this name, so that datasets from other processes can use it here.
 
         Raises:
-          TypeMismatchError: If `function` is none; a generator that runs already can be read only once.
-          InvalidValueError: If the name is another function's.
+          TypeMismatchError: If `function` is not a function; a running generator could be read only once.
+          InvalidValueError: If another function has the name.
         """
         if not callable(cast(object, function)):
             once = "the one-shot iterator " * isinstance(cast(object, function), Iterator)
@@ -250,15 +254,15 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_computation(computation: object, num_splits: int | None = None) -> "Dataset":
-        """Returns the sequence that a computation returns, or that it returns for each number of a split.
+        """Returns the elements of the sequence that a computation returns, once or for each split.
 
         Args:
-          computation: A computation of type `( -> T*)`, or `(int32 -> T*)`.
-          num_splits: How many splits there are, for the latter.
+          computation: A computation of type `( -> T*)`, or `(int32 -> T*)` to take the number of a split.
+          num_splits: The number of splits, if the computation takes one.
 
         Raises:
-          InvalidComputationError: If it is of another type.
-          TypeMismatchError: If there is a number of splits where it takes none, or none where it takes one.
+          InvalidComputationError: If the computation has another type.
+          TypeMismatchError: If `num_splits` is given for a computation without a parameter, or missing for one with it.
         """
         splits = None if num_splits is None else checked_positive("num_splits", num_splits)
         return Dataset(ComputationSource(ElementFunction(computation, "Dataset.from_computation"), splits))
@@ -268,7 +272,7 @@ def _check_takes_a_split(function: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # of some functions in C nobody knows
+        return  # some functions in C have no known signature
     try:
         signature.bind(0)
     except TypeError as error:
@@ -283,7 +287,7 @@ def _of_columns(
 ) -> Dataset:
     paths = files.files_of(files_or_pattern, where)
     element = files.with_client(type_in_file(kind, paths[0], columns, where), client)
-    # The files of clients are many and small: they are not opened before they are read.
+    # Files of clients are many and small, so they are not opened before they are read.
     parts = () if client else [kind.looked(path)[1] for path in paths]
     return Dataset(kind(element, paths, client=client, parts=parts))
 

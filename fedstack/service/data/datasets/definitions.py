@@ -1,4 +1,4 @@
-"""Writes datasets as messages, and reads them: what is registered, and travels to those who read splits."""
+"""Converts datasets to and from messages: the definitions that are registered and sent to data workers."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -48,10 +48,10 @@ def definition_of(dataset: Pipeline, destination: Destination) -> DatasetDefinit
 
     Args:
       dataset: The dataset.
-      destination: Where it is to go, which says in what form functions travel.
+      destination: The destination of the message, which determines the form of functions.
 
     Raises:
-      CarrierError: If a function cannot go there, or a generator has no name.
+      CarrierError: If a function cannot be sent there, or a generator has no name.
     """
     proto = DatasetDefinition(element=dataset.source.element.to_proto())
     _write_source(dataset.source, proto, destination)
@@ -65,14 +65,14 @@ def written_steps(done: Iterable[steps.Step], destination: Destination) -> Itera
 
 
 def read_definition(proto: DatasetDefinition) -> Dataset:
-    """Returns the dataset that a message is of. No file is opened, and no function loaded.
+    """Returns the dataset that a message defines. No file is opened, and no function is loaded.
 
     Raises:
-      FedstackError: If the message is of none, or brings a function that the policy in force does not let in.
+      FedstackError: If the message is invalid, or contains a function that the policy in force does not permit.
     """
     kind = proto.WhichOneof("source")
     if kind is None:
-        raise InvalidComputationError(f"Expected a source, found none that this release knows; at {_THE_DATASET}")
+        raise InvalidComputationError(f"Expected a source, found none that this release supports; at {_THE_DATASET}")
     element = checked_element(type_from_proto(proto.element))
     source = _SOURCES[kind](proto, element)
     if not source.element.is_equivalent_to(element):
@@ -85,7 +85,7 @@ def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
     for step in protos:
         name = step.WhichOneof("kind")
         if name is None:
-            raise InvalidComputationError(f"Expected a step, found none that this release knows; at {_THE_DATASET}")
+            raise InvalidComputationError(f"Expected a step, found none that this release supports; at {_THE_DATASET}")
         dataset = _STEPS[name](dataset, step)
     return dataset
 
@@ -93,8 +93,8 @@ def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
 @functools.singledispatch
 def _write_source(source: Source, proto: DatasetDefinition, destination: Destination) -> None:
     raise CarrierError(
-        f"Expected a dataset that can be written, found one of {source!r}; it is for this process alone, so do its "
-        "steps before it is distributed, or after what is made of it is"
+        f"Expected a dataset that can be sent to other processes, found one of {source!r}, which exists only in this "
+        "process; apply its steps before distribute, or to the distributed dataset"
     )
 
 

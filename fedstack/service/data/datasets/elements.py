@@ -1,4 +1,4 @@
-"""Says which types elements of datasets may have, applies computations to them, and iterates over them."""
+"""Checks the types of datasets' elements, applies computations to elements, and iterates over them."""
 
 import collections
 import contextlib
@@ -41,17 +41,17 @@ from fedstack.service.data.reading.blocks import tensor_of_rows
 from fedstack.service.data.reading.budget import Blocks, BlockSize
 from fedstack.service.data.reading.dataset_scope import dataset_scope
 
-# What every NumPy has.
+# The maximum that every version of NumPy supports.
 _MOST_DIMENSIONS = 32
-# From a payload to what a user sees of it.
+# Converts a payload to the form that users see.
 Shown = Callable[[Any], Any]
 
 
 def type_of(spec: object, where: str) -> Type:
-    """Returns the type that users mean.
+    """Returns the type that users specify.
 
     Raises:
-      TypeMismatchError: If they mean none.
+      TypeMismatchError: If `spec` is not a type.
     """
     try:
         return to_type(spec)
@@ -63,8 +63,8 @@ def checked_element(element: Type) -> Type:
     """Returns a type that elements may have.
 
     Raises:
-      InvalidComputationError: If it has something other than tensors, tensors of more dimensions than arrays have, or
-        structs with names for some members.
+      InvalidComputationError: If it contains anything but tensors, tensors with more dimensions than arrays can have,
+        or structs in which only some members have names.
     """
     for path, tensor in tensor_leaves(element):
         if tensor.shape is not None and len(tensor.shape) > _MOST_DIMENSIONS:
@@ -77,7 +77,7 @@ def checked_element(element: Type) -> Type:
 
 
 def laid_out(arrays: object, path: str) -> tuple[Type, object]:
-    """Returns the type of the rows of arrays in containers, and the arrays in tuples."""
+    """Returns the type of the rows of nested arrays, and the arrays in nested tuples."""
     if isinstance(arrays, dict):
         found = {str(k): laid_out(v, f"{path}[{k!r}]") for k, v in cast("dict[object, object]", arrays).items()}
         return StructType([(k, t) for k, (t, _) in found.items()]), tuple(members for _, members in found.values())
@@ -93,7 +93,7 @@ def laid_out(arrays: object, path: str) -> tuple[Type, object]:
 
 
 def shower(element: Type) -> Shown | None:
-    """Returns the function from a payload to what a user sees of it; `None` where they are the same."""
+    """Returns the function that converts a payload to the form that users see; `None` if both are the same."""
     if not isinstance(element, StructType):
         return None
     names = [name for name, _ in fields_of(element)]
@@ -113,7 +113,7 @@ def _same(payload: object) -> object:
 
 
 class Lists(Iterator[Sequence[object]]):
-    """The elements of blocks in lists, for one thread or task at a time.
+    """The elements of blocks as lists, for one thread or task at a time.
 
     Args:
       blocks: The elements.
@@ -125,10 +125,10 @@ class Lists(Iterator[Sequence[object]]):
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None, None, None]:
-        """A block in which nobody else reads.
+        """Encloses exclusive reading.
 
         Raises:
-          InvalidValueError: If somebody does.
+          InvalidValueError: If another thread or task is reading.
         """
         if not self._lock.acquire(blocking=False):
             raise InvalidValueError(
@@ -145,23 +145,23 @@ class Lists(Iterator[Sequence[object]]):
             return next(self._lists)
 
     def take(self) -> Sequence[object] | None:
-        """Returns the next list in a block of `alone`; `None` after the last."""
+        """Returns the next list; `None` after the last. Call it within `alone`."""
         return next(self._lists, None)
 
     def close(self) -> None:
-        """Reads no more. Idempotent."""
-        with contextlib.suppress(ValueError):  # a thread is at it, and nobody wants what it gets
+        """Stops reading. Idempotent."""
+        with contextlib.suppress(ValueError):  # a thread is reading, but its result is not wanted
             cast("Generator[Sequence[object], None, None]", self._lists).close()
 
 
 class PlainIterator(itertools.chain[Any]):
-    """An iterator over the elements of a dataset for `for` loops alone, which costs no call for each element."""
+    """An iterator over the elements of a dataset only for `for` loops, which avoids a Python call per element."""
 
     _lists: Lists
 
     @classmethod
     def over(cls, blocks: Blocks, shown: Shown | None) -> "PlainIterator":
-        """Returns one; the arguments are those of an `ElementIterator`."""
+        """Returns an iterator; the arguments are those of an `ElementIterator`."""
         lists = Lists(blocks)
         found = cls.from_iterable(lists if shown is None else (map(shown, some) for some in lists))
         found = cast(PlainIterator, found)
@@ -169,11 +169,11 @@ class PlainIterator(itertools.chain[Any]):
         return found
 
     def close(self) -> None:
-        """Reads no more, but for another thread that waits for elements. Idempotent."""
+        """Stops reading, unless another thread waits for elements. Idempotent."""
         with contextlib.suppress(InvalidValueError):
             with self._lists.alone():
                 self._lists.close()
-            collections.deque(self, maxlen=0)  # what is left of the current list
+            collections.deque(self, maxlen=0)  # drops the rest of the current list
 
 
 class ElementIterator(Iterator[Any]):
@@ -181,7 +181,7 @@ class ElementIterator(Iterator[Any]):
 
     Args:
       blocks: Yields the elements.
-      shown: What users see of an element; `None` where that is the element.
+      shown: Converts an element to the form that users see; `None` if both are the same.
     """
 
     def __init__(self, blocks: Blocks, shown: Shown | None) -> None:
@@ -196,7 +196,7 @@ class ElementIterator(Iterator[Any]):
 
     @property
     def _left(self) -> int:
-        """How many elements of the current list nobody has asked for."""
+        """The number of elements of the current list that have not been requested."""
         return operator.length_hint(self._some)
 
     def __iter__(self) -> "ElementIterator":
@@ -207,7 +207,7 @@ class ElementIterator(Iterator[Any]):
             for element in self._elements:
                 return element
             with self._lists.alone():
-                if not self._left:  # else another thread has gone on since
+                if not self._left:  # else another thread has advanced meanwhile
                     some = self._lists.take()
                     if some is None:
                         raise StopIteration
@@ -228,34 +228,34 @@ class ElementIterator(Iterator[Any]):
                 self._go_on(some)
 
     def close(self) -> None:
-        """Reads no more. Idempotent."""
+        """Stops reading. Idempotent."""
         self._go_on(())
         self._lists.close()
 
     def _interrupt(self) -> None:
-        """Reads no more: whoever waited was cancelled."""
+        """Stops reading, since the task that waited was cancelled."""
         self.close()
 
     async def aclose(self) -> None:
-        """Does what `close` does, for `contextlib.aclosing`."""
+        """Does the same as `close`, for `contextlib.aclosing`."""
         self.close()
 
 
 class ElementFunction:
-    """A computation without placements, for elements.
+    """A computation without placements that applies to elements.
 
     Args:
-      computation: The computation, as users have it or as a message. It is loaded, when it is first used, under the
-        policy that is in force now.
-      where: What it was given to, for messages.
+      computation: The computation, as an object or as a message. It is loaded on first use, under the policy that is in
+        force when this object is made.
+      where: The function that got the computation, for messages.
 
     Attributes:
-      computation: It as a message.
-      name: What messages call it; empty if it is made of several.
-      type: Its type.
+      computation: The computation as a message.
+      name: Its name in messages; empty if it is composed of several.
+      type: The type of the computation.
 
     Raises:
-      InvalidComputationError: If it is none.
+      InvalidComputationError: If it is not such a computation.
     """
 
     def __init__(self, computation: object, where: str) -> None:
@@ -280,7 +280,7 @@ class ElementFunction:
 
     @property
     def program(self) -> Program:
-        """Its program, ready to run.
+        """The program of the computation, ready to run.
 
         Raises:
           CarrierError: If it cannot be loaded here.
@@ -289,21 +289,22 @@ class ElementFunction:
             engine = SequenceEngine(LeafEngine(LeafThreads(), None, None))
             scope = current_scope()
             rules = scope if self._policy is scope.policy or self._policy is None else scope.under(self._policy)
-            with rules.entered(), RunInline():  # whoever iterates waits for it
+            with rules.entered(), RunInline():  # the caller waits for it
                 self._program = engine.link(closed_program(plans.plan(self.computation)))
         return self._program
 
     def applied(self, blocks: Blocks, place: Callable[[int], str]) -> Iterator[tuple[Column, Column]]:
-        """Yields pieces of blocks, and what the function makes of each element of them.
+        """Yields pieces of blocks, each with the results of the function for its elements.
 
         A piece is small at first, and never so large that its first element waits long for its last one.
 
         Args:
           blocks: The elements.
-          place: Names one by its number among them, for messages.
+          place: Describes an element by its index among them, for messages.
 
         Raises:
-          FedstackError: What the function raised, after all elements before that one; the message says which it is.
+          FedstackError: The error of the function, after the results for all earlier elements; the message says at
+            which element it failed.
         """
         program, pace = self.program, BlockSize(self.type.result)
         index = 0
@@ -317,7 +318,7 @@ class ElementFunction:
                 try:
                     (made,) = run_columns(program, [piece], 0, len(piece))
                 except FedstackError:
-                    # Once more, so that those before the one that fails come out, and its error says which it is.
+                    # Once more, to yield the results before the failing element, and to name it in the error.
                     yield from self._one_by_one(piece, index, place)
                 else:
                     pace.note(made, clock() - begun)
@@ -334,17 +335,17 @@ class ElementFunction:
             yield piece.slice(index, index + 1), column_from_payloads(made, self.type.result)
 
     def check_reduces(self, element: Type) -> Type:
-        """Checks that it takes a state and an element of a type, and returns a state; returns the type of the state.
+        """Checks that the function takes a state and an element and returns a state; returns the type of the state.
 
         Raises:
-          TypeMismatchError: If not.
+          TypeMismatchError: If it does not.
         """
         state = self.type.result
         self.check_takes(StructType([state, element]), "reduce")
         return state
 
     def reduced(self, state: Payload, blocks: Blocks) -> Payload:
-        """Returns what it makes of a state and each element in turn."""
+        """Applies the function to a state and each element in turn; returns the last state."""
         run = ProgramRunner(self.program).run
         for index, payload in enumerate(itertools.chain.from_iterable(lists_of(blocks))):
             try:
@@ -354,10 +355,10 @@ class ElementFunction:
         return state
 
     def check_takes(self, element: Type, where: str) -> None:
-        """Checks that elements of a type fit its parameter.
+        """Checks that elements of a type fit the function's parameter.
 
         Raises:
-          TypeMismatchError: If not.
+          TypeMismatchError: If they do not.
         """
         if self.type.parameter is None or not self.type.parameter.is_assignable_from(element):
             raise TypeMismatchError(
@@ -366,8 +367,8 @@ class ElementFunction:
             )
 
     def __reduce__(self) -> tuple[type["ElementFunction"], tuple[object, str]]:
-        """Says how to write it: Python functions that take a dataset along to other processes refer to it."""
-        return ElementFunction, (self._source, self._where)  # and nothing that belongs to this process
+        """Supports pickling: Python functions that carry a dataset to other processes refer to it."""
+        return ElementFunction, (self._source, self._where)  # and no state of this process
 
     def __repr__(self) -> str:
         return self.name or "a computation"

@@ -1,4 +1,4 @@
-"""Reads elements from files: what all of them have in common, and arrays of NumPy. `arrow_files` reads the others."""
+"""Reads elements from files: the common base class, and NumPy's formats. `arrow_files` reads the other formats."""
 
 import bisect
 import glob
@@ -24,20 +24,20 @@ from fedstack.service.data.reading.budget import Blocks, pieces, rows_at_once
 from fedstack.service.data.reading.dataset_scope import dataset_scope
 
 _TEXT = TensorType(np.str_)
-# What shows that a file is another one than before, or was written to.
+# Identifies a file and its version: it changes when the file is replaced or written to.
 _Stamp: TypeAlias = tuple[int, ...]
-# From a path and the stamp of the file now to that which it had when it was first opened.
+# Takes a path and the file's current stamp, and returns the stamp that it had when it was first opened.
 _FirstStamp: TypeAlias = Callable[[str, _Stamp], _Stamp]
-# How many times as large blocks are where all elements are wanted at once.
+# The factor by which blocks are larger when all elements are wanted at once.
 _LARGE_BLOCKS = 16
 
 
 def files_of(pattern: object, where: str) -> tuple[str, ...]:
-    """Returns the absolute paths of files, those that match a glob pattern in the order of their names.
+    """Returns the absolute paths of files; files that match a glob pattern are sorted by name.
 
     Raises:
-      TypeMismatchError: If it is neither a path, nor a pattern, nor a list of paths.
-      InvalidValueError: If there are none.
+      TypeMismatchError: If `pattern` is not a path, a pattern or a list of paths.
+      InvalidValueError: If there are no files.
     """
     if isinstance(pattern, (str, os.PathLike)):
         text = os.fspath(cast("str | os.PathLike[str]", pattern))
@@ -59,16 +59,16 @@ class FilesSource(Source):
     Args:
       element: The type of an element.
       paths: The absolute paths, in order.
-      delimiter: What is between the cells of a line, if there are any.
-      client: The last member of elements, if that is not in files: whose elements a file has, which its path says.
-      parts: In how many splits each file is read; by default each is one.
+      delimiter: The character between the cells of a line, if lines have cells.
+      client: The name of the last member of elements, if it is the client's id and comes from the path of the file.
+      parts: The number of splits of each file; by default each file is one split.
 
     Raises:
-      TypeMismatchError: If elements have no such last member, of text.
+      TypeMismatchError: If elements have no such last member, or it is not a string.
       InvalidValueError: If some paths name the client by `client=`, and some do not.
 
     Attributes:
-      in_files: The type of what files have of an element.
+      in_files: The type of an element as it is in files, without the client's id.
     """
 
     format: ClassVar[str]
@@ -98,7 +98,7 @@ class FilesSource(Source):
 
     def _read_all(self, first: int, last: int, rows: int) -> Blocks:
         opened: dict[str, _Stamp] = {}
-        first_stamp = opened.setdefault if self.parts else _as_it_is  # what is one split is opened once
+        first_stamp = opened.setdefault if self.parts else _as_it_is  # a file of one split is opened once
         splits = (self._read(split, 0, rows, first_stamp) for split in range(first, last))
         return itertools.chain.from_iterable(while_wanted(splits))
 
@@ -116,18 +116,18 @@ class FilesSource(Source):
             raise _unreadable(path, error) from error
 
     def read_part(self, path: str, part: int | None, start: int, rows: int) -> Blocks:
-        """Yields the elements of a file, without the client.
+        """Yields the elements of a file, without the client's id.
 
         Args:
           path: The file.
-          part: Which part of it; `None` for all.
-          start: How many elements to leave out.
-          rows: How many elements a block should have at most.
+          part: The number of the part to read; `None` for the whole file.
+          start: The number of elements to skip.
+          rows: The maximum number of elements that a block should have.
         """
         raise NotImplementedError
 
     def parts_of(self, path: str) -> int:
-        """Returns in how many splits a file is read."""
+        """Returns the number of splits of a file."""
         return self.parts[self.paths.index(path)] if self.parts else 1
 
     def clients(self, column: str) -> "Mapping[str, Source] | None":
@@ -150,17 +150,19 @@ class FilesSource(Source):
 
 
 def with_client(element: Type, client: str) -> Type:
-    """Returns the type of elements with a last member that says whose they are, if that has a name.
+    """Returns a type of elements extended by a last member for the client's id, if that member has a name.
 
     Raises:
-      TypeMismatchError: If they have no members under names, or one of that name.
+      TypeMismatchError: If elements have no named members, or already have a member of that name.
     """
     if not client:
         return element
     check_named(element, lambda _: True)
     members = fields_of(cast(StructType, element))
     if client in [name for name, _ in members]:
-        raise TypeMismatchError(f"Expected no column {client!r}, which paths say, found {element}; at client_from_path")
+        raise TypeMismatchError(
+            f"Expected no column {client!r}, which comes from the paths, found {element}; at client_from_path"
+        )
     return StructType([*members, (client, _TEXT)])
 
 
@@ -172,10 +174,10 @@ def _without_client(element: Type, client: str) -> Type:
 
 
 def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
-    """Returns whose each file is: what stands after `name=` in its path, or else the file's name without its ending.
+    """Returns the client of each file: the text after `name=` in its path, or else its name without the extension.
 
     Raises:
-      InvalidValueError: If some have the one, and some have not.
+      InvalidValueError: If some paths have `name=`, and some do not.
     """
     folders = [[part for part in pathlib.PurePath(path).parts if part.startswith(f"{name}=")] for path in paths]
     if all(folders):
@@ -187,32 +189,32 @@ def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
 
 
 def _unchanged(path: str, blocks: Blocks, first_stamp: _FirstStamp) -> Blocks:
-    """Yields blocks of a file as long as it is the one that was begun with.
+    """Yields blocks of a file as long as it is unchanged.
 
     Raises:
-      InvalidValueError: If it is another one, or has been written to since.
+      InvalidValueError: If the file has been replaced or written to since it was first opened.
     """
     before = first_stamp(path, _stamp(path))
     try:
         for block in blocks:
             _check_unchanged(path, before)
             yield block
-    except (OSError, EOFError, TypeError, ValueError):  # what is read while somebody writes may look like anything
+    except (OSError, EOFError, TypeError, ValueError):  # a file that is being written may cause any of these
         _check_unchanged(path, before)
         raise
-    _check_unchanged(path, before)  # text that has become shorter ends early
+    _check_unchanged(path, before)  # a truncated text file just ends early
 
 
 def _check_unchanged(path: str, before: _Stamp) -> None:
     if _stamp(path) != before:
         raise InvalidValueError(
-            f"Expected a file that stays as it is while it is read, found that {path} has changed; write a new "
+            f"Expected a file that does not change while it is read, found that {path} has changed; write a new "
             "file, and rename it into its place between two passes"
         )
 
 
 def _stamp(path: str) -> _Stamp:
-    found = os.stat(path)  # programs can put `st_mtime` back, but not `st_ctime`
+    found = os.stat(path)  # programs can reset `st_mtime`, but not `st_ctime`
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
@@ -222,10 +224,10 @@ def _as_it_is(path: str, stamp: _Stamp) -> _Stamp:
 
 
 def _allowed(path: str) -> str:
-    """Returns where a file really is, if it may be read there for whoever the current work is for.
+    """Returns the real path of a file, if the rules in force permit reading it.
 
     Raises:
-      CarrierError: If it may not, whether or not it is there.
+      CarrierError: If they do not, whether or not the file exists.
     """
     roots = dataset_scope().data_roots
     if roots is None:
@@ -233,7 +235,7 @@ def _allowed(path: str) -> str:
     try:
         found = os.path.realpath(path)
         is_below = any(os.path.commonpath([root, found]) == root for root in roots)
-    except ValueError:  # there is no such path, or it is on another drive
+    except ValueError:  # the path is invalid, or on another drive
         found, is_below = path, False
     if not is_below:
         raise CarrierError(
@@ -248,7 +250,7 @@ def _unreadable(path: str, error: Exception) -> InvalidValueError:
 
 
 class NpyFiles(FilesSource):
-    """The rows of arrays, an array per file. They are read as they are wanted."""
+    """The rows of arrays, with one array per file. Rows are read on demand."""
 
     format = "NPY"
 
@@ -260,7 +262,7 @@ class NpyFiles(FilesSource):
 
 
 class NpzFiles(FilesSource):
-    """The rows of several arrays side by side, which are in one file under names."""
+    """The rows of several named arrays side by side, which are in one file."""
 
     format = "NPZ"
 
@@ -279,10 +281,10 @@ class NpzFiles(FilesSource):
 
 
 def check_named(element: Type, is_one: Callable[[Type], bool]) -> None:
-    """Checks that elements have members under names.
+    """Checks that elements have named members, each of a permitted type.
 
     Raises:
-      TypeMismatchError: If they have not, or one is of another type than it may be.
+      TypeMismatchError: If they do not.
     """
     members = fields_of(element) if isinstance(element, StructType) else ()
     if not members or not all(name and is_one(t) for name, t in members):
@@ -293,10 +295,10 @@ def check_named(element: Type, is_one: Callable[[Type], bool]) -> None:
 
 
 def npy_file(path: str) -> NpyFile:
-    """Returns the array in a file, not yet read.
+    """Returns the array in a file, without reading its rows.
 
     Raises:
-      InvalidValueError: If there is none.
+      InvalidValueError: If the file has no array.
     """
     try:
         return NpyFile(path)
@@ -307,13 +309,13 @@ def npy_file(path: str) -> NpyFile:
 
 
 def npz_arrays(path: str) -> dict[str, NDArray[Any]]:
-    """Returns the arrays in a file.
+    """Returns the arrays in a file by name.
 
     Raises:
-      InvalidValueError: If there are none, or one cannot be read.
+      InvalidValueError: If the file has no named arrays, or one cannot be read.
     """
     try:
-        with open(path, "rb") as file:  # NumPy does not close what it cannot read
+        with open(path, "rb") as file:  # NumPy does not close files that it cannot read
             found: object = np.load(file, allow_pickle=False)
             if not isinstance(found, np.lib.npyio.NpzFile):
                 raise InvalidValueError(f"Expected arrays under names, found {describe(found)}; in {path}")
@@ -321,15 +323,15 @@ def npz_arrays(path: str) -> dict[str, NDArray[Any]]:
                 return {name: found[name] for name in found.files}
     except FedstackError:
         raise
-    except Exception as error:  # what zip files raise is many things
+    except Exception as error:  # zip files raise many kinds of errors
         raise _unreadable(path, error) from error
 
 
 def check_rows(arrays: Mapping[str, NDArray[Any]], path: str) -> int:
-    """Returns how many rows arrays have.
+    """Returns the number of rows that all arrays have.
 
     Raises:
-      InvalidValueError: If they have different numbers of them, or one has none.
+      InvalidValueError: If the numbers of rows differ, or an array is a scalar, or there are no arrays.
     """
     rows = {name: len(array) if array.ndim else None for name, array in arrays.items()}
     if len(set(rows.values())) != 1 or None in rows.values():

@@ -1,4 +1,4 @@
-"""Adds steps to the elements of a source, and runs them: on the whole dataset, or split by split."""
+"""Adds steps to a source of elements and runs them, on the whole dataset or split by split."""
 
 import itertools
 import math
@@ -31,10 +31,10 @@ from fedstack.service.data.reading.blocks import while_wanted, without_first
 from fedstack.service.data.reading.budget import Blocks
 
 _D = TypeVar("_D", bound="Pipeline")
-# What numbers of elements messages hold.
+# The largest number of elements that messages can hold.
 MOST_NUMBER = 2**63 - 1
 INT64_NUMBERS = range(-(2**63), 2**63)
-# Each step of a dataset calls the one before it.
+# Limits the depth of calls, since each step calls the one before it.
 MOST_STEPS = 100
 
 
@@ -43,8 +43,8 @@ class Division:
     """How the work on a dataset is divided.
 
     Attributes:
-      split: What can be read split by split, in any order and at several places.
-      after: What has to be done to all its elements together, in turn.
+      split: The part that can be read split by split, in any order and by several workers.
+      after: The steps that apply to all its elements together, in order.
     """
 
     split: "Pipeline"
@@ -52,12 +52,12 @@ class Division:
 
 
 class Pipeline(HasBlocks):
-    """A source of elements, and what is done to them.
+    """A source of elements, and the steps that apply to them.
 
     Args:
-      source: Where the elements come from.
-      steps: What is done to them, in turn.
-      element: The type of what comes out; by default that of the source.
+      source: The source of the elements.
+      steps: The steps that apply to them, in order.
+      element: The type of the resulting elements; by default the type of the source's elements.
     """
 
     def __init__(self, source: Source | None = None, steps: tuple[Step, ...] = (), element: Type | None = None) -> None:
@@ -78,17 +78,17 @@ class Pipeline(HasBlocks):
 
     @property
     def source(self) -> Source:
-        """Where its elements come from."""
+        """The source of its elements."""
         return self._source
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What is done to them, in turn."""
+        """The steps that apply to its elements, in order."""
         return self._steps
 
     @property
     def depth(self) -> int:
-        """Through how many steps an element goes, one after the other."""
+        """The number of steps that an element passes through, one after the other."""
         return self._source.depth + len(self._steps)
 
     @property
@@ -102,7 +102,7 @@ class Pipeline(HasBlocks):
 
     @property
     def cardinality(self) -> float | None:
-        """The number of elements: an integer, `math.inf`, or `None` where it is not known."""
+        """The number of elements: an integer, `math.inf`, or `None` if unknown."""
         size = self._source.size
         for step in self._steps:
             size = step.size(size)
@@ -140,7 +140,7 @@ class Pipeline(HasBlocks):
         return self.blocks() if self._steps else self._source.large_blocks()
 
     def blocks(self) -> Blocks:
-        # What is left out first need not be made: most sources know where to begin.
+        # Elements skipped at the beginning need not be made: most sources can begin after them.
         left_out = list(itertools.takewhile(lambda step: isinstance(step, SkipStep), self._steps))
         source, skipped = self._source, sum(cast(SkipStep, step).number for step in left_out)
         size = None if source.size is None else max(0, source.size - skipped)
@@ -149,11 +149,11 @@ class Pipeline(HasBlocks):
 
     @property
     def num_splits(self) -> int:
-        """How many splits there are."""
+        """The number of splits."""
         return 1 if self._asks_for_more else self._source.num_splits
 
     def read(self, first: int, last: int, start: int = 0) -> Blocks:
-        """Yields the elements of consecutive splits, from a number of them on."""
+        """Yields the elements of consecutive splits, beginning with number `start`."""
         if not 0 <= first <= last <= self.num_splits:
             raise InvalidValueError(f"Expected splits of {self!r} below {self.num_splits}, found {first} to {last}")
         if first == last:
@@ -163,7 +163,7 @@ class Pipeline(HasBlocks):
         source, skipped = self._source, 0
         if all(step.keeps_count for step in self._steps):
             skipped, start = start, 0
-        # Of sources with an element in each split it is known which one of all an element is.
+        # If each split of the source is one element, the number of an element in the whole dataset is known.
         place = (first + skipped, 0) if source.size == source.num_splits else (skipped, first)
         blocks = self._run(
             Upstream(lambda _: while_wanted(source.read(first, last, skipped)), first, *place), self._steps
@@ -171,10 +171,10 @@ class Pipeline(HasBlocks):
         return without_first(blocks, start) if start else blocks
 
     def divided(self) -> Division:
-        """Returns how the work on it is divided among those who read splits, and whoever gets all their elements.
+        """Returns how the work is divided between the readers of splits and the consumer of all their elements.
 
-        What asks for the order of elements stays in front of the point where they come together, with all before it, as
-        work on one split: so it means there what it means here.
+        A step that requires the order of elements runs before the splits are merged, together with all steps before it,
+        as work on a single split: so it has the same meaning there as here.
         """
         ordered = [place + 1 for place, step in enumerate(self._steps) if step.asks is Asks.ORDER]
         first = max(ordered, default=0)
@@ -200,10 +200,10 @@ class Pipeline(HasBlocks):
         return type(self)(self._source, (*self._steps, step), step.element(self._element))
 
     def map(self: _D, computation: object) -> _D:
-        """Applies a computation to each element. It may run for elements ahead of those that are asked for.
+        """Applies a computation to each element. It may run for elements before they are requested.
 
         Raises:
-          InvalidComputationError: If it is no computation without placements.
+          InvalidComputationError: If it is not a computation without placements.
           TypeMismatchError: If it does not take the elements.
         """
         return self._with(steps.MapStep(ElementFunction(computation, "map")))
@@ -212,17 +212,17 @@ class Pipeline(HasBlocks):
         """Keeps the elements for which a computation returns true.
 
         Raises:
-          InvalidComputationError: If it is no computation that returns `bool`.
+          InvalidComputationError: If it is not a computation that returns `bool`.
           TypeMismatchError: If it does not take the elements.
         """
         return self._with(steps.FilterStep(ElementFunction(computation, "filter")))
 
     def batch(self: _D, batch_size: int, drop_remainder: bool = False) -> _D:
-        """Puts consecutive elements together, each array with a new first dimension.
+        """Combines consecutive elements into batches; each array gets a new first dimension.
 
         Args:
-          batch_size: How many make a batch.
-          drop_remainder: Whether a last batch of fewer elements is left out.
+          batch_size: The number of elements in a batch.
+          drop_remainder: Whether to leave out a last batch with fewer elements.
         """
         flag = checked_flag("drop_remainder", drop_remainder)
         return self._with(steps.BatchStep(min(checked_positive("batch_size", batch_size), MOST_NUMBER), flag))
@@ -234,17 +234,17 @@ class Pipeline(HasBlocks):
         padding_values: object = None,
         drop_remainder: bool = False,
     ) -> _D:
-        """Puts consecutive elements together whose arrays differ in shape: they are filled up at their ends.
+        """Combines consecutive elements into batches; arrays that differ in shape are padded at their ends.
 
         Args:
-          batch_size: How many make a batch.
-          padded_shapes: The shape that arrays get, in dicts and tuples where elements have them. `None` or -1 in it,
-            and no shape at all, stand for what the type says, or else for the longest array in the batch.
-          padding_values: What they are filled up with: a scalar for each or for all; by default 0 and empty strings.
-          drop_remainder: Whether a last batch of fewer elements is left out.
+          batch_size: The number of elements in a batch.
+          padded_shapes: The padded shape of each array, in the same dicts and tuples as elements. `None` or -1 as a
+            size, or `None` as a shape, means the size in the type, or else that of the longest array in the batch.
+          padding_values: The padding value, a scalar for each array or for all; by default 0 and empty strings.
+          drop_remainder: Whether to leave out a last batch with fewer elements.
 
         Raises:
-          TypeMismatchError: If a shape or a value does not fit, or the rank of arrays is not known.
+          TypeMismatchError: If a shape or a value does not fit, or the rank of an array is unknown.
           ResourceLimitError: If padded arrays would be larger than 2 GiB.
         """
         size = min(checked_positive("batch_size", batch_size), MOST_NUMBER)
@@ -252,37 +252,37 @@ class Pipeline(HasBlocks):
         return self._with(PaddedBatchStep(size, checked_flag("drop_remainder", drop_remainder), paddings=paddings))
 
     def window(self: _D, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> _D:
-        """Puts elements that follow each other together, each array with a new first dimension; windows may overlap.
+        """Combines elements into windows, which may overlap; each array gets a new first dimension.
 
         Args:
-          size: How many make a window.
-          shift: How many elements after the beginning of a window the next one begins; by default `size`.
-          stride: How many elements after one in a window the next one of it is.
-          drop_remainder: Whether windows at the end of fewer elements are left out.
+          size: The number of elements in a window.
+          shift: The distance in elements from the beginning of a window to that of the next; by default `size`.
+          stride: The distance in elements between consecutive elements of a window.
+          drop_remainder: Whether to leave out windows at the end with fewer elements.
         """
         numbers = [("size", size), ("shift", size if shift is None else shift), ("stride", stride)]
         checked = [min(checked_positive(name, number), MOST_NUMBER) for name, number in numbers]
         return self._with(WindowStep(*checked, drop_remainder=checked_flag("drop_remainder", drop_remainder)))
 
     def flat_map(self: _D, computation: object) -> _D:
-        """Applies a computation that returns a sequence to each element, and yields the elements of those.
+        """Applies a computation that returns a sequence to each element, and yields the elements of the sequences.
 
         Raises:
-          InvalidComputationError: If it is no computation that returns a sequence.
+          InvalidComputationError: If it is not a computation that returns a sequence.
           TypeMismatchError: If it does not take the elements.
         """
         return self._with(rearranging_steps.InterleaveStep(ElementFunction(computation, "flat_map")))
 
     def interleave(self: _D, computation: object, cycle_length: int, block_length: int = 1) -> _D:
-        """Applies a computation that returns a sequence to each element, and takes of several of those by turns.
+        """Applies a computation that returns a sequence to each element, and interleaves several sequences.
 
         Args:
-          computation: Makes a sequence of an element.
-          cycle_length: Of how many sequences elements are taken by turns.
-          block_length: How many are taken of one before it is the turn of the next.
+          computation: Makes a sequence from an element.
+          cycle_length: The number of sequences to interleave.
+          block_length: The number of elements that are taken from a sequence in its turn.
 
         Raises:
-          InvalidComputationError: If it is no computation that returns a sequence.
+          InvalidComputationError: If it is not a computation that returns a sequence.
           TypeMismatchError: If it does not take the elements.
         """
         numbers = [("cycle_length", cycle_length), ("block_length", block_length)]
@@ -290,18 +290,18 @@ class Pipeline(HasBlocks):
         return self._with(rearranging_steps.InterleaveStep(ElementFunction(computation, "interleave"), *turns))
 
     def unbatch(self: _D) -> _D:
-        """Takes elements apart along the first dimension of their arrays.
+        """Splits elements along the first dimension of their arrays.
 
         Raises:
-          TypeMismatchError: If there is an array without one, or these differ.
+          TypeMismatchError: If an array has no first dimension, or the first dimensions differ.
         """
         return self._with(rearranging_steps.UnbatchStep())
 
     def shard(self: _D, num_shards: int, index: int) -> _D:
-        """Keeps the elements whose number, divided by `num_shards`, leaves `index`.
+        """Keeps the elements whose number modulo `num_shards` is `index`.
 
         Raises:
-          InvalidValueError: If there is no shard of that index.
+          InvalidValueError: If there is no shard with that index.
         """
         number = min(checked_positive("num_shards", num_shards), MOST_NUMBER)
         place = checked_seed("index", index)
@@ -310,22 +310,22 @@ class Pipeline(HasBlocks):
         return self._with(rearranging_steps.ShardStep(number, place))
 
     def cache(self: _D, filename: object = "", *, only_for_repetitions: bool = False) -> _D:
-        """Keeps the elements in memory: an iteration that comes to the end keeps them for all later ones.
+        """Keeps the elements in memory: an iteration that reaches the end keeps them for all later iterations.
 
-        Datasets that are made of this one share them. What a data worker reads, it keeps for the repetitions of one
-        iteration.
+        Datasets derived from the result share the elements. A data worker keeps the elements that it reads only for
+        the repetitions of one iteration.
 
         Args:
-          filename: Nothing: there are no caches in files.
-          only_for_repetitions: Whether to keep them no longer than an iteration lasts.
+          filename: Must be empty, since caches in files are not supported.
+          only_for_repetitions: Whether to keep the elements only until the end of an iteration.
 
         Raises:
-          InvalidValueError: If there is no last element, or there is a name of a file.
+          InvalidValueError: If the dataset is infinite, or a file name is given.
         """
         if filename != "":
             raise InvalidValueError(
-                f"Expected no name of a file, found {describe(filename)}; at cache, which keeps elements in memory; "
-                "write them into files yourself, and read these"
+                f"Expected no file name, found {describe(filename)}; at cache, which keeps elements in memory; "
+                "write them to files yourself, and read the files"
             )
         if self.is_endless:
             raise InvalidValueError(f"Expected a dataset that ends, found {self!r}; at cache; give its take(n)")
@@ -335,11 +335,11 @@ class Pipeline(HasBlocks):
         """Applies a computation to a state and each element in turn; returns the last state.
 
         Args:
-          initial_state: The state to begin with.
+          initial_state: The initial state.
           computation: Takes a state and an element, and returns a state.
 
         Raises:
-          InvalidComputationError: If it is no such computation.
+          InvalidComputationError: If it is not such a computation.
           TypeMismatchError: If it does not take the elements or the state.
         """
         function = ElementFunction(computation, "reduce")
@@ -349,16 +349,16 @@ class Pipeline(HasBlocks):
         )
 
     def shuffle(self: _D, buffer_size: int, seed: int | None = None) -> _D:
-        """Shuffles the elements: they are drawn from a buffer, half of which is filled up again when it is drawn.
+        """Shuffles the elements: they are drawn from a buffer, which is refilled whenever half of it has been drawn.
 
-        Each repetition of a `repeat` after it has another order; all follow from the seed.
+        Each repetition of a later `repeat` has another order; the seed determines all orders.
 
         Args:
-          buffer_size: How many elements the buffer has. If the dataset has no more, every order is as likely.
-          seed: A non-negative integer; there has to be one.
+          buffer_size: The size of the buffer in elements. If the dataset has no more, all orders are equally likely.
+          seed: A non-negative integer; required.
 
         Raises:
-          InvalidValueError: If a number is out of its range, or there is no seed.
+          InvalidValueError: If a number is out of range, or the seed is missing.
         """
         if seed is None:
             raise InvalidValueError(
@@ -377,18 +377,18 @@ class Pipeline(HasBlocks):
         return self._with(SkipStep(checked_seed("count", count, MOST_NUMBER)))
 
     def repeat(self: _D, count: int | None = None) -> _D:
-        """Goes over the elements several times, without end if `count` is left out."""
+        """Repeats the elements `count` times, or infinitely if `count` is left out."""
         return self._with(steps.RepeatStep(None if count is None else checked_seed("count", count, MOST_NUMBER)))
 
     def enumerate(self: _D, start: int = 0) -> _D:
-        """Makes pairs of an int64 number and an element."""
+        """Makes pairs of an int64 number, counted from `start`, and an element."""
         first = checked_integer("start", start)
         if first not in INT64_NUMBERS:
             raise InvalidValueError(f"Expected an int64 number, found {first}; at the start of enumerate")
         return self._with(steps.EnumerateStep(first))
 
     def prefetch(self: _D, buffer_size: int) -> _D:
-        """Makes about so many elements ahead, on a thread; at least a block of them, and at most 256 blocks."""
+        """Makes about `buffer_size` elements ahead on a thread: at least one block, and at most 256 blocks."""
         return self._with(
             rearranging_steps.PrefetchStep(min(checked_positive("buffer_size", buffer_size), MOST_NUMBER))
         )

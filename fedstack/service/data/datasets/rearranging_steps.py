@@ -1,4 +1,4 @@
-"""Steps that yield what elements are made of, leave some out, keep them, or make them ahead, as a prefetch does."""
+"""Steps that flatten elements, leave some out, cache them, or make them ahead: interleave, shard, prefetch and more."""
 
 import itertools
 import math
@@ -28,17 +28,17 @@ from fedstack.service.data.datasets.steps import Asks, Step, Upstream
 from fedstack.service.data.reading.blocks import Gathering, packed, picked, sequence_blocks
 from fedstack.service.data.reading.budget import Blocks, MadeAhead, pieces, rows_at_once
 
-# About what a sequence takes beside its elements while some of them are still to come.
+# The approximate overhead in bytes of a sequence that has not yielded all of its elements.
 _OPEN_BYTES = 512
-# How many blocks are made ahead at most: more would take memory, and make nothing faster.
+# The maximum number of blocks made ahead: more would take memory without a gain in speed.
 _MOST_AHEAD = 256
 
 
 @attrs.frozen
 class InterleaveStep(Step):
-    """Makes a sequence of each element, and yields the elements of several of them by turns.
+    """Makes a sequence from each element, and yields the elements of several sequences in turn.
 
-    On each split by itself it makes the same elements in another order, unless the sequences follow one another.
+    Applied to each split separately, it makes the same elements, but in another order unless `cycle_length` is 1.
     """
 
     function: ElementFunction
@@ -89,9 +89,10 @@ def _flat(sequences: Column, element: Type) -> Blocks:
 
 
 def _by_turns(sequences: Iterator[Column], step: InterleaveStep, gathering: Gathering) -> Iterator[Payload]:
-    """Yields some elements of each of several sequences by turns, which come in columns of one.
+    """Yields some elements of each of several sequences in turn; each sequence is a column of one row.
 
-    A place whose sequence has ended has nothing in that turn, and the next sequence in the one after it.
+    When the sequence of a place has ended, the place yields nothing more in that turn, and takes the next sequence in
+    the turn after it.
     """
     places: list[tuple[Column, Iterator[Payload]] | None] = []
     is_over, turn = False, 0
@@ -123,7 +124,7 @@ def _by_turns(sequences: Iterator[Column], step: InterleaveStep, gathering: Gath
 
 @attrs.frozen
 class UnbatchStep(Step):
-    """Takes elements apart along the first dimension of their arrays."""
+    """Splits elements along the first dimension of their arrays."""
 
     def element(self, before: Type) -> Type:
         found = row_type(before)
@@ -155,7 +156,7 @@ class UnbatchStep(Step):
 
 
 def _lengths(column: Column, element: Type) -> list[list[int]]:
-    """Returns the first dimensions of the arrays in a block: for each tensor that of each element."""
+    """Returns the first dimension of the arrays in a block: a list over the elements for each tensor."""
     if isinstance(element, StructType):
         fields = [_lengths(column.field(place), t) for place, (_, t) in enumerate(fields_of(element))]
         return list(itertools.chain.from_iterable(fields))
@@ -183,7 +184,7 @@ def _rows_of(column: Column, element: Type) -> Column:
 
 @attrs.frozen
 class ShardStep(Step):
-    """Keeps every so many-th element."""
+    """Keeps every `number`-th element, beginning with `index`."""
 
     number: int
     index: int
@@ -198,7 +199,7 @@ class ShardStep(Step):
         return made * self.number
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        left = self.index  # how many come before the next one that is kept
+        left = self.index  # elements before the next one that is kept
         for block in upstream(epoch):
             if left >= len(block):
                 left -= len(block)
@@ -212,7 +213,7 @@ class ShardStep(Step):
 
 
 class Kept:
-    """What a cache has kept of a dataset: all its elements, or nothing yet."""
+    """The content of a cache: all elements of a dataset, or nothing yet."""
 
     def __init__(self) -> None:
         self.blocks: tuple[Column, ...] | None = None
@@ -223,10 +224,10 @@ class Kept:
 
 @attrs.frozen
 class CacheStep(Step):
-    """Keeps the elements in memory when all of them have come, and yields those from then on.
+    """Keeps the elements in memory once all have arrived, and yields them from memory from then on.
 
     Attributes:
-      kept: Where, for all iterations over a dataset; `None` to keep them for the repetitions of one iteration.
+      kept: The store for all iterations over a dataset; `None` to keep elements for the repetitions of one iteration.
     """
 
     kept: Kept | None = attrs.field(default=None, eq=False)
@@ -247,7 +248,7 @@ class CacheStep(Step):
         found: list[Column] = []
         gathering = Gathering(element, repr(self))
         weakref.finalize(self.kept, gathering.clear).atexit = False
-        for block in upstream(0):  # the same elements, whichever repetition is the first
+        for block in upstream(0):  # the same elements, whichever repetition comes first
             gathering.add(block)
             found.append(block)
             yield block

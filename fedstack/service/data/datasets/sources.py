@@ -1,4 +1,4 @@
-"""Where the elements of datasets come from: sources, with numbered splits that can be read from any element on."""
+"""Sources of the elements of datasets, with numbered splits that can be read from any element on."""
 
 import abc
 import contextlib
@@ -35,12 +35,12 @@ INT32 = TensorType(np.int32)
 
 
 class Source(abc.ABC):
-    """Yields elements.
+    """A source of elements.
 
     Attributes:
       element: The type of an element.
-      num_splits: How many splits there are.
-      size: How many elements; infinite, or `None` if it is not known.
+      num_splits: The number of splits.
+      size: The number of elements, which may be infinite; `None` if unknown.
     """
 
     def __init__(self, element: Type, num_splits: int) -> None:
@@ -53,29 +53,29 @@ class Source(abc.ABC):
 
     @property
     def depth(self) -> int:
-        """Through how many steps an element has gone that comes from here."""
+        """The number of steps that an element of this source has passed through."""
         return 0
 
     @property
     def held(self) -> Column | None:
-        """All elements, where they are in memory anyway."""
+        """All elements, if they are in memory anyway; otherwise `None`."""
         return None
 
     def clients(self, column: str) -> "Mapping[str, Source] | None":
-        """Returns the elements of each client by its id, in order, where they lie apart; else `None`.
+        """Returns a source for each client by its id, in order, if clients can be read separately; else `None`.
 
         Args:
-          column: The member of elements that says whose they are; they come without it.
+          column: The member of elements that is the client's id; the sources omit it.
         """
         del column
         return None
 
     @abc.abstractmethod
     def read_split(self, split: int, start: int = 0) -> Blocks:
-        """Yields the elements of a split, from a number of them on."""
+        """Yields the elements of a split, beginning with number `start`."""
 
     def read(self, first: int, last: int, start: int = 0) -> Blocks:
-        """Yields the elements of the splits from one to before another, from a number of them on."""
+        """Yields the elements of the splits from `first` to before `last`, beginning with element number `start`."""
         if last - first == 1:
             return self.read_split(first, start)
         splits = while_wanted(map(self.read_split, range(first, last)))
@@ -86,12 +86,12 @@ class Source(abc.ABC):
         return self.read(0, self.num_splits)
 
     def large_blocks(self) -> Blocks:
-        """Yields all elements, in larger blocks where these need no copy."""
+        """Yields all elements, in larger blocks if these need no copy."""
         return self.blocks()
 
 
 class RowsSource(Source):
-    """Elements each of which is a split: any range of them is read without those before it."""
+    """Elements each of which is a split: any range of them is read without the elements before it."""
 
     def __init__(self, element: Type, rows: int) -> None:
         super().__init__(element, rows)
@@ -108,7 +108,7 @@ class RowsSource(Source):
 
 
 class RangeSource(RowsSource):
-    """Integers, as Python's `range` has them."""
+    """The integers of a Python `range`."""
 
     def __init__(self, numbers: range) -> None:
         super().__init__(INT64, len(numbers))
@@ -127,7 +127,7 @@ class RangeSource(RowsSource):
 
 
 class ArraysSource(RowsSource):
-    """The rows of arrays that are in memory."""
+    """The rows of arrays in memory."""
 
     def __init__(self, element: Type, column: Column) -> None:
         super().__init__(element, len(column))
@@ -145,11 +145,11 @@ class ArraysSource(RowsSource):
 
 
 class GeneratorSource(Source):
-    """What a function yields for the number of each split.
+    """The elements that a function yields for each split.
 
     Attributes:
-      function: The function.
-      name: What it is registered under; empty if it is not.
+      function: The function, which takes the number of a split.
+      name: The name under which it is registered; empty if it is not.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class GeneratorSource(Source):
         super().__init__(element, num_splits)
         self.function = function
         self.name = name
-        # They know the iterator that they had last, and refuse to have it again.
+        # Each remembers the last iterator of its split, and refuses to get the same one again.
         self._splits: dict[int, FromGenerator[object]] = {}
 
     def read_split(self, split: int, start: int = 0) -> Blocks:
@@ -167,10 +167,10 @@ class GeneratorSource(Source):
         return packed(skipped(iter(view), start), self.element)
 
     def register(self) -> None:
-        """Lets other processes' datasets name this function in this process.
+        """Registers the function, so that datasets from other processes may refer to it by name.
 
         Raises:
-          InvalidValueError: If the name is another function's.
+          InvalidValueError: If another function has the name.
         """
         before = _registered.setdefault(self.name, self)
         if _origin(before.function) != _origin(self.function):
@@ -178,18 +178,18 @@ class GeneratorSource(Source):
                 f"Expected a new name, found {self.name!r}, which is registered for {_origin(before.function)[1]!r}; "
                 "at Dataset.from_generator; choose another name"
             )
-        _registered[self.name] = self  # the same cell of a notebook, run again
+        _registered[self.name] = self  # such as a notebook cell that is run again
 
     def __repr__(self) -> str:
         return f"generator {self.name or _origin(self.function)[1]!r}"
 
 
-# The functions that datasets from other processes may name.
+# The functions that datasets from other processes may refer to by name.
 _registered: dict[str, GeneratorSource] = {}
 
 
 def registered_generator(name: str) -> GeneratorSource:
-    """Returns the source that has been registered under a name in this process.
+    """Returns the source that is registered under a name in this process.
 
     Raises:
       CarrierError: If there is none.
@@ -209,15 +209,15 @@ def _origin(function: object) -> tuple[str, str]:
 
 
 class ComputationSource(Source):
-    """The sequence that a computation returns, or that it returns for each split.
+    """The elements of the sequence that a computation returns, once or for each split.
 
     Args:
       function: The computation, of type `( -> T*)` or `(int32 -> T*)`.
-      splits: How many splits there are; `None` if it takes no number.
+      splits: The number of splits; `None` if the computation has no parameter.
 
     Raises:
-      InvalidComputationError: If the computation is of another type.
-      TypeMismatchError: If there is a number of splits where it takes none, or none where it takes one.
+      InvalidComputationError: If the computation has another type.
+      TypeMismatchError: If `splits` is given for a computation without a parameter, or missing for one with it.
     """
 
     def __init__(self, function: ElementFunction, splits: int | None) -> None:
@@ -249,7 +249,7 @@ class ComputationSource(Source):
 
 
 class ZippedSource(Source):
-    """Elements of several datasets side by side; it ends with the first that does."""
+    """Elements of several datasets side by side; the source ends with the shortest dataset."""
 
     def __init__(self, parts: "tuple[Pipeline, ...]") -> None:
         super().__init__(StructType([part.element_type for part in parts]), 1)
@@ -270,7 +270,7 @@ class ZippedSource(Source):
     def _side_by_side(self) -> Blocks:
         waiting: list[Column | None] = [None] * len(self.parts)
         with contextlib.ExitStack() as stack:
-            # What waits for the others is gathered.
+            # Elements that wait for the other datasets count as gathered.
             rests = [stack.enter_context(Gathering(part.element_type, "zip")) for part in self.parts]
             parts = [part.blocks() for part in self.parts]
             while True:
@@ -293,7 +293,7 @@ class ZippedSource(Source):
 
 
 class ConcatenatedSource(Source):
-    """Elements of several datasets one after the other. Its splits are theirs."""
+    """Elements of several datasets, one dataset after the other. Its splits are those of the datasets."""
 
     def __init__(self, parts: "tuple[Pipeline, ...]") -> None:
         super().__init__(parts[0].element_type, sum(part.num_splits for part in parts))

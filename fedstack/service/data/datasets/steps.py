@@ -1,12 +1,12 @@
-"""What is done to the elements of datasets, step by step. Each says what it asks of their order.
+"""The steps that apply to the elements of datasets. Each step declares what it requires of them.
 
-| asks for | means the same | steps |
+| requires | gives the same result | steps |
 | --- | --- | --- |
-| nothing | on each split by itself | map, filter, prefetch, interleave, unbatch |
+| nothing | on each split separately | map, filter, prefetch, interleave, unbatch |
 | all elements | on all elements together, in any order | batch, padded_batch, shuffle, repeat, cache |
 | their order | on all elements in the order of the source | take, skip, enumerate, window, shard |
 
-What has to run after splits come together again, and what keeps a dataset from being split, follows from that.
+This determines which steps run after splits are merged again, and which steps prevent a dataset from being split.
 """
 
 import abc
@@ -35,14 +35,14 @@ _END_INT64 = 1 << 63
 
 @attrs.frozen
 class Upstream:
-    """Starts what comes before a step.
+    """The input of a step, which can be started for each epoch.
 
     Attributes:
-      start: Does so, for the number of an epoch, which is new in each repetition.
-      split: The split that it begins with.
+      start: Starts the input for the number of an epoch, which is new in each repetition.
+      split: The split with which the input begins.
       number: The number of its first element.
-      counts_from: The split from whose beginning on that number counts.
-      size: How many elements there are; infinite, and `None` where it is not known.
+      counts_from: The split at whose beginning that number starts to count.
+      size: The number of elements, which may be infinite; `None` if unknown.
     """
 
     start: Callable[[int], Blocks]
@@ -55,19 +55,19 @@ class Upstream:
         return self.start(epoch)
 
     def through(self, step: "Step", element: Type) -> "Upstream":
-        """Returns what starts a step after it, on elements of a type."""
+        """Returns the output of a step on this input, as the input of the next step."""
         start = functools.partial(step.for_iteration().run, self, element)
         place = (self.number, self.counts_from) if step.keeps_count else (0, self.split)
         return Upstream(start, self.split, *place, step.size(self.size))
 
     def place(self, where: str) -> Callable[[int], str]:
-        """Returns what names an element of a step by its number among those that come."""
+        """Returns a function that describes the place of an input element, given its index, for messages."""
         since = f", counted from split {self.counts_from}" if self.counts_from else ""
         return lambda index: f"at element {self.number + index} of {where}{since}"
 
 
 class Asks(enum.Enum):
-    """What a step asks of the elements that it gets."""
+    """What a step requires of its elements."""
 
     NOTHING = "nothing"
     ALL = "all elements"
@@ -75,47 +75,47 @@ class Asks(enum.Enum):
 
 
 class Step(abc.ABC):
-    """Something that is done to elements.
+    """A transformation of elements.
 
     Attributes:
-      asks: What it asks of them.
-      keeps_count: Whether it makes one element of each.
+      asks: What the step requires of its elements.
+      keeps_count: Whether it makes exactly one element from each.
     """
 
     asks: ClassVar[Asks] = Asks.NOTHING
     keeps_count: ClassVar[bool] = False
 
     def element(self, before: Type) -> Type:
-        """Returns the type of what it makes of elements of a type.
+        """Returns the type of the elements that the step makes from elements of a type.
 
         Raises:
-          TypeMismatchError: If it does not take them.
+          TypeMismatchError: If it does not accept such elements.
         """
         return before
 
     def size(self, before: float | None) -> float | None:
-        """Returns how many it makes of so many; infinite, and `None` where it is not known."""
+        """Returns how many elements the step makes from `before`, which may be infinite; `None` if unknown."""
         return before
 
     def taken(self, made: int) -> int | None:
-        """Returns after how many elements it would go on as it does now, if it began there, when it has made so many.
+        """Returns the input position from which the step, begun anew, would continue after having made `made` elements.
 
-        That may be fewer than it has taken, or more, if it leaves out those that come next. `None` if it is not known,
-        or it would make others of the rest.
+        The position may be before or after the input read so far, for a step that skips the next elements. `None` if it
+        is unknown, or if the step would make different elements from the rest.
         """
         return None
 
     def for_iteration(self) -> "Step":
-        """Returns what runs in one iteration; another one than this if it keeps something as long as that lasts."""
+        """Returns the step to run in one iteration; a new one if the step has state for the length of an iteration."""
         return self
 
     def apart(self) -> "Step":
-        """Returns a step that does the same, and shares nothing that this keeps between iterations."""
+        """Returns an equal step that does not share this step's state between iterations."""
         return self
 
     @abc.abstractmethod
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        """Yields what it makes of elements of a type."""
+        """Yields the elements that the step makes from elements of a type."""
 
 
 @attrs.frozen
@@ -169,7 +169,7 @@ class FilterStep(Step):
 
 @attrs.frozen
 class BatchStep(Step):
-    """Puts consecutive elements together, with a new first dimension."""
+    """Combines consecutive elements into batches, with a new first dimension."""
 
     number: int
     drop_remainder: bool = False
@@ -215,7 +215,7 @@ class BatchStep(Step):
                 yield self._batches(concatenate(waiting, element), have, element, gathering)
 
     def _batches(self, rows: Column, number: int, element: Type, gathering: Gathering) -> Column:
-        """Returns rows in batches; what these take beside the rows is gathered."""
+        """Returns rows in batches; memory that the batches need beyond the rows counts as gathered."""
         return stacked(rows, number, element, repr(self))
 
     def __repr__(self) -> str:
@@ -223,7 +223,7 @@ class BatchStep(Step):
 
 
 def batch_type(element: Type, rows: int | None) -> Type:
-    """Returns the type of so many elements that are put together; `None` for any number."""
+    """Returns the type of a batch of `rows` elements; `None` for any number."""
     if isinstance(element, StructType):
         members = [(name, batch_type(t, rows)) for name, t in fields_of(element)]
         return StructType([t if name is None else (name, t) for name, t in members])
@@ -233,7 +233,7 @@ def batch_type(element: Type, rows: int | None) -> Type:
 
 @attrs.frozen
 class ShuffleStep(Step):
-    """Draws elements from a buffer in random order; half of it at a time, then it is filled up again."""
+    """Draws elements from a buffer in random order: half of the buffer at a time, then it is refilled."""
 
     number: int
     seed: int
@@ -273,7 +273,7 @@ class ShuffleStep(Step):
 
 @attrs.frozen
 class RepeatStep(Step):
-    """Starts again from the front: `None` for without end."""
+    """Repeats the elements `number` times; `None` for an infinite repetition."""
 
     number: int | None
     asks = Asks.ALL
@@ -286,7 +286,7 @@ class RepeatStep(Step):
         return None if before is None else before * self.number
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        # An epoch that no repetition around this one gives its own.
+        # Leaves room for the epochs of this repetition, apart from those of an outer one.
         first = epoch << 32
         for repetition in itertools.count() if self.number is None else range(self.number):
             found = False
@@ -294,7 +294,7 @@ class RepeatStep(Step):
                 found = True
                 yield block
             if not found:
-                return  # nor would there be anything the next time
+                return  # no repetition would have any elements
 
     def __repr__(self) -> str:
         return f"repeat({'' if self.number is None else self.number})"

@@ -1,4 +1,4 @@
-"""Steps that put consecutive elements together: windows that overlap, and batches of arrays that are padded."""
+"""Steps that combine consecutive elements: windows, which may overlap, and batches of padded arrays."""
 
 import itertools
 import math
@@ -20,13 +20,13 @@ from fedstack.service.data.datasets.steps import Asks, BatchStep, Step, Upstream
 from fedstack.service.data.reading.blocks import Gathering, picked, stacked
 from fedstack.service.data.reading.budget import BLOCK_BYTES, Blocks, pieces, rows_at_once, size_in
 
-# What a batch may have: a definition of a few bytes can ask for any padding.
+# The maximum size of a padded batch: a definition of a few bytes can request any padding.
 _MOST_BYTES = 1 << 31
 
 
 @attrs.frozen
 class WindowStep(Step):
-    """Puts elements together that follow each other, beginning with every so many-th one."""
+    """Combines elements into windows, one of which begins at every `shift`-th element."""
 
     number: int
     shift: int
@@ -39,7 +39,7 @@ class WindowStep(Step):
 
     @property
     def _span(self) -> int:
-        """How many elements there are from the first one of a window to its last."""
+        """The number of elements from the first to the last of a window, inclusive."""
         return (self.number - 1) * self.stride + 1
 
     def size(self, before: float | None) -> float | None:
@@ -53,7 +53,7 @@ class WindowStep(Step):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         waiting: list[Column] = []
-        have, skipped = 0, 0  # how many wait, and how many come that are in no window
+        have, skipped = 0, 0  # elements that wait, and coming elements that are in no window
         bytes_of = size_in(element)
         with Gathering(element, repr(self)) as gathering:
             for found in upstream(epoch):
@@ -98,8 +98,8 @@ class Padding:
     """How the arrays of one tensor are padded.
 
     Attributes:
-      sizes: The sizes that they get; `None` for that of the longest in the batch.
-      value: What they are filled up with: a scalar as payloads have it.
+      sizes: The padded size of each dimension; `None` for the size of the longest array in the batch.
+      value: The padding value, a scalar in payload form.
     """
 
     sizes: tuple[int | None, ...]
@@ -108,7 +108,7 @@ class Padding:
 
 @attrs.frozen
 class PaddedBatchStep(BatchStep):
-    """Puts consecutive elements together whose arrays are filled up to one shape.
+    """Combines consecutive elements into batches, and pads their arrays to one shape.
 
     Attributes:
       paddings: How each tensor of an element is padded, depth first.
@@ -121,7 +121,7 @@ class PaddedBatchStep(BatchStep):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         padded = _padded_type(element, iter(self.paddings))
-        # What is padded may be much more than what came: it is made a block at a time, or a batch.
+        # Padded elements may be much larger than the input: they are made in a block or a batch at a time.
         rows = rows_at_once(padded) // self.number * self.number if exact_bytes(padded) else 0
 
         def cut(epoch: int) -> Blocks:
@@ -151,7 +151,7 @@ class PaddedBatchStep(BatchStep):
         return ListColumn([self._joined(batch, padding, tensor, gathering) for batch in batches], list_is_own=True)
 
     def _filled(self, arrays: NDArray[Any], padding: Padding, tensor: TensorType, gathering: Gathering) -> NDArray[Any]:
-        """Returns batches of arrays of one shape, padded."""
+        """Returns padded batches of arrays that have the same shape."""
         found = arrays.shape[2:]
         shape = self._shape([found], padding)
         if shape == found:
@@ -164,7 +164,7 @@ class PaddedBatchStep(BatchStep):
     def _joined(
         self, arrays: Sequence[NDArray[Any]], padding: Padding, tensor: TensorType, gathering: Gathering
     ) -> NDArray[Any]:
-        """Returns a batch of arrays that may differ in shape, padded."""
+        """Returns a padded batch of arrays that may differ in shape."""
         shape = self._shape([array.shape for array in arrays], padding)
         out = self._empty((len(arrays), *shape), padding, tensor, gathering)
         for place, array in enumerate(arrays):
@@ -200,15 +200,16 @@ class PaddedBatchStep(BatchStep):
 
 
 def paddings_of(element: Type, shapes: object, values: object) -> tuple[Padding, ...]:
-    """Returns what users mean by padded shapes and padding values.
+    """Returns the paddings that users specify as padded shapes and padding values.
 
     Args:
       element: The type of an element.
-      shapes: A shape where the element has a tensor, in the same dicts and tuples; `None` for those of the type.
-      values: A scalar there, or one for all of them; `None` for zeros and empty strings.
+      shapes: A shape for each tensor, in the same dicts and tuples as the element; `None` for the shapes of the type.
+      values: A scalar for each tensor, in the same structure, or one for all; `None` for zeros and empty strings.
 
     Raises:
-      TypeMismatchError: If they do not fit.
+      TypeMismatchError: If they do not fit the element.
+      ResourceLimitError: If a padded array would be too large.
     """
     paddings = tuple(_paddings(element, shapes, values, "padded_shapes", "padding_values"))
     for (path, tensor), padding in zip(tensor_leaves(element), paddings):

@@ -697,9 +697,9 @@ def test_a_dropped_iterator_ends_its_pass(service: DispatchServer) -> None:
 
 def test_a_distributed_dataset_is_not_distributed_again(service: DispatchServer) -> None:
     dataset = Dataset.range(5).apply(distribute(DYNAMIC, service))
-    with pytest.raises(CarrierError, match="Expected a dataset that can be written, found one of"):
+    with pytest.raises(CarrierError, match="Expected a dataset that can be sent to other processes, found one of"):
         dataset.apply(distribute(DYNAMIC, service))
-    with pytest.raises(CarrierError, match="Expected a dataset that can be written, found one of"):
+    with pytest.raises(CarrierError, match="Expected a dataset that can be sent to other processes, found one of"):
         register_dataset(service, Dataset.range(5).zip(dataset))
 
 
