@@ -94,7 +94,7 @@ class DataWorkers:
                 code="UNAVAILABLE",
             )
         if worker not in self._avoided:
-            _logger.warning("Reading from other data workers than %s: %s", self._addresses.get(worker), error)
+            _logger.warning("Reading from data workers other than that at %s: %s", self._addresses.get(worker), error)
         self._avoided[worker] = self.io.time() + _AVOIDED_SECONDS
         self._fresh_until = 0.0
 

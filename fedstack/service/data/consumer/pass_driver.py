@@ -341,7 +341,7 @@ class PassDriver:
             self._fail(failure)
             return
         left_out = "" if not missing else f", and leaves out {counted(missing, 'element') if missing > 0 else 'some'}"
-        _logger.warning("This pass goes on without the data worker at %s%s: %s", address, left_out, error)
+        _logger.warning("This pass continues without the data worker at %s%s: %s", address, left_out, error)
         reading = self._readings.pop(worker, None)
         if reading is not None:
             self._start(reading.close())

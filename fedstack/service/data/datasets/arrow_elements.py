@@ -70,7 +70,7 @@ def check_text(element: Type) -> None:
 
 
 def arrow_type(element: Type) -> Any:
-    """Returns the type in Arrow as which text is read for elements of a type: a wider one for floats."""
+    """Returns the Arrow type with which text is read for elements of a type; it is wider for floats."""
     pa = imported_pyarrow()
     if isinstance(element, StructType):
         return pa.struct([(name, arrow_type(member)) for name, member in fields_of(element)])

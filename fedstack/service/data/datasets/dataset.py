@@ -278,7 +278,7 @@ def _check_takes_a_split(function: Callable[..., object]) -> None:
     except TypeError as error:
         raise TypeMismatchError(
             f"Expected a function of the number of a split, found one with the parameters {signature}; at "
-            "Dataset.from_generator; give it one parameter, also where there is only one split"
+            "Dataset.from_generator; give it one parameter, even if there is only one split"
         ) from error
 
 
@@ -295,7 +295,7 @@ def _of_columns(
 def _datasets(found: Sequence[object], where: str) -> "tuple[Dataset, ...]":
     for one in found:
         if not isinstance(one, Dataset):
-            advice = "make one of it, as Dataset.from_arrays does"
+            advice = "make one from it, as Dataset.from_arrays does"
             if isinstance(one, (tuple, list)):
                 advice = f"give datasets one by one, as in a.{where}(b)"
             raise TypeMismatchError(f"Expected datasets, found {describe(cast(object, one))}; at {where}; {advice}")

@@ -239,7 +239,7 @@ def _allowed(path: str) -> str:
         found, is_below = path, False
     if not is_below:
         raise CarrierError(
-            f"Expected a file below {' or '.join(roots) or 'a folder that is named as one of data'}, found {path}; "
+            f"Expected a file below {' or '.join(roots) or 'a folder that is declared as a data root'}, found {path}; "
             "start the data worker with --data-root (WorkerConfig.data_roots) for the folder that it is in"
         )
     return found

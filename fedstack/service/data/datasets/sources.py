@@ -198,8 +198,8 @@ def registered_generator(name: str) -> GeneratorSource:
     if found is None:
         known = ", ".join(sorted(_registered)) or "none"
         raise CarrierError(
-            f"Expected a generator that is registered in this process ({known}), found {name_text(name)!r}; import the "
-            "module there that calls Dataset.from_generator with that name"
+            f"Expected a generator that is registered in this process ({known}), found {name_text(name)!r}; in this "
+            "process too, import the module that calls Dataset.from_generator with that name"
         )
     return found
 

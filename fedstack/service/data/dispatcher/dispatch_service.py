@@ -37,7 +37,7 @@ _ATTENDS_SECONDS = 1.0
 _SIGNS_IN_A_LEASE = 4
 # A dispatcher that was stalled for this long received no requests: an expired lease need not mean a silent peer.
 _LATE_SECONDS = 1.0
-_STOPPING = "The dispatcher is stopping; wait until it has been started again"
+_STOPPING = "The dispatcher is stopping; wait until it has been restarted"
 
 
 class DispatchService(Service):

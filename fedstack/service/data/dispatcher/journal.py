@@ -300,7 +300,7 @@ class Journal:
             f"The dispatcher's journal has lost commits: {self.file} ends with commit {commits.number}, and its commit "
             f"{noted.number} was answered, as {self._last.path} says; its log was cut or damaged, or an older or "
             f"another journal was put in its place. Put back the latest copy of its folder, or move {FILE}* away to "
-            f"begin anew; or delete {LAST} to go on with what is left, where passes that know of more are refused"
+            f"begin anew; or delete {LAST} to go on with what is left, and have passes with later commits refused"
         )
 
     def __repr__(self) -> str:

@@ -17,8 +17,8 @@ Guarantee, Policy = OpenPassRequest.Guarantee, OpenPassRequest.Policy
 MOST_NUMBER = 1 << 62
 _MOST_SPLITS_AT_ONCE = 16_384
 _MOST_RANGES_AT_ONCE = 64
-# A range is at most a 1/_SHARES part of what is left per reader and consumer: the last ranges are small, so that all
-# readers end at about the same time.
+# The next range gets 1 / (_SHARES * readers * consumers) of the remaining splits: the last ranges are small, so that
+# all readers end at about the same time.
 _SHARES = 4
 _ANY_WORKER = b""
 _PLACE_BYTES = 4

@@ -221,7 +221,7 @@ class Gathering:
         self._each = exact_bytes(element) or 0
         self._beside = 0 if self._each else object_bytes * count_leaves(element)
         self._what = what
-        self._lock = threading.Lock()  # a prefetch adds on a thread, which may go on for a while after the end
+        self._lock = threading.Lock()  # a prefetch adds on a thread, which may continue for a while after the end
         self._taken = 0
         self._is_over = False
 

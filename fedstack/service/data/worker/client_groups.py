@@ -83,7 +83,7 @@ class SplitsOfClients(GroupedClients):
 
     def _too_many(self) -> FedstackError:
         most = self._limits.max_client_bytes
-        advice = "write the elements of each client into a file of its own, divide the dataset"
+        advice = "write the elements of each client to a separate file, divide the dataset"
         return exceeded(self._limits, "max_client_bytes", f"at least {max(self._bytes, most + 1)}", advice)
 
     @property

@@ -187,7 +187,7 @@ class DataWorkerService(Service):
     def _open(self, request: ReadRequest, found: Range) -> Generator[Ahead[_Sent], None, None]:
         limits, caller = self._limits, found.scope.caller
         if not self._places.take(caller):
-            raise exceeded(limits, "max_streams", self._places.refused, "read to their end those that are open")
+            raise exceeded(limits, "max_streams", self._places.refused, "read the open streams to their end")
         most = max(1, min(request.block_bytes or BLOCK_BYTES, limits.max_block_bytes, self._rules.max_value_bytes))
         with found.scope.entered():
             made = self._sent(found, most)

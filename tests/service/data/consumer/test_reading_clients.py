@@ -205,7 +205,7 @@ def test_consecutive_elements_of_clients_in_arrays_are_read_for_these_alone() ->
 def test_what_would_be_read_again_for_each_of_many_clients_is_refused() -> None:
     who = np.arange(50_000) % 5
     mixed = Dataset.from_arrays({"who": who, "x": np.arange(50_000)})
-    with pytest.raises(ResourceLimitError, match="a file of its own, divide the dataset.*--max-client-bytes"):
+    with pytest.raises(ResourceLimitError, match="a separate file, divide the dataset.*--max-client-bytes"):
         ClientGroups(SMALL).find(b"digest", mixed.by_client("who"))
 
 

@@ -144,7 +144,7 @@ def test_losses_count_from_the_last_element_on() -> None:
         send(plan, 1)
         consume(plan)
     lose_in_a_row(plan, 3)
-    with pytest.raises(WorkerUnavailableError, match="over the element 3 of splits 10 to 19"):
+    with pytest.raises(WorkerUnavailableError, match="over element 3 of splits 10 to 19"):
         lose_in_a_row(plan, 1)
 
 

@@ -50,7 +50,9 @@ def test_a_dataset_may_have_several_names(peer: Peer) -> None:
 def test_the_same_id_with_other_content_is_refused_with_both(peer: Peer) -> None:
     first = peer.register(b"mine", dataset_id="numbers")
     other = hashlib.sha256(b"other").hexdigest()[:32]
-    with pytest.raises(InvalidValueError, match=f"{first.hex()[:32]} under the id 'numbers'.* found {other}"):
+    with pytest.raises(
+        InvalidValueError, match=f"{first.hex()[:32]}, which is registered as 'numbers'.* found {other}"
+    ):
         peer.register(b"other", dataset_id="numbers")
     assert peer.describe("numbers").digest == first
 
@@ -61,12 +63,12 @@ def test_of_a_dataset_that_is_known_nobody_says_something_else(peer: Peer) -> No
         peer.register(b"mine", 8, dataset_id="eight")
     assert peer.register(b"mine", 7, cardinality=100) == digest
     assert peer.describe(digest=digest).cardinality == 100
-    with pytest.raises(InvalidValueError, match="none of id 'eight'"):
+    with pytest.raises(InvalidValueError, match="none with id 'eight'"):
         peer.describe("eight")
 
 
 def test_an_unknown_id_is_refused_with_some_that_there_are(peer: Peer) -> None:
-    with pytest.raises(InvalidValueError, match="none of id 'nothing'; nothing is registered"):
+    with pytest.raises(InvalidValueError, match="none with id 'nothing'; nothing is registered"):
         peer.describe("nothing")
     for index in range(7):
         peer.register(b"%d" % index, dataset_id=f"name-{index}")

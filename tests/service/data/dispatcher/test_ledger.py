@@ -336,7 +336,7 @@ def test_a_journal_that_could_not_begin_anew_is_as_it_was(opened: Journals, tmp_
     assert (noted(journal), journal.commit, journal.standing(before)) == (["a"], before, KNOWN)
     last = note(journal, "b")
     assert last.number == before.number + 1
-    assert "started again" in (journal.refusal(Commit(number=1)) or "")
+    assert "restarted" in (journal.refusal(Commit(number=1)) or "")
     journal.close()
     journal = opened(tmp_path)
     assert [journal.standing(commit) for commit in (before, last)] == [KNOWN, KNOWN]

@@ -255,6 +255,6 @@ def test_nobody_can_make_up_a_commit_that_ends_the_passes_of_others(tmp_path: Pa
         digest = peer.register()
         other = Consumer(peer, digest, b"a")
         forged = Commit(number=other.commit.number + 1000, branch=other.commit.branch, seal=other.commit.seal)
-        with pytest.raises(StaleSessionError, match="had no journal, or another one"):
+        with pytest.raises(StaleSessionError, match="without a journal, or with another one"):
             Consumer(peer, digest, b"b", commit=forged)
         assert other.take_all()
