@@ -161,7 +161,7 @@ def test_a_dispatcher_without_a_journal_does_not_know_the_pass_any_more(fleet: F
         dispatcher.kill()
         fleet.start_dispatcher(dispatcher.port)
 
-    with pytest.raises(StaleSessionError, match="had no journal.*give the dispatcher work_dir and fault_tolerant_mode"):
+    with pytest.raises(StaleSessionError, match="without a journal.*work_dir and fault_tolerant_mode"):
         read(dispatcher, 100, restart)
     assert sorted(read(dispatcher, -1, lambda: None)[0]) == EVERYTHING, "it is registered again"
 

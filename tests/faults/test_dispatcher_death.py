@@ -90,5 +90,5 @@ def test_a_dispatcher_without_a_journal_says_so_when_it_was_started_again() -> N
         with again(first, "--data-dispatcher"):
             assert consumer.last is None
             request = messages.TakeRequest(commit=consumer.opened.commit, pass_id=consumer.opened.pass_id)
-            with pytest.raises(StaleSessionError, match="had no journal"):
+            with pytest.raises(StaleSessionError, match="without a journal"):
                 peer.ask(lambda stub: answered(stub, lambda: stub.take(request), 30.0))

@@ -74,9 +74,9 @@ def test_an_unknown_id_is_refused_with_some_that_there_are(peer: Peer) -> None:
         peer.register(b"%d" % index, dataset_id=f"name-{index}")
     with pytest.raises(InvalidValueError, match="there are 'name-0', .*'name-4' and 2 others"):
         peer.describe("nothing")
-    with pytest.raises(InvalidValueError, match=f"none of digest {'00' * 32}"):
+    with pytest.raises(InvalidValueError, match=f"none with digest {'00' * 32}"):
         peer.definition(bytes(32))
-    with pytest.raises(StaleSessionError, match="had no journal"):
+    with pytest.raises(StaleSessionError, match="without a journal"):
         peer.definition(bytes(32), commit=messages.Commit(number=1))
 
 
@@ -314,9 +314,9 @@ def test_a_dispatcher_that_was_started_again_without_a_journal_says_so() -> None
         consumer = Consumer(peer, peer.register())
     with DispatchServer() as server, Peer(server.target) as peer:
         consumer.peer = peer
-        with pytest.raises(StaleSessionError, match="had no journal.*fault_tolerant_mode=True"):
+        with pytest.raises(StaleSessionError, match="without a journal.*fault_tolerant_mode=True"):
             consumer.take()
-        with pytest.raises(StaleSessionError, match="had no journal"):
+        with pytest.raises(StaleSessionError, match="without a journal"):
             Consumer(peer, peer.register(), commit=consumer.opened.commit)
 
 
