@@ -87,7 +87,7 @@ class ArrowReader:
     """Converts data that pyarrow has read into elements.
 
     Attributes:
-      path: The file, for messages.
+      path: The file, for error messages.
       from_text: Whether the file is text, whose floats were read with a wider type than the element's.
     """
 
@@ -100,7 +100,7 @@ class ArrowReader:
         Args:
           values: The values for which `column` has failed.
           element: The type of an element.
-          first: The number of the first row, for messages.
+          first: The number of the first row, for error messages.
         """
         good, bad = 0, len(values)
         while bad - good > 1:
@@ -120,7 +120,7 @@ class ArrowReader:
         Args:
           values: A `pyarrow.Array` or `pyarrow.ChunkedArray`.
           element: The type of an element.
-          first: The number of its first row, for messages.
+          first: The number of its first row, for error messages.
           name: The name of the column in messages.
 
         Raises:

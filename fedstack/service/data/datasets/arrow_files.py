@@ -69,7 +69,7 @@ class ArrowFiles(FilesSource):
         """Yields `pyarrow.RecordBatch`es with the columns of the elements; see `read_part`."""
 
     def rows_before(self, path: str, part: int) -> int:
-        """Returns the number of rows of a file before one of its parts, for messages."""
+        """Returns the number of rows of a file before one of its parts, for error messages."""
         raise NotImplementedError
 
     def misread(self, path: str, error: Exception) -> InvalidValueError:
@@ -264,7 +264,7 @@ def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where:
       kind: The kind of files.
       path: The first file.
       columns: The names of the columns to read, or a dict from names to types; `None` for all columns.
-      where: The function that got the arguments, for messages.
+      where: The function that got the arguments, for error messages.
 
     Raises:
       TypeMismatchError: If `columns` is neither, or the language has no type for a column.

@@ -247,7 +247,7 @@ class ElementFunction:
     Args:
       computation: The computation, as an object or as a message. It is loaded on first use, under the policy that is in
         force when this object is made.
-      where: The function that got the computation, for messages.
+      where: The function that got the computation, for error messages.
 
     Attributes:
       computation: The computation as a message.
@@ -300,7 +300,7 @@ class ElementFunction:
 
         Args:
           blocks: The elements.
-          place: Describes an element by its index among them, for messages.
+          place: Describes an element by its index among them, for error messages.
 
         Raises:
           FedstackError: The error of the function, after the results for all earlier elements; the message says at

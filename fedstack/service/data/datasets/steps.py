@@ -61,7 +61,7 @@ class Upstream:
         return Upstream(start, self.split, *place, step.size(self.size))
 
     def place(self, where: str) -> Callable[[int], str]:
-        """Returns a function that describes the place of an input element, given its index, for messages."""
+        """Returns a function that describes the place of an input element, given its index, for error messages."""
         since = f", counted from split {self.counts_from}" if self.counts_from else ""
         return lambda index: f"at element {self.number + index} of {where}{since}"
 

@@ -106,7 +106,7 @@ class Journal:
 
     @property
     def file(self) -> str:
-        """The location of the journal, for messages."""
+        """The location of the journal, for error messages."""
         return "the memory of this process" if self._folder is None else str(self._folder / FILE)
 
     def _open(self) -> None:

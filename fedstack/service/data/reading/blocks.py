@@ -47,7 +47,7 @@ def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
       arrays: An array per tensor of the element, in tuples for structs; strings in the form of NumPy or Python.
       element: The type of an element.
       rows: The number of elements.
-      path: The origin of the arrays, for messages.
+      path: The origin of the arrays, for error messages.
 
     Raises:
       TypeMismatchError: If an array has the wrong dtype or shape.
@@ -211,7 +211,7 @@ class Gathering:
 
     Args:
       element: The type of the elements.
-      what: The name of the step, for messages.
+      what: The name of the step, for error messages.
       object_bytes: The overhead of each tensor of an element that is an object of its own.
     """
 

@@ -309,7 +309,7 @@ class DataWorkerService(Service):
 
     @property
     def address(self) -> str:
-        """The address of the worker, for messages."""
+        """The address of the worker, for error messages."""
         return self._server.target if self._server and self._server.target else "this process"
 
     def drain(self) -> None:
