@@ -295,7 +295,7 @@ def test_a_pool_that_is_closed_while_a_worker_is_started_anew_leaves_nothing(
         os.kill(pid, signal.SIGKILL)
         until = time.monotonic() + seconds
         eventually(lambda: time.monotonic() >= until)
-        processes = [psutil.Process(child.pid) for child in psutil.Process().children() if child.pid in pool.pids]
+        processes = [child for child in psutil.Process().children() if child.pid in pool.pids]
     finally:
         pool.close()
     assert not any(process.is_running() for process in processes)
