@@ -98,12 +98,8 @@ class RemotePhases(PhaseRunner):
             return await self._sessions.watched(keeper, work(keeper.session))
 
     async def end(self) -> None:
-        """Does the same as `close`, on the transport's loop, so that several can end at the same time."""
+        """Ends the session, on the transport's loop, so that several can end at the same time. Idempotent."""
         await self._sessions.end()
-
-    def close(self) -> None:
-        """Ends the session. Idempotent; never raises."""
-        self._sessions.close()
 
     def __repr__(self) -> str:
         return f"<RemotePhases at {self._sessions.stub.address}>"
