@@ -294,7 +294,7 @@ async def _run(executor: Executor, comp: ConcreteComputation, signature: Functio
         return await _run_foreign(executor, comp, signature, payload)
     if not executor.drives_inline:
         await need_event_loop()
-    result = await executor.invoke(comp, payload)
+    result = await executor.prepared(comp)(payload)
     return await executor.finish(lambda: to_result(result, signature.result), signature.result)
 
 

@@ -171,7 +171,7 @@ async def test_what_executors_above_a_transforming_one_run_is_rewritten_too(abov
 
     executor = above(TransformingExecutor(multiply, stack(LeafExecutor())))
     assert await compute(executor, add, (3, 5)) == 15
-    assert await executor.invoke(add, (np.int32(3), np.int32(5))) == 15
+    assert await executor.prepared(add)((np.int32(3), np.int32(5))) == 15
     executor.close()
 
 

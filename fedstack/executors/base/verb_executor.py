@@ -4,7 +4,8 @@ The recorder decides what is recorded: nodes that an engine runs once, when thei
 values of the target below (`ForwardingRecorder`); ids in a session (`RemoteExecutor`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from fedstack.computations.plan.graph import declared_type
@@ -33,6 +34,8 @@ from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.value_text import describe
 
 _T = TypeVar("_T")
+# Runs a computation: the payload of its argument in, the payload of its result out.
+Run = Callable[[object], Coroutine[Any, Any, object]]
 FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
 
 
@@ -202,13 +205,18 @@ class VerbExecutor(ClosesOnExit, Executor):
         check_argument(declared.parameter, argument)
         return await self._recorder.call(self, function, argument, declared.result)
 
-    async def invoke(self, computation: ConcreteComputation, payload: object) -> object:
-        """Runs a whole computation and returns the payload of its result, as the verbs would do one by one.
+    def prepared(self, computation: ConcreteComputation) -> Run:
+        """Returns a function that runs a whole computation, for many calls.
 
-        Args:
-          computation: The computation.
-          payload: The payload of its argument, if it takes one.
+        It takes the payload of the argument, `None` if there is none, and returns the payload of the result, as the
+        verbs would one by one.
+
+        Raises:
+          ClosedError: After `close()`.
         """
+        return functools.partial(self._run_by_verbs, computation)
+
+    async def _run_by_verbs(self, computation: ConcreteComputation, payload: object) -> object:
         function = await self.create_value(computation)
         parameter = computation.type_signature.parameter
         argument = None if parameter is None else await self.create_known(payload, parameter)

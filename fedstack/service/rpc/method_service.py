@@ -11,8 +11,9 @@ from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.leaves.work_scope import WorkKind, change_scope, current_scope
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
 from fedstack.computations.values.federated_values import count_clients
-from fedstack.errors import WorkerUnavailableError
-from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.contexts.invocation import tell_path
+from fedstack.errors import FedstackError, WorkerUnavailableError
+from fedstack.executors.base.verb_executor import Run, VerbExecutor
 from fedstack.executors.concurrency.coroutines import run_at_once
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -24,7 +25,7 @@ from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.executor.requests import control, read_value
-from fedstack.service.executor.sessions.held_values import answered
+from fedstack.service.executor.sessions.held_values import prepared, written
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.host.limits import ServiceLimits, add_limits
 from fedstack.service.rpc.method_table import Method, MethodTable
@@ -71,6 +72,7 @@ class MethodService(Service):
         self._table = MethodTable()
         self._threads = LeafThreads(_MOST_AT_ONCE, for_others=_MOST_AT_ONCE // 2)
         self._no_clients = ProgressCounts()
+        self._runs: dict[Method, Run] = {}
         self._give_back = _keep
         self._draining = False
 
@@ -129,13 +131,14 @@ class MethodService(Service):
         if request.signature and request.signature != method.signature.digest:
             yield Parcel(methods_pb2.InvokeResponse(other=method.signature.described()).SerializeToString())
             return
-        with method.calls.counted():
+        begun, failed = method.calls.began(), True
+        try:
             payload = await self._argument(method, received)
             self._core.work_for(current_scope().origin, WorkKind.METHOD)
             packer = self._core.packer()
             progress = ProgressCounts() if method.has_clients else self._no_clients
             executor, give_back = self._executor_for(method, payload, progress)
-            answer = answered(executor, method.source, payload, functools.partial(_response, packer))
+            answer = self._answer(method, executor, payload, packer)
             del payload  # that coroutine owns it, and drops it before it writes the answer
             try:
                 if method.inline and executor is self._at_hand:
@@ -149,6 +152,25 @@ class MethodService(Service):
             finally:
                 give_back()
             yield Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)
+            failed = False
+        finally:
+            method.calls.done(begun, failed)
+
+    async def _answer(self, method: Method, executor: Executor, payload: object, packer: Packer) -> bytes:
+        """Runs a method and returns the answer; its large arrays are in the packer. Errors name the stack."""
+        try:
+            run = self._runs.get(method) if executor is self._at_hand else None
+            if run is None:
+                run = prepared(executor, method.source)
+                if executor is self._at_hand:
+                    self._runs[method] = run
+            found = await run(payload)
+            del payload
+            result = method.signature.function.result
+            return await written(executor, found, result, functools.partial(_response, packer))
+        except FedstackError as error:
+            tell_path(error, executor)
+            raise
 
     async def _argument(self, method: Method, received: Received[methods_pb2.InvokeRequest]) -> object:
         parameter = method.signature.function.parameter

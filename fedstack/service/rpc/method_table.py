@@ -1,11 +1,10 @@
 """Keeps the methods of a server by name, and counts their calls."""
 
-import contextlib
 import difflib
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Iterator
 
 import attrs
 
@@ -40,19 +39,17 @@ class CallTimes:
         self.running = 0
         self._last: deque[float] = deque(maxlen=_LAST_TIMES)
 
-    @contextlib.contextmanager
-    def counted(self) -> Generator[None, None, None]:
-        """Counts the block as a call."""
-        begun, failed = time.perf_counter(), 1
+    def began(self) -> float:
+        """Counts a call that begins, and returns the time to give to `done`."""
         self.running += 1
-        try:
-            yield
-            failed = 0
-        finally:
-            self.running -= 1
-            self.failed += failed
-            self.ended += 1
-            self._last.append(time.perf_counter() - begun)
+        return time.perf_counter()
+
+    def done(self, begun: float, failed: bool) -> None:
+        """Counts the end of a call."""
+        self.running -= 1
+        self.failed += failed
+        self.ended += 1
+        self._last.append(time.perf_counter() - begun)
 
     def message(self) -> MethodCalls:
         """Returns the counts as a message."""

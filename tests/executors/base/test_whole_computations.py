@@ -46,22 +46,22 @@ async def by_verbs(executor, computation, values):
 @pytest.mark.parametrize(("computation", "values"), [(mean, [1.0, 2.0, 6.0]), (five, None)], ids=["mean", "five"])
 async def test_a_whole_computation_gives_what_the_verbs_give(executor, computation, values):
     payload = None if values is None else executor.normalized(values, AT_CLIENTS)
-    assert await executor.invoke(computation, payload) == await by_verbs(executor, computation, values)
+    assert await executor.prepared(computation)(payload) == await by_verbs(executor, computation, values)
 
 
 async def test_a_leaf_function_is_a_whole_computation_too(executor):
-    assert await executor.invoke(half, np.float32(3)) == np.float32(1.5)
+    assert await executor.prepared(half)(np.float32(3)) == np.float32(1.5)
 
 
 async def test_an_error_of_a_leaf_function_reaches_the_caller_each_time(executor):
     payload = executor.normalized([1.0, -2.0, 6.0], AT_CLIENTS)
     for _ in range(2):
         with pytest.raises(LeafError, match="below zero") as raised:
-            await executor.invoke(mean, payload)
+            await executor.prepared(mean)(payload)
         assert raised.value.client_index == 1
 
 
 async def test_a_closed_executor_runs_none(executor):
     executor.close()
     with pytest.raises(ClosedError):
-        await executor.invoke(five, None)
+        await executor.prepared(five)(None)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -23,11 +24,10 @@ from fedstack.computations.types.type_sizes import count_leaves, struct_depth
 from fedstack.computations.types.type_structure import contains_sequence, fields_of
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients
-from fedstack.contexts.invocation import tell_path
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
+from fedstack.executors.base.verb_executor import Run, VerbExecutor, known_clients_of, phases_of, pull
 from fedstack.executors.concurrency.coroutines import run_at_once
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
@@ -135,33 +135,18 @@ async def written(executor: object, payload: object, type_spec: Type, write: Cal
     return await off_loop(lambda: write(payload, type_spec))
 
 
-async def answered(
-    executor: Executor,
-    computation: ConcreteComputation,
-    payload: object,
-    write: Callable[[object, Type], _T],
-) -> _T:
-    """Runs a whole computation in an executor of any origin, and writes its result.
+def prepared(executor: Executor, computation: ConcreteComputation) -> Run:
+    """Returns a function that runs a whole computation in an executor of any origin; see `VerbExecutor.prepared`."""
+    if isinstance(executor, VerbExecutor):
+        return executor.prepared(computation)
+    return functools.partial(_run_by_verbs, executor, computation)
 
-    Args:
-      executor: The executor. Errors name its stack.
-      computation: The computation.
-      payload: The payload of its argument, if it takes one.
-      write: See `written`.
-    """
-    try:
-        if isinstance(executor, VerbExecutor):
-            found = await executor.invoke(computation, payload)
-        else:
-            parameter = computation.type_signature.parameter
-            function = await create_computation(executor, computation.to_proto())
-            argument = None if parameter is None else await create_known(executor, payload, parameter)
-            found = await pull(await create_call(executor, function, argument))
-        del payload
-        return await written(executor, found, computation.type_signature.result, write)
-    except FedstackError as error:
-        tell_path(error, executor)
-        raise
+
+async def _run_by_verbs(executor: Executor, computation: ConcreteComputation, payload: object) -> object:
+    parameter = computation.type_signature.parameter
+    function = await create_computation(executor, computation.to_proto())
+    argument = None if parameter is None else await create_known(executor, payload, parameter)
+    return await pull(await create_call(executor, function, argument))
 
 
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
