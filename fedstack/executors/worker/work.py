@@ -66,12 +66,14 @@ class Work(Generic[_T]):
         Raises:
           DeadlineExceededError: If the work takes longer.
         """
-        now = asyncio.get_running_loop().time
         look = min(_LOOK_SECONDS, between)
-        sent, due = None, now() + between
-        end = now() + seconds if 0.0 < seconds < _MOST_SECONDS else math.inf  # NaN is neither
+        allowed = seconds if 0.0 < seconds < _MOST_SECONDS else math.inf  # NaN is neither
+        now = asyncio.get_running_loop().time
+        begun = now()
+        sent, due, end = None, begun + between, begun + allowed
+        wait = min(look, allowed)
         try:
-            while not await self._is_done(min(look, max(0.0, end - now()))):
+            while not await self._is_done(wait):
                 if now() >= end:
                     raise DeadlineExceededError(
                         f"The call was allowed {seconds:.3g} seconds and took longer; what it did until then is done; "
@@ -83,6 +85,7 @@ class Work(Generic[_T]):
                 if news != sent or now() + look / 2 >= due:
                     sent, due = news, now() + between
                     yield Heartbeat(*found, tuple(pieces))
+                wait = min(look, max(0.0, end - now()))
         except BaseException as error:
             await self._end(error)
             raise
