@@ -7,7 +7,7 @@ in the same way: `reach` before the first call and after a loss, `answered` for 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import DeadlineExceededError, FedstackError, WorkerUnavailableError
@@ -16,6 +16,7 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.connection_errors import listed
 
 _T = TypeVar("_T")
+Ask: TypeAlias = Callable[[], Awaitable[object]]
 _logger = logging.getLogger(__name__)
 QUIET_SECONDS = 2.5
 """How many seconds a caller waits before it is logged; longer than it takes to find out why a peer is away."""
@@ -62,7 +63,7 @@ class WaitNotice:
             say_waiting(self._what, self._seconds, cause)
 
 
-async def reach(stub: ServiceStub, seconds: float | None = None) -> None:
+async def reach(stub: ServiceStub, seconds: float | None = None, ask: Ask | None = None) -> None:
     """Returns once a peer can be reached; runs on the transport's loop.
 
     A lost peer is dialled separately from its connection, several times a second: the connection itself dials less
@@ -72,13 +73,31 @@ async def reach(stub: ServiceStub, seconds: float | None = None) -> None:
     Args:
       stub: Calls the peer.
       seconds: How long to wait for it; `None` for no limit.
+      ask: A call that the peer must also answer: a stalled process still accepts connections.
 
     Raises:
       WorkerUnavailableError: If it cannot be reached within that time, or has ended permanently.
       FedstackError: If waiting does not help.
     """
-    deadline = Deadline(seconds, stub.io.time)
-    notice = WaitNotice(stub.who, seconds, stub.io.time)
+    await _reach(stub, Deadline(seconds, stub.io.time), ask, WaitNotice(stub.who, seconds, stub.io.time).waits)
+
+
+async def back(stub: ServiceStub, ask: Ask) -> None:
+    """Returns once a lost peer can be reached again and answers; runs on the transport's loop.
+
+    Args:
+      stub: Calls the peer.
+      ask: The call that it must answer.
+
+    Raises:
+      FedstackError: If waiting does not help.
+    """
+    stub.is_reached = False
+    await asyncio.sleep(_PAUSE_SECONDS)
+    await _reach(stub, Deadline(), ask, lambda cause: None)
+
+
+async def _reach(stub: ServiceStub, deadline: Deadline, ask: Ask | None, waits: Callable[[Exception], None]) -> None:
     next_question = Deadline(_ASK_SECONDS, stub.io.time)
     connection = stub.connection
     while True:
@@ -86,13 +105,15 @@ async def reach(stub: ServiceStub, seconds: float | None = None) -> None:
         if not is_lost or stub.is_gone or deadline.is_over or next_question.is_over:
             try:
                 await connection.wait_ready(min(_READY_SECONDS, deadline.left or _READY_SECONDS))
+                if ask is not None:
+                    await ask()
                 stub.is_reached = True
                 return
             except FedstackError as error:
                 stub.is_reached = False
                 if not isinstance(error, RetryableError) or stub.is_gone or deadline.is_over:
                     raise
-                notice.waits(error)
+                waits(error)
             next_question = Deadline(_ASK_SECONDS, stub.io.time)
         await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from fedstack.errors import AuthenticationError, DeadlineExceededError, WorkerUnavailableError
-from fedstack.membership.reaching import answered, reach
+from fedstack.membership.reaching import answered, back, reach
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
 from fedstack.transport.peers.io_loop import IoLoop
 
@@ -162,5 +162,30 @@ def test_a_peer_that_refuses_at_once_is_not_asked_without_pauses() -> None:
         with pytest.raises(WorkerUnavailableError):
             await answered(peer, ask, 1.0)
         assert asked <= 21
+
+    run(program)
+
+
+def test_a_stalled_peer_is_back_once_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(peer: Peer) -> None:
+        async def ask() -> None:  # connections are accepted all the time
+            if peer.io.time() < 60.0:
+                raise DeadlineExceededError("no answer")
+
+        await back(peer, ask)
+        assert 60.0 <= peer.io.time() < 60.4
+
+    with caplog.at_level(logging.WARNING):
+        assert run(program, is_reached=True).is_reached
+    assert not caplog.records  # nothing waits for it: the work continues elsewhere
+
+
+def test_a_peer_that_refuses_the_token_is_never_back() -> None:
+    async def program(peer: Peer) -> None:
+        async def ask() -> None:
+            raise AuthenticationError("wrong token")
+
+        with pytest.raises(AuthenticationError):
+            await back(peer, ask)
 
     run(program)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, StaleSessionError, WorkerUnavailableError
 from fedstack.foundations.deadline import Deadline
@@ -23,10 +23,48 @@ LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 _logger = logging.getLogger(__name__)
 # How old the list of workers may be before it is refreshed in the background.
 _FRESH_SECONDS = 2.0
-# How long a lost worker is avoided, if there are others.
-_AVOIDED_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 _DISPATCHER_SECONDS = 10.0
+
+
+class LostWorkers:
+    """The data workers that were lost, each until it answers again. Used on the transport's loop only.
+
+    Args:
+      on_back: Called with the id of a worker that answers again.
+    """
+
+    def __init__(self, on_back: Callable[[bytes], None] = lambda worker: None) -> None:
+        self._on_back = on_back
+        self._waits: dict[bytes, asyncio.Task[None]] = {}
+
+    def __contains__(self, worker: bytes) -> bool:
+        return worker in self._waits
+
+    def add(self, worker: bytes, reader: Reader) -> None:
+        """Adds a worker, which `reader` reads from."""
+        if worker not in self._waits:
+            self._waits[worker] = start_apart(self._wait_for(worker, reader))
+
+    async def _wait_for(self, worker: bytes, reader: Reader) -> None:
+        try:
+            await reader.back()
+        except FedstackError as error:  # the worker remains lost for as long as the dispatcher lists it
+            _logger.debug("Waiting for the data worker of %r has ended: %s", reader, error)
+            return
+        del self._waits[worker]
+        self._on_back(worker)
+
+    def keep(self, listed: Collection[bytes]) -> None:
+        """Drops all workers that the dispatcher no longer lists."""
+        for worker in self._waits.keys() - listed:
+            self._waits.pop(worker).cancel()
+
+    async def close(self) -> None:
+        """Drops all workers, and returns once no task waits for them. Idempotent."""
+        tasks = list(self._waits.values())
+        self.keep(())
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class DataWorkers:
@@ -47,7 +85,7 @@ class DataWorkers:
         self._stub = DispatcherStub(connect(dispatcher, credentials))
         self._addresses: dict[bytes, str] = {}
         self._readers: dict[bytes, Reader] = {}
-        self._avoided: dict[bytes, float] = {}
+        self._lost = LostWorkers()
         self._fresh_until = 0.0
         self._asking: asyncio.Task[None] | None = None
 
@@ -76,8 +114,8 @@ class DataWorkers:
             self._readers[worker] = found
         return found
 
-    def lose(self, worker: bytes, error: FedstackError, since: float) -> None:
-        """Avoids a worker for a while.
+    async def lose(self, worker: bytes, error: FedstackError, since: float) -> None:
+        """Avoids a worker until it answers again.
 
         Args:
           worker: The id of the worker.
@@ -93,9 +131,9 @@ class DataWorkers:
                 f"{self._patience:g} s: {error}",
                 code="UNAVAILABLE",
             )
-        if worker not in self._avoided:
+        if worker in self._readers and worker not in self._lost:
+            self._lost.add(worker, self._readers[worker])
             _logger.warning("Reading from data workers other than that at %s: %s", self._addresses.get(worker), error)
-        self._avoided[worker] = self.io.time() + _AVOIDED_SECONDS
         self._fresh_until = 0.0
 
     async def _there(self) -> Sequence[bytes]:
@@ -103,12 +141,10 @@ class DataWorkers:
         patience, dispatcher = self._patience, self.dispatcher
         notice = WaitNotice(f"a data worker of the dispatcher at {dispatcher}", patience, self.io.time)
         async for _ in Deadline(patience, self.io.time).attempts(itertools.repeat(_PAUSE_SECONDS)):
-            now = self.io.time()
-            if now >= self._fresh_until and self._asking is None:
+            if self.io.time() >= self._fresh_until and self._asking is None:
                 self._asking = start_apart(self._ask())
                 self._asking.add_done_callback(consume_exception)
-            self._avoided = {worker: until for worker, until in self._avoided.items() if until > now}
-            there = [worker for worker in self._addresses if worker not in self._avoided]
+            there = [worker for worker in self._addresses if worker not in self._lost]
             if there:
                 return there
             notice.waits("there is none")
@@ -129,6 +165,7 @@ class DataWorkers:
                 raise RemoteError(str(error), code="UNAVAILABLE") from None
         else:
             self._addresses = {one.worker: one.address for one in response.worker}
+            self._lost.keep(self._addresses)
             for worker in self._readers.keys() - self._addresses.keys():
                 await self._readers.pop(worker).close()
         finally:
@@ -137,6 +174,7 @@ class DataWorkers:
 
     async def close(self) -> None:
         """Ends the connections. Idempotent."""
+        await self._lost.close()
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             await reader.close()

@@ -1,7 +1,6 @@
 """Carries out the plan of a pass: calls the dispatcher and the workers, and hands elements to a thread."""
 
 import asyncio
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -25,13 +24,14 @@ from fedstack.proto.data_service_pb2 import (
 )
 from fedstack.service.data.consumer.acknowledgements import Position
 from fedstack.service.data.consumer.connections import Connections, Opening, PassClient, taken_range
+from fedstack.service.data.consumer.data_workers import LostWorkers
 from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take
 from fedstack.service.data.reading.readers import Reader, Reading
 from fedstack.transport.peers.io_loop import calls_on, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
 _logger = logging.getLogger(__name__)
-# The interval between requests for workers while there are none, and between attempts to reach a lost worker.
+# The interval between requests for workers while there are none.
 _LOOK_SECONDS = 0.1
 _ALIVE_SECONDS = 1.0
 
@@ -71,6 +71,7 @@ class PassDriver:
         self._readings: dict[bytes, Reading] = {}
         self._reads: dict[bytes, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._lost = LostWorkers(self._found)
         self._ending: asyncio.Task[None] | None = None
         # While there is no worker: the deadline for finding one, and the notice that is logged.
         self._search: tuple[Deadline, WaitNotice] | None = None
@@ -270,6 +271,7 @@ class PassDriver:
                 mine.append(one.worker)
             else:
                 self._foreign.add(one.worker)
+        self._lost.keep(mine)
         for worker in self._plan.list_workers(mine):
             self._start(self._check_alive(worker))
 
@@ -345,23 +347,20 @@ class PassDriver:
         reading = self._readings.pop(worker, None)
         if reading is not None:
             self._start(reading.close())
-        self._start(self._look_for(worker))
+        if worker in self._plan.away:
+            self._lost.add(worker, self._reader(worker))
         self._turn()
 
-    async def _look_for(self, worker: bytes) -> None:
-        """Waits for a worker to come back, for as long as the dispatcher lists it."""
-        reader = self._reader(worker)
-        async for attempt in Deadline().attempts(itertools.repeat(_LOOK_SECONDS)):
-            if worker not in self._plan.away:
-                break
-            if attempt and await reader.is_there(_ALIVE_SECONDS):
-                with self._arrived:
-                    self._plan.found(worker)
-                self._turn()
+    def _found(self, worker: bytes) -> None:
+        with self._arrived:
+            self._plan.found(worker)
+        self._turn()
 
     async def _check_alive(self, worker: bytes) -> None:
         """Gives up a worker that is no longer listed, unless it still answers here."""
-        if not await self._reader(worker).is_there(_ALIVE_SECONDS):
+        try:
+            await self._reader(worker).reach(_ALIVE_SECONDS)
+        except FedstackError:
             task = self._reads.get(worker)
             if task is not None:
                 task.cancel()
@@ -377,6 +376,7 @@ class PassDriver:
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
+        await self._lost.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for reading in self._readings.values():
             await reading.close()

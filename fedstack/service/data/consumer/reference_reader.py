@@ -129,7 +129,7 @@ class GroupReader:
                 columns, sizes = await self._read_whole(worker, places)
                 break
             except LOSSES as error:
-                self._workers.lose(worker, error, begun)
+                await self._workers.lose(worker, error, begun)
                 worker = await self._workers.preferred(self._keys[places[0]])
             except FedstackError:
                 if is_alone:
@@ -179,7 +179,7 @@ class GroupReader:
                     begun = workers.io.time()
                 return
             except LOSSES as error:
-                workers.lose(worker, error, begun)
+                run(workers.lose(worker, error, begun))
             finally:
                 run(reading.close())
 

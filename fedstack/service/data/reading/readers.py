@@ -17,9 +17,10 @@ from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
-from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError
+from fedstack.errors import AuthenticationError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, LeafThreads, sized
 from fedstack.executors.worker.receiving import receive
+from fedstack.membership.reaching import back, reach
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.reading.budget import AHEAD, SECONDS_TOGETHER, SENT_BYTES, Ahead, Blocks
 from fedstack.service.data.reading.dataset_scope import reading
@@ -32,6 +33,8 @@ from fedstack.transport.wire.parcels import WHOLE_BYTES, Incoming
 
 # Elements read without a connection come in lots. A lot ends after this many blocks, about SENT_BYTES, or some time.
 _MOST_AT_ONCE = 64
+# The time limit for the answer of a worker to a health check.
+_ALIVE_SECONDS = 1.0
 # The largest piece that glibc considers worth keeping, less its own overhead.
 _KEPT_BYTES = (32 << 20) - (64 << 10)
 
@@ -95,8 +98,20 @@ class Reader(abc.ABC):
         """Lists the clients of a dataset."""
 
     @abc.abstractmethod
-    async def is_there(self, seconds: float) -> bool:
-        """Returns whether the worker answers now, within about `seconds`."""
+    async def reach(self, seconds: float) -> None:
+        """Returns once the worker answers; see `membership.reaching`.
+
+        Raises:
+          FedstackError: If it does not answer within `seconds`.
+        """
+
+    @abc.abstractmethod
+    async def back(self) -> None:
+        """Returns once the worker, which was lost, answers again.
+
+        Raises:
+          FedstackError: If waiting does not help.
+        """
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -171,14 +186,14 @@ class RemoteReader(Reader):
             "give the worker a certificate, or no tokens"
         )
 
-    async def is_there(self, seconds: float) -> bool:
-        connection = self._stub.connection
-        try:
-            is_there = await connection.look(seconds)
-            await connection.check_alive(seconds)
-        except FedstackError:
-            return False
-        return is_there
+    async def reach(self, seconds: float) -> None:
+        await reach(self._stub, seconds, self._check_alive)
+
+    async def back(self) -> None:
+        await back(self._stub, self._check_alive)
+
+    async def _check_alive(self) -> bool:
+        return await self._stub.connection.check_alive(_ALIVE_SECONDS)
 
     async def close(self) -> None:
         await self._stub.close()
@@ -314,8 +329,12 @@ class LocalReader(Reader):
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
         return await self._list_clients(request)
 
-    async def is_there(self, seconds: float) -> bool:
-        return any(found is self for found in readers_here.values())
+    async def reach(self, seconds: float) -> None:
+        await self.back()
+
+    async def back(self) -> None:
+        if not any(found is self for found in readers_here.values()):
+            raise WorkerUnavailableError("Expected a running data worker in this process, found a stopped one")
 
     async def close(self) -> None:
         pass
