@@ -83,7 +83,7 @@ class Backend(abc.ABC):
         return places[:most]
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls a function when a worker joins, leaves or is lost; `places` then returns the current workers.
+        """Calls a function when a worker joins, drains, leaves or is lost; `places` then returns the current workers.
 
         The default is for a backend that does not notice such changes by itself: it never calls the function.
 

@@ -240,6 +240,9 @@ class _Watching(MembershipObserver[Worker]):
     def ready(self, member: Worker) -> None:
         self._changed()
 
+    def draining(self, member: Worker) -> None:
+        self._changed()
+
     def lost(self, member: Worker, error: Exception) -> None:
         self._changed()
 

@@ -1,12 +1,16 @@
 """Checks whether peers are reachable: everything that a membership asks of stubs and their connections."""
 
 import asyncio
+import contextlib
 import contextvars
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic
 
+from fedstack.errors import FedstackError
+from fedstack.foundations.deadline import Deadline
 from fedstack.membership.member import AnyMember, M, MemberState
 from fedstack.membership.members import FIRST_PAUSE, LONGEST_PAUSE, Members
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
@@ -15,6 +19,8 @@ from fedstack.transport.peers.io_loop import IoLoop, start_apart
 _LOOK_SECONDS = 0.5
 # How often to look for losses while there are observers.
 _WATCH_SECONDS = 0.1
+# The pause before a member is asked again whether it drains, if asking has failed, or whether it has stopped.
+_AGAIN_SECONDS = 1.0
 
 
 class Asker(Generic[M]):
@@ -31,9 +37,10 @@ class Asker(Generic[M]):
         self._members = members
         self._go_on = weakref.WeakMethod(go_on)
         self._tasks: dict[M, asyncio.Task[None]] = {}
+        self._drains: dict[M, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looked = -math.inf
-        weakref.finalize(self, _abandon, self._tasks, io).atexit = False
+        weakref.finalize(self, _abandon, (self._tasks, self._drains), io).atexit = False
 
     def step(self, *, watches: bool = False) -> None:
         """Asks the members that are due, and stops asking those that no longer need to be asked.
@@ -70,6 +77,21 @@ class Asker(Generic[M]):
             if loss is not None and (member.stub.is_gone or member.state is not MemberState.BACK):
                 self._members.lost(member, loss, for_good=member.stub.is_gone)
 
+    def follow(self, member: M) -> None:
+        """Notices when a ready member begins to drain, and when it has stopped then; ends that for a lost member."""
+        if member.is_ready and member not in self._drains:
+            self._drains[member] = start_apart(_follow(member, weakref.WeakMethod(self._drained)))
+        elif member.state not in (MemberState.READY, MemberState.DRAINING) and member in self._drains:
+            self._drains.pop(member).cancel()
+
+    def _drained(self, member: M, error: Exception | None) -> None:
+        """Records that a member drains or, with an error, that it has stopped."""
+        if error is None:
+            self._members.drains(member)
+        else:
+            self._members.lost(member, error)
+        _call(self._go_on)
+
     def heard(self, member: M, error: Exception | None) -> None:
         """Records that a member has answered or failed; called by the task that asked it."""
         if self._tasks.get(member) is not asyncio.current_task():
@@ -86,7 +108,10 @@ class Asker(Generic[M]):
 
     async def end(self) -> None:
         """Stops asking, and returns once all tasks have ended; the state machine must be closed before."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._drains.values()]
+        for task in self._drains.values():
+            task.cancel()
+        self._drains.clear()  # a cancelled task keeps its frames, which keep the connection
         self.step()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -98,9 +123,32 @@ async def _ask(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception | No
         await _reach(member)
     except Exception as error:
         found = error.with_traceback(None)  # its frames would otherwise be kept while the member is away
+    _tell(heard, member, found)
+
+
+def _tell(
+    heard: "weakref.WeakMethod[Callable[[M, Exception | None], None]]", member: M, error: Exception | None
+) -> None:
     hear = heard()
     if hear is not None:
-        hear(member, found)
+        hear(member, error)
+
+
+async def _follow(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception | None], None]]") -> None:
+    """Waits until a member reports that it drains, and then until it has stopped."""
+    connection, found = member.stub.connection, None
+    async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
+        with contextlib.suppress(FedstackError):  # losses are noticed elsewhere
+            await connection.until_draining()
+            break
+    _tell(heard, member, None)
+    async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
+        try:
+            await connection.check_alive(_AGAIN_SECONDS)
+        except FedstackError as error:
+            found = error.with_traceback(None)
+            break
+    _tell(heard, member, found)
 
 
 def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
@@ -110,12 +158,13 @@ def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
         found()
 
 
-def _abandon(tasks: "dict[M, asyncio.Task[None]]", io: IoLoop) -> None:
+def _abandon(tasks: "Sequence[dict[M, asyncio.Task[None]]]", io: IoLoop) -> None:
     """Stops asking on behalf of a membership that is gone; a finalizer."""
 
     def end() -> None:
-        for task in tasks.values():
-            task.cancel()
+        for some in tasks:
+            for task in some.values():
+                task.cancel()
 
     io.call_soon(end)
 

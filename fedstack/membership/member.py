@@ -18,6 +18,8 @@ class MemberState(enum.Enum):
     NEW = "not asked yet"
     """It has not been heard from yet."""
     READY = "ready"
+    DRAINING = "draining"
+    """It is about to stop: it completes its work, and takes no more."""
     AWAY = "away"
     """It was lost or does not answer, and may return at any time."""
     BACK = "back"

@@ -22,6 +22,7 @@ FULL_SECONDS = 5.0
 _FIRST_GAP, _LONGEST_GAP = 0.01, 1.0
 _HALF_SECONDS = 15.0
 _STRAIN_SECONDS = 5.0
+_NOT_AWAY = (MemberState.READY, MemberState.DRAINING, MemberState.BACK, MemberState.REMOVED)
 # How long each wait for members lasts after a failed wait.
 AGAIN_SECONDS = 0.25
 
@@ -145,9 +146,14 @@ class Members(Generic[M]):
             self._ask_soon(member)
         self._becomes(member, MemberState.GONE if for_good else _state_after(error), error)
 
+    def drains(self, member: M) -> None:
+        """Records that a ready member reports that it is about to stop."""
+        if member.is_ready:
+            self._becomes(member, MemberState.DRAINING, None)
+
     def returned(self, member: M) -> None:
         """Records that a member that was away was found or reported to be back; it is asked at once."""
-        if member.state not in (MemberState.READY, MemberState.BACK, MemberState.REMOVED) and not self._closed:
+        if member.state not in _NOT_AWAY and not self._closed:
             self._rest(member)
             self._ask_soon(member)
             self._becomes(member, MemberState.BACK, member.cause)

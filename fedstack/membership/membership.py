@@ -123,7 +123,7 @@ class Membership(Generic[M]):
         An observer that raises is dropped.
         """
         end = self._observers.add(observer)
-        self._post(lambda: None)  # from here on the members are watched
+        self._post(self._follow)
         return end
 
     def close(self, users: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
@@ -147,6 +147,11 @@ class Membership(Generic[M]):
         self._io.loop.call_soon_threadsafe(happen, context=contextvars.Context())
 
     # From here on, everything runs on the transport's loop.
+
+    def _follow(self) -> None:
+        """Begins to notice members that drain, for an observer."""
+        for member in self.members:
+            self._asker.follow(member)
 
     def _join(self, member: M) -> None:
         member.can_look = member.stub.connection.can_look
@@ -226,6 +231,8 @@ class Membership(Generic[M]):
                 _logger.debug("The worker at %s is ready", change.member.address)
             elif change.after is MemberState.WRONG and len(self.members) > 1:  # else the caller gets it as an error
                 _logger.warning("Doing without the worker at %s: %s", change.member.address, change.cause)
+            if self._observers and not self._closed:
+                self._asker.follow(change.member)
             self._observers.tell(change)
         if changes:
             self._wake()

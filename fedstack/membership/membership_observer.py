@@ -18,8 +18,11 @@ class MembershipObserver(Generic[M]):
     def ready(self, member: M) -> None:
         """Called when a member is ready, for the first time or again."""
 
+    def draining(self, member: M) -> None:
+        """Called when a ready member is about to stop: it completes its work, and takes no more."""
+
     def lost(self, member: M, error: Exception) -> None:
-        """Called when a member that was ready no longer is; once, however the loss was noticed."""
+        """Called when a member that was ready or draining is lost; once, however the loss was noticed."""
 
     def removed(self, member: M) -> None:
         """Called when a member has been removed."""
@@ -50,6 +53,8 @@ class MembershipObservers(Generic[M]):
             try:
                 if change.after is MemberState.READY:
                     observer.ready(change.member)
+                elif change.after is MemberState.DRAINING:
+                    observer.draining(change.member)
                 elif change.after is MemberState.REMOVED:
                     observer.removed(change.member)
                 elif (cause := _loss(change)) is not None:
@@ -60,8 +65,8 @@ class MembershipObservers(Generic[M]):
 
 
 def _loss(change: Change[M]) -> Exception | None:
-    """Returns the reason why a member that was ready is lost; `None` if it is not."""
-    return change.cause if change.before is MemberState.READY else None
+    """Returns the reason why a member that was in use is lost; `None` if it is not."""
+    return change.cause if change.before in (MemberState.READY, MemberState.DRAINING) else None
 
 
 def _report(change: Change[M]) -> None:

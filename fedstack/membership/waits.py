@@ -83,9 +83,8 @@ class Wait(Generic[M]):
             return Pause(min(left, AGAIN_SECONDS))
         # The known state may be seconds old, and a member that is back by now must not be reported as away.
         self._has_looked, self._begun, self._patience = True, self._members.clock(), _ANSWER_SECONDS
-        return LookFor(
-            [w for w in self._members.members if w.state not in HOPELESS and not w.is_ready and not w.supervised]
-        )
+        settled = {*HOPELESS, MemberState.READY, MemberState.DRAINING}
+        return LookFor([w for w in self._members.members if w.state not in settled and not w.supervised])
 
     def _over(self) -> "Decision[M]":
         ready = self._members.ready

@@ -81,6 +81,17 @@ class FleetPromises(RuleBasedStateMachine):
             self.after()
 
     @rule(number=PICKS)
+    def drain(self, number: int) -> None:
+        worker = self.pick(number)
+        if worker is not None:
+            was_ready = worker.is_ready
+            self.fleet.drains(worker)
+            assert not worker.is_ready
+            assert not (was_ready and worker.asking)
+            assert not was_ready or worker.state is MemberState.DRAINING
+            self.after()
+
+    @rule(number=PICKS)
     def come_back(self, number: int) -> None:
         worker = self.pick(number)
         if worker is not None:
@@ -106,6 +117,7 @@ class FleetPromises(RuleBasedStateMachine):
             self.fleet.answered(worker)
             self.fleet.failed(worker, error)
             self.fleet.lost(worker, error)
+            self.fleet.drains(worker)
             self.fleet.returned(worker)
         self.after()
 
@@ -176,7 +188,7 @@ class FleetPromises(RuleBasedStateMachine):
         for worker in [*self.fleet.members, *self.removed]:
             is_asked = worker.asking or worker.ask_at is not None
             assert not (worker.asking and worker.ask_at is not None)
-            if worker.state in (MemberState.READY, MemberState.GONE, MemberState.REMOVED):
+            if worker.state in (MemberState.READY, MemberState.DRAINING, MemberState.GONE, MemberState.REMOVED):
                 assert not is_asked
             elif not worker.supervised or worker.state in (MemberState.NEW, MemberState.BACK):
                 assert is_asked

@@ -7,12 +7,14 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import attrs
 import federated_language as fl
 import numpy as np
 import pytest
+from await_until import await_until
 from fake_members import AWAY
 
 import fedstack
@@ -81,6 +83,9 @@ class Diary(MembershipObserver):
     def ready(self, worker: Worker) -> None:
         self._note("ready", worker)
 
+    def draining(self, worker: Worker) -> None:
+        self._note("draining", worker)
+
     def lost(self, worker: Worker, error: Exception) -> None:
         self.errors.append(error)
         self._note("lost", worker)
@@ -103,12 +108,16 @@ def square(number: int) -> int:
     return number * number
 
 
-async def squared(worker: Worker, number: int) -> object:
+async def called(function: object, worker: Worker, number: int) -> object:
     """A single call at a worker, as a coordinator makes them."""
     with contextlib.closing(RemoteExecutor(worker.stub)) as remote:
         remote.set_cardinalities({})
-        function, argument = await remote.create_value(square), await remote.create_value(number, np.int64)
-        return await (await remote.create_call(function, argument)).compute()
+        callee, argument = await remote.create_value(function), await remote.create_value(number, np.int64)
+        return await (await remote.create_call(callee, argument)).compute()
+
+
+async def squared(worker: Worker, number: int) -> object:
+    return await called(square, worker, number)
 
 
 async def waiting(driver: Membership) -> "asyncio.Task[list[Worker]]":
@@ -135,14 +144,14 @@ async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return(
         driver.lost(worker, AWAY)
         with pytest.raises(NoWorkersError, match="The worker is not ready"):
             await driver.ready()
-        assert diary.entries == [("ready", worker.address), ("lost", worker.address)]
-        assert diary.errors == [caught.value]
+        assert [what for what, _ in diary.entries if what != "draining"] == ["ready", "lost"]
+        assert len(diary.errors) == 1
         diary.entries.clear()
         with serving(port):
             await diary.until("ready", worker)
             assert await driver.ready() == [worker]
             assert await squared(worker, 4) == 16
-        assert diary.entries == [("ready", worker.address)]
+        assert diary.entries[0] == ("ready", worker.address)  # and it may have been seen to drain
     finally:
         driver.close()
 
@@ -158,6 +167,39 @@ async def test_a_caller_who_waits_gets_the_worker_that_comes_back() -> None:
         with serving(port):
             assert await asyncio.wait_for(late, WALL) == [worker]
             assert await squared(worker, 5) == 25
+    finally:
+        driver.close()
+
+
+async def test_a_draining_worker_completes_its_work_and_gets_no_more(targets: list[str], tmp_path: Path) -> None:
+    begun, gate = tmp_path / "begun", tmp_path / "open"
+
+    @fedstack.python_computation(np.int64, np.int64)
+    def waits(number: int) -> int:
+        begun.touch()
+        while not gate.exists():
+            time.sleep(0.01)
+        return number
+
+    with serving() as draining:
+        port = int(draining.target.rpartition(":")[2])
+        driver = Membership([Worker(stub) for stub in make_stubs([targets[0], draining.target], None)])
+        first, second = await driver.ready()
+        driver.subscribe(diary := Diary())
+        running = asyncio.ensure_future(called(waits, second, 7))
+        await asyncio.to_thread(await_until, begun.exists)
+        stopping = asyncio.ensure_future(asyncio.to_thread(draining.stop, WALL))
+        await diary.until("draining", second)
+        assert await driver.ready() == [first]
+        gate.touch()
+        assert await running == 7
+        await stopping
+    try:
+        await diary.until("lost", second)  # by its end alone: no call was made there
+        diary.entries.clear()
+        with serving(port):
+            await diary.until("ready", second)
+            assert await driver.ready() == [first, second]
     finally:
         driver.close()
 

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, cast
 
 from fedstack.computations.leaves.work_scope import WorkKind, current_scope
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, ExecutorValue, RetryableError
-from fedstack.errors import FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.coroutines import gather
@@ -17,7 +16,6 @@ from fedstack.executors.remote.workers import Worker
 from fedstack.executors.remote.workers import Workers as Fleet
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.resource_factory import borrow
-from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.foundations.value_text import describe
 from fedstack.membership.membership_observer import MembershipObserver
@@ -29,13 +27,11 @@ from fedstack.service.coordinator.workers import CoordinatedWorker, Outcomes, Va
 from fedstack.service.executor.sessions.session import ClosureScope
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
-from fedstack.transport.peers.io_loop import io_loop, start_apart
+from fedstack.transport.peers.io_loop import io_loop
 
 Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
 # How many values of one worker are disposed of in a batch.
 _DISPOSE_BATCH = 500
-# How long to wait before asking again whether a worker is about to stop, if asking has failed.
-_AGAIN_SECONDS = 1.0
 
 
 class RemoteWorker(CoordinatedWorker):
@@ -51,7 +47,6 @@ class RemoteWorker(CoordinatedWorker):
         super().__init__(state, driver)
         self._stub = stub
         self._watch = SilenceWatch(stub, self._ask, self._hear)
-        self._leaving: asyncio.Task[None] | None = start_apart(self._leave())
 
     def _make_executor(self, clients: int) -> Executor:
         executor = RemoteExecutor(self._stub, _DISPOSE_BATCH)
@@ -86,18 +81,7 @@ class RemoteWorker(CoordinatedWorker):
     def _hear(self, is_silent: bool) -> None:
         self._driver.tell(self._scheduler.silent, self.state, is_silent)
 
-    async def _leave(self) -> None:
-        """Drains the worker once it reports that it is about to stop."""
-        async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
-            with contextlib.suppress(FedstackError):  # losses are detected elsewhere
-                await self._stub.connection.until_draining()
-                break
-        self._driver.tell(self._scheduler.drain, self.state)
-
     def close(self) -> None:
-        if self._leaving is not None:
-            self._leaving.cancel()
-            self._leaving = None  # a cancelled task keeps its frames, which keep the connection
         self._watch.close()
         super().close()
 
@@ -194,6 +178,10 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
             state = WorkerState(index, member.address, member.features.threads)
             self._by_member[member] = worker = RemoteWorker(state, self, member.stub)
             self.add(worker)
+
+    def draining(self, member: Worker) -> None:
+        if member in self._by_member:
+            self.tell(self.scheduler.drain, self._by_member[member].state)
 
     def lost(self, member: Worker, error: Exception) -> None:
         if member in self._by_member:

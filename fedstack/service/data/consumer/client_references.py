@@ -134,7 +134,7 @@ class RegisteredClients:
             try:
                 return (await self._workers.reader(worker).list_clients(request)).client
             except LOSSES as error:
-                self._workers.lose(worker, error, begun)
+                await self._workers.lose(worker, error, begun)
 
     def references(self, client_ids: Sequence[Any]) -> list[ClientReference]:
         """Returns references to clients, which are read ahead in this order."""
