@@ -30,7 +30,7 @@ from fedstack.executors.composing_executor import LOSSES
 from fedstack.executors.concurrency.coroutines import all_in_order
 from fedstack.executors.concurrency.leaf_threads import off_loop, sized
 from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
-from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.status import error_from_status

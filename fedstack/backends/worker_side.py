@@ -28,7 +28,7 @@ from fedstack.executors.base.verb_executor import phases_of
 from fedstack.executors.composing_executor import ComposedPhases
 from fedstack.executors.concurrency.coroutines import SyncDriver
 from fedstack.executors.factories import local_executor_factory
-from fedstack.executors.remote.phases.phase_results import read_result
+from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.resource_factory import borrow
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.receiving import Admission, receive

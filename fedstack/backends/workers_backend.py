@@ -24,8 +24,8 @@ from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.one_by_one import OneByOneExecutor
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.remote.phases.remote_phases import RemotePhases
-from fedstack.executors.remote.sessions.session_opener import SessionOpener
+from fedstack.executors.remote.remote_phases import RemotePhases
+from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory

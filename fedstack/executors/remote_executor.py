@@ -8,10 +8,10 @@ from fedstack.computations.values.federated_values import checked_cardinalities
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.verb_executor import VerbExecutor, to_declared_type
 from fedstack.executors.base.verb_values import VerbValue
-from fedstack.executors.remote.phases.remote_phases import RemotePhases
+from fedstack.executors.remote.remote_phases import RemotePhases
 from fedstack.executors.remote.remote_recorder import RemoteRecorder
 from fedstack.executors.remote.remote_values import SessionValue
-from fedstack.executors.remote.sessions.session_opener import SessionOpener
+from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number
 from fedstack.foundations.public_names import takes_options

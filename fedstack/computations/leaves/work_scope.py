@@ -3,7 +3,7 @@
 Work of users runs deep inside the runtime: on threads, in tasks, in runtimes of leaves. What it has to know about its
 caller is in one frozen object, in the only context variable of fedstack, which tasks and threads inherit. Three modules
 enter a scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call at a server,
-`service/executor/sessions/service_core.py` for the work of a session.
+`service/executor/service_core.py` for the work of a session.
 """
 
 import contextlib

@@ -6,11 +6,11 @@ from fedstack.computations.types.language import CLIENTS, Type, computation_pb2
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.base.verb_values import Recorder, Source
+from fedstack.executors.remote.remote_sessions import Made, MovesValues, RemoteSession, naming_the_worker
 from fedstack.executors.remote.remote_values import SessionValue, naming_intrinsics
-from fedstack.executors.remote.sessions.remote_sessions import Made, MovesValues, RemoteSession, naming_the_worker
-from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
-from fedstack.executors.remote.sessions.session_opener import SessionOpener
-from fedstack.executors.remote.sessions.streaming_session import StreamingSession
+from fedstack.executors.remote.session_keeper import SessionKeeper
+from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.remote.streaming_session import StreamingSession
 
 
 class RemoteRecorder(Recorder[SessionValue]):

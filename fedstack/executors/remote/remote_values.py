@@ -10,8 +10,8 @@ from fedstack.computations.types.language import ConcreteComputation, FunctionTy
 from fedstack.errors import FedstackError, InvalidValueError, RemoteError
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.base.verb_values import VerbValue, function_error
-from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
-from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
+from fedstack.executors.remote.remote_sessions import RemoteSession
+from fedstack.executors.remote.session_keeper import SessionKeeper
 from fedstack.foundations.error_text import with_place
 from fedstack.transport.wire.status import RemoteTraceback
 

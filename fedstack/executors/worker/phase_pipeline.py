@@ -29,13 +29,13 @@ from fedstack.executors.base.aggregations import partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
-from fedstack.executors.remote.phases.phase_messages import (
+from fedstack.executors.remote.phase_messages import (
     ReceivedPhase,
     check_first_client,
     computations_of,
     read_phase,
 )
-from fedstack.executors.remote.phases.phase_results import write_result
+from fedstack.executors.remote.phase_results import write_result
 from fedstack.executors.worker.receiving import Admission, Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.frames import CHUNK_BYTES

@@ -13,7 +13,7 @@ from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.values import normalize
 from fedstack.errors import CarrierError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value
+from fedstack.executors.remote.remote_transfers import evaluate, pack_value
 from fedstack.foundations.caches import SharedCache
 from fedstack.membership.reaching import reach
 from fedstack.proto import executor_pb2 as plain

@@ -24,7 +24,7 @@ from fedstack.service.coordinator.calls.closures import WorkerState
 from fedstack.service.coordinator.driver import Driver
 from fedstack.service.coordinator.scheduler import Scheduler
 from fedstack.service.coordinator.workers import CoordinatedWorker, Outcomes, ValueHandle
-from fedstack.service.executor.sessions.session import ClosureScope
+from fedstack.service.executor.session import ClosureScope
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop

@@ -29,11 +29,11 @@ from fedstack.foundations.deadline import let_others_run
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import StartResponse, Status, UpdateRequest
+from fedstack.service.executor import held_values
+from fedstack.service.executor.held_values import SharedComputation
 from fedstack.service.executor.requests import in_turns, read_value
-from fedstack.service.executor.sessions import held_values
-from fedstack.service.executor.sessions.held_values import SharedComputation
-from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.session import Session, check_new_id
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.session import Session, check_new_id
 from fedstack.transport.wire.status import Code, StatusError, details_of
 
 # The spare bytes that names and types add to a function.

@@ -14,19 +14,19 @@ from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import change_scope
 from fedstack.computations.types.language import Type
 from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
-from fedstack.executors.remote.phases.phase_messages import read_span
+from fedstack.executors.remote.phase_messages import read_span
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.receiving import Received, receive
 from fedstack.executors.worker.work import Work
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.executor_pb2 import ExecutorId
+from fedstack.service.executor import held_values
 from fedstack.service.executor.creations import Creations, Starts, Updates
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
 from fedstack.service.executor.requests import control, in_turns
-from fedstack.service.executor.sessions import held_values
-from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.session import Session
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.session import Session
 from fedstack.service.host.limits import add_limits
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, process_digest
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, ServerFacts, UploadMethod

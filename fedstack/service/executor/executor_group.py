@@ -12,10 +12,10 @@ from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import PIECES_WEIGHT, sized
 from fedstack.foundations.number_checks import MOST_MESSAGE_BYTES
 from fedstack.proto import executor_pb2 as messages
+from fedstack.service.executor import held_values
 from fedstack.service.executor.requests import control, in_turns, unary, unary_sized, unary_to_bytes
-from fedstack.service.executor.sessions import held_values
-from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.session import Session
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.session import Session
 from fedstack.service.executor.value_types import count_members, type_of_value
 from fedstack.service.host.limits import exceeded
 from fedstack.transport.peers.methods import UnaryMethod

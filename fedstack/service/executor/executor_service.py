@@ -11,8 +11,8 @@ from fedstack.computations.types.language import ExecutorFactory
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_group import ExecutorGroup
-from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.sessions import Clock
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.sessions import Clock
 from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS

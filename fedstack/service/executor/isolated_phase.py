@@ -26,7 +26,7 @@ from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, off_loop
-from fedstack.executors.remote.phases.phase_messages import ReceivedPhase, write_values
+from fedstack.executors.remote.phase_messages import ReceivedPhase, write_values
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.receiving import Received
 from fedstack.foundations.deadline import Deadline
@@ -35,7 +35,7 @@ from fedstack.foundations.segments import Rows
 from fedstack.membership.search import Culprit, CulpritSearch, Ended
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.isolation_child import LENGTH, ChildOptions
-from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.executor.service_core import ServiceCore
 
 _logger = logging.getLogger(__name__)
 _READING_SECONDS = 2.0

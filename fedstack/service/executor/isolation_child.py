@@ -30,12 +30,12 @@ from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.executors.base.aggregations import slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.factories import local_executor_factory
-from fedstack.executors.remote.phases.phase_messages import ReceivedPhase
+from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.receiving import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
-from fedstack.service.executor.sessions.held_values import phases_in
-from fedstack.service.executor.sessions.service_core import LimitedAdmission
+from fedstack.service.executor.held_values import phases_in
+from fedstack.service.executor.service_core import LimitedAdmission
 from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 

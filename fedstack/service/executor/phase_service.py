@@ -11,10 +11,10 @@ from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
 from fedstack.executors.worker.receiving import Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.service.executor.held_values import create_known, known_payload, phases_in
 from fedstack.service.executor.isolated_phase import search_phase
-from fedstack.service.executor.sessions.held_values import create_known, known_payload, phases_in
-from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.session import Session, check_new_id
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.session import Session, check_new_id
 from fedstack.transport.wire.parcels import Parcel
 
 

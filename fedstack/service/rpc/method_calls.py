@@ -23,7 +23,7 @@ from fedstack.errors import (
 )
 from fedstack.executors.concurrency.coroutines import run_at_once
 from fedstack.executors.concurrency.leaf_threads import off_loop
-from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
+from fedstack.executors.remote.remote_transfers import check_size, receive
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment, joined
 from fedstack.membership.reaching import answered, reach

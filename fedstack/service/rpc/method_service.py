@@ -24,9 +24,9 @@ from fedstack.executors.worker.work import Work
 from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2
 from fedstack.proto.extensions_pb2 import GetStatusResponse
+from fedstack.service.executor.held_values import prepared, written
 from fedstack.service.executor.requests import control, read_value
-from fedstack.service.executor.sessions.held_values import prepared, written
-from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.host.limits import ServiceLimits, add_limits
 from fedstack.service.rpc.method_table import Method, MethodTable
 from fedstack.transport.grpc.credentials import ClientCredentials, check_client_credentials

@@ -16,7 +16,7 @@ import fedstack
 from fedstack.contexts import SyncExecutionContext
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.concurrency.progress import ProgressCounts
-from fedstack.executors.remote.phases import phase_messages
+from fedstack.executors.remote import phase_messages
 from fedstack.foundations.caches import BoundedCache
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.limits import ServiceLimits

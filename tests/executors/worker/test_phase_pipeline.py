@@ -25,8 +25,8 @@ from fedstack.executors import FederatingExecutor, LeafExecutor, SequenceExecuto
 from fedstack.executors.base.aggregations import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.remote.phases.phase_messages import write_phase
-from fedstack.executors.remote.phases.phase_results import read_result
+from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
 from fedstack.executors.worker.receiving import Admission, receive
 from fedstack.leaves import Destination

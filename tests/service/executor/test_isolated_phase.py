@@ -20,7 +20,7 @@ from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ScalarColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
 from fedstack.executors.base.aggregations import FoldArgument
-from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.executors.worker.receiving import receive
 from fedstack.leaves import Destination
 from fedstack.membership.search import Ended
@@ -30,7 +30,7 @@ from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.isolated_phase import search_phase
 from fedstack.service.executor.isolation_child import ChildOptions
 from fedstack.service.executor.phase_service import SessionHost
-from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.wire.parcels import Parcel, incoming_of

@@ -31,7 +31,7 @@ from fedstack.service.coordinator.calls.closures import (
     ResultArgument,
     StructArgument,
 )
-from fedstack.service.executor.sessions.session import ClosureScope
+from fedstack.service.executor.session import ClosureScope
 
 _VALUE, _BOXED, _KEPT = "value", "boxed", "kept"
 """The kinds of references in arguments: to a value, to a boxed value, to a per-worker value."""

@@ -29,7 +29,7 @@ from fedstack.service.data.reading.readers import LocalReader, Range, readers_he
 from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import CachedDataset, DefinitionCache
-from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.host.call_table import FairShares
 from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
 from fedstack.service.host.listening import is_local

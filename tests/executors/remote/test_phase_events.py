@@ -13,7 +13,7 @@ from watching import Diary, watched
 import fedstack
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import WorkerUnavailableError
-from fedstack.executors.remote.phases.phase_messages import read_span
+from fedstack.executors.remote.phase_messages import read_span
 from fedstack.observe import CallEnded, CallRetried, CallStarted, ClientsChanged, PhaseEnded, PhaseStarted
 from fedstack.observe.events import NO_SPAN, Span, new_id
 from fedstack.proto import extensions_pb2 as messages

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack.errors import LeafError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.remote.sessions import extended_session
-from fedstack.executors.remote.sessions.pending_creations import Creation, PendingCreations
+from fedstack.executors.remote import extended_session
+from fedstack.executors.remote.pending_creations import Creation, PendingCreations
 from fedstack.transport.peers.io_loop import io_loop
 
 WALL = 20.0

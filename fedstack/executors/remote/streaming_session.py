@@ -20,7 +20,7 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 from fedstack.computations.values.columns import Column, StructColumn
 from fedstack.executors.concurrency.coroutines import gather
-from fedstack.executors.remote.sessions.remote_sessions import Made, RemoteSession
+from fedstack.executors.remote.remote_sessions import Made, RemoteSession
 
 _AT_ONCE = 16
 

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from fedstack.errors import WorkerUnavailableError
-from fedstack.executors.remote.sessions.extended_session import ExtendedSession
+from fedstack.executors.remote.extended_session import ExtendedSession
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import BROKEN_OFF, NOT_LISTENING
 

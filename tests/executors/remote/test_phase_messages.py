@@ -33,8 +33,8 @@ from fedstack.executors import (
 )
 from fedstack.executors.base.aggregations import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.remote.phases.phase_messages import check_first_client, computations_of, read_phase, write_phase
-from fedstack.executors.remote.phases.phase_results import read_result, write_result
+from fedstack.executors.remote.phase_messages import check_first_client, computations_of, read_phase, write_phase
+from fedstack.executors.remote.phase_results import read_result, write_result
 from fedstack.foundations.segments import SegmentReader
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse
 from fedstack.testing.computation_builder import (

@@ -10,7 +10,7 @@ from typing import cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import FedstackError, StaleSessionError
-from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
+from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.transport.peers.io_loop import start_apart

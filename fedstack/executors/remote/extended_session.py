@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.errors import RemoteError, WorkerUnavailableError
-from fedstack.executors.remote.sessions.pending_creations import Pending, PendingCreations, pending
-from fedstack.executors.remote.sessions.remote_sessions import (
+from fedstack.executors.remote.pending_creations import Pending, PendingCreations, pending
+from fedstack.executors.remote.remote_sessions import (
     CarrierRules,
     Computation,
     Made,
@@ -17,7 +17,7 @@ from fedstack.executors.remote.sessions.remote_sessions import (
     RemoteSession,
     elements_of,
 )
-from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value, start
+from fedstack.executors.remote.remote_transfers import evaluate, pack_value, start
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.segments import Segment, joined
 from fedstack.proto import executor_pb2 as plain

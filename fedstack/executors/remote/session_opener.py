@@ -14,9 +14,9 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.executors.concurrency.coroutines import need_event_loop
-from fedstack.executors.remote.sessions.extended_session import open_session
-from fedstack.executors.remote.sessions.remote_sessions import checked_stub, naming_the_worker
-from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
+from fedstack.executors.remote.extended_session import open_session
+from fedstack.executors.remote.remote_sessions import checked_stub, naming_the_worker
+from fedstack.executors.remote.session_keeper import SessionKeeper
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.membership.reaching import reach

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterable
 
 from fedstack.computations.values.columns import SharedColumn
-from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
+from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.proto.extensions_pb2 import PhaseRequest
 
 # Sending a smaller input again is cheaper than disposing of it.

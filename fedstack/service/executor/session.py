@@ -14,7 +14,7 @@ from fedstack.errors import InvalidValueError, StaleSessionError
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.observe.events import SessionClosed
 from fedstack.observe.observers import observers
-from fedstack.service.executor.sessions.held_values import SharedComputation
+from fedstack.service.executor.held_values import SharedComputation
 from fedstack.service.host.limits import ServiceLimits, exceeded
 from fedstack.transport.wire.status import Code, StatusError
 

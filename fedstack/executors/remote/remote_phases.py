@@ -20,12 +20,12 @@ from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
-from fedstack.executors.remote.phases.phase_copies import PhaseCopies
-from fedstack.executors.remote.phases.phase_messages import write_phase, write_span
-from fedstack.executors.remote.phases.phase_results import ReceivedResult, read_result
-from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
-from fedstack.executors.remote.sessions.remote_transfers import check_size, packer_for, receive
-from fedstack.executors.remote.sessions.session_opener import SessionOpener
+from fedstack.executors.remote.phase_copies import PhaseCopies
+from fedstack.executors.remote.phase_messages import write_phase, write_span
+from fedstack.executors.remote.phase_results import ReceivedResult, read_result
+from fedstack.executors.remote.remote_sessions import RemoteSession
+from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
+from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.wire.connection_errors import BROKEN_OFF

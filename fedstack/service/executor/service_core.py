@@ -31,9 +31,9 @@ from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.receiving import Admission
 from fedstack.foundations.deadline import Deadline
 from fedstack.proto.executor_pb2 import ExecutorId
-from fedstack.service.executor.sessions.held_values import SharedComputation
-from fedstack.service.executor.sessions.session import Session
-from fedstack.service.executor.sessions.sessions import Clock, SessionTable
+from fedstack.service.executor.held_values import SharedComputation
+from fedstack.service.executor.session import Session
+from fedstack.service.executor.sessions import Clock, SessionTable
 from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.wire.frames import RunningClients

@@ -1,1 +1,0 @@
-"""Client phases and their results as messages."""

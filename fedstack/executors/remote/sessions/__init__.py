@@ -1,1 +1,0 @@
-"""Sessions in other processes: values by id, at fedstack's own services and at any other executor service."""

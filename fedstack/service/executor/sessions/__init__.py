@@ -1,1 +1,0 @@
-"""What clients keep in a worker, for how long, and what is let in."""
