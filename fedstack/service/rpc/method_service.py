@@ -145,9 +145,10 @@ class MethodService(Service):
                     header = run_at_once(answer)
                 else:
                     work = Work(answer, self._threads if method.is_leaf and executor is self._at_hand else None)
-                    heartbeats = work.beats(progress, self._core.limits.heartbeat_seconds, request.timeout_seconds)
-                    async for beat in heartbeats:
-                        yield beat
+                    between, seconds = self._core.limits.heartbeat_seconds, request.timeout_seconds
+                    if not await work.ends_soon(between, seconds):
+                        async for beat in work.beats(progress, between, seconds):
+                            yield beat
                     header = work.result()
             finally:
                 give_back()
