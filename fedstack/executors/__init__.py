@@ -1,6 +1,6 @@
-"""The executors, one concern each, and what puts them together.
+"""The executors and the factories that combine them into stacks.
 
-Stacks are made by the factories; each executor can also be used, wrapped and tested on its own.
+Each executor has a single responsibility, and can also be used, wrapped and tested without a factory.
 """
 
 from fedstack.executors.composing_executor import ComposingExecutor

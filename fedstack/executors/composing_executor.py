@@ -1,4 +1,7 @@
-"""Defines the executor that spreads clients over children and merges their contributions along the fixed tree."""
+"""Defines the executor that distributes clients over child executors and merges the partial results of the children.
+
+Partial results are merged along the fixed tree over client indices.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -19,19 +22,20 @@ from fedstack.executors.concurrency.coroutines import all_in_order, need_event_l
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.error_text import counted
 
-# Errors that say nothing about clients: the phase is run again, as soon as possible.
+# Errors that are not caused by clients. They are raised without waiting for other children, so that the phase can be
+# retried soon.
 LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 _C = TypeVar("_C")
 _threads = LeafThreads(idle_seconds=1.0)
 
 
 class ComposedPhases(PhaseEngine):
-    """Runs phases on several others, each with a contiguous range of the clients; see `ComposingExecutor`.
+    """An engine that splits each phase among child runners by contiguous client ranges; see `ComposingExecutor`.
 
     Args:
-      server: Runs unplaced work, and work at the server.
-      children: Run phases; some are composed themselves if there are many.
-      clients: How many clients each child has.
+      server: Runs unplaced work and work on the server.
+      children: The runners of phases. With many children, some of the runners are `ComposedPhases` themselves.
+      clients: The number of clients of each child.
     """
 
     def __init__(self, server: ProgramEngine, children: Sequence[PhaseRunner], clients: Sequence[int]) -> None:
@@ -65,7 +69,8 @@ class ComposedPhases(PhaseEngine):
             for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
             if not fold.functions
         }
-        # The contributions of all parts may not fit in memory together, so they are merged as they come where possible.
+        # The partial results of all children may not fit in memory together. Where the order does not matter, each is
+        # merged as soon as it is received.
         at_once = {index: state for index, state in states.items() if state.merges_in_any_order}
 
         async def call(child: PhaseRunner, part: range) -> PhaseResult:
@@ -91,7 +96,7 @@ class ComposedPhases(PhaseEngine):
                     state.merge(result.partials[index])
 
             if fold.functions:
-                await _threads.run(merge)  # calls a function of the user
+                await _threads.run(merge)  # the merge calls a user function
             else:
                 merge()
         columns = [
@@ -102,7 +107,7 @@ class ComposedPhases(PhaseEngine):
 
 
 def even_counts(clients: int, parts: int) -> list[int]:
-    """Splits a number of clients into parts that differ by one at most."""
+    """Splits a number of clients into parts whose sizes differ by at most one."""
     whole, rest = divmod(clients, parts)
     return [whole + (index < rest) for index in range(parts)]
 
@@ -110,7 +115,7 @@ def even_counts(clients: int, parts: int) -> list[int]:
 def composed(
     server: ProgramEngine, children: Sequence[PhaseRunner], counts: Sequence[int], max_fanout: int
 ) -> ComposedPhases:
-    """Composes phase runners, in as many levels as the fan-out requires."""
+    """Returns an engine over the phase runners, nested so that no level has more than `max_fanout` children."""
     return ComposedPhases(
         server, *in_levels(children, counts, max_fanout, lambda some, clients: ComposedPhases(server, some, clients))
     )
@@ -122,16 +127,16 @@ def in_levels(
     max_fanout: int,
     join: Callable[[Sequence[_C], Sequence[int]], _C],
 ) -> tuple[Sequence[_C], Sequence[int]]:
-    """Joins neighbours in groups, and groups in groups, until at most `max_fanout` are left.
+    """Repeatedly joins groups of adjacent children until at most `max_fanout` children remain.
 
     Args:
-      children: The neighbours to join.
-      counts: How many clients each has.
-      max_fanout: The most members of a group.
-      join: Joins a group into one.
+      children: The children to join, in client order.
+      counts: The number of clients of each child.
+      max_fanout: The maximum number of children in a group.
+      join: Joins a group of children, with their numbers of clients, into a single child.
 
     Returns:
-      The remaining neighbours, and how many clients each has.
+      The remaining children and the number of clients of each.
     """
     while len(children) > max_fanout:
         groups = [slice(i, i + max_fanout) for i in range(0, len(children), max_fanout)]
@@ -141,18 +146,19 @@ def in_levels(
 
 
 class ComposingExecutor(VerbExecutor):
-    """Runs each client phase on several children, each with a contiguous range of the clients.
+    """An executor that runs each client phase on several children, each with a contiguous range of the clients.
 
-    A child gets a whole phase and answers with partial results of the aligned blocks of its range, so sums and means
-    have the same bits for any number of children, and if clients fail, the error names the first of them. Only
-    `federated_aggregate` depends on the cut: each child folds from zero, and the results are merged in the order of the
-    children.
+    Each child runs the whole phase for its clients and returns partial results for the aligned blocks of its range.
+    Sums and means therefore have the same bits for any number of children. If several clients fail, the error names the
+    first of them. Only `federated_aggregate` depends on how clients are split: each child folds from zero, and the
+    results are merged in the order of the children.
 
     Args:
-      server: The executor of unplaced work and of work at the server.
-      children: Executors of phases, composing ones among them if there are many. They are closed with this one.
-      clients: How many clients each child has.
-      closes_server: Whether the server's executor is closed with this one.
+      server: The executor of unplaced work and of work on the server.
+      children: The executors of phases. With many children, some of these can be composing executors. The children are
+        closed with this executor.
+      clients: The number of clients of each child.
+      closes_server: Whether to close `server` with this executor.
     """
 
     def __init__(
@@ -166,7 +172,7 @@ class ComposingExecutor(VerbExecutor):
         if len(children) != len(clients) or any(count < 0 for count in clients):
             raise InvalidValueError(
                 f"Expected a number of clients of at least 0 for each of {len(children)} children, found "
-                f"{list(clients)}"
+                f"{list(clients)}; pass one such number per child as clients"
             )
         self.server, programs = with_programs(server)
         engine = ComposedPhases(programs, list(map(_phases_in, children)), list(clients))
@@ -183,6 +189,6 @@ def _phases_in(child: Executor | PhaseRunner) -> PhaseRunner:
     found = child if isinstance(child, PhaseRunner) else phases_of(child)
     if found is None:
         raise InvalidValueError(
-            f"Expected children that run client phases, found {child!r}; give a FederatingExecutor over it"
+            f"Expected children that run client phases, found {child!r}; wrap it in a FederatingExecutor"
         )
     return found

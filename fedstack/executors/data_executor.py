@@ -1,4 +1,4 @@
-"""Defines the executor that resolves `data` blocks, other than functions, through a backend of the user."""
+"""Defines the executor that resolves `data` blocks, except functions, through a backend supplied by the user."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from fedstack.executors.concurrency.coroutines import need_event_loop
 
 
 class DataBackend(Protocol):
-    """Finds data that a computation only names."""
+    """A source of the data that `data` blocks refer to."""
 
     async def materialize(self, data: computation_pb2.Data, type_spec: Type) -> object:
-        """Returns the value that `data` stands for.
+        """Returns the value that a `data` block refers to.
 
         Args:
-          data: The block: a URI, or content of any message type.
-          type_spec: The type that the value must fit.
+          data: The block, which contains a URI or a message of any type.
+          type_spec: The type that the value must have.
 
         Raises:
-          Exception: If there is no such data; it reaches the caller of the computation.
+          Exception: If the data cannot be found. The exception is passed on to the caller of the computation.
         """
         ...
 
@@ -40,7 +40,7 @@ _DATA = Linking("data blocks")
 
 
 class _Resolved(BoundOperation):
-    """Stands in a program for data that is resolved before the program runs."""
+    """A placeholder in a program for data that is resolved before the program runs."""
 
     def __init__(self, source: DataSource) -> None:
         self.name = "data"
@@ -48,11 +48,14 @@ class _Resolved(BoundOperation):
         self.source = source
 
     def call(self, argument: object, client: int | None = None) -> object:
-        raise InvalidComputationError(f"Expected data of type {self.result} to be resolved before it is used")
+        raise InvalidComputationError(
+            f"Expected data of type {self.result} to be resolved before the program runs, found an unresolved data "
+            "block"
+        )
 
 
 class DataEngine(PassingEngine):
-    """Resolves the data blocks in programs before they run; see `DataExecutor`."""
+    """An engine that resolves the data blocks of a program before it runs the program; see `DataExecutor`."""
 
     def __init__(self, target: ProgramEngine, backend: DataBackend) -> None:
         super().__init__(target)
@@ -68,7 +71,7 @@ class DataEngine(PassingEngine):
         await self.target.run_clients(await self._resolve(program), inputs, clients, sink)
 
     async def _resolve(self, program: Program) -> Program:
-        """Returns the program with constants for its data."""
+        """Returns the program with its data blocks replaced by constants."""
         steps = [step for step in program.steps if isinstance(step.operation, _Resolved)]
         if not steps:
             return program
@@ -84,12 +87,12 @@ class DataEngine(PassingEngine):
 
 
 class DataExecutor(WrapperExecutor):
-    """Resolves each `data` block once per run, and leaves everything else to its target.
+    """An executor that resolves each `data` block once per run, and passes all other work to its target.
 
-    Over an executor without an engine, data is resolved when a computation is created, and becomes part of it.
+    If the target has no engine, the data is resolved when a computation is created, and embedded in the computation.
 
     Args:
-      target: The executor below. It is closed with this one.
+      target: The executor below. It is closed with this executor.
       backend: Resolves the data.
     """
 
@@ -103,7 +106,7 @@ class DataExecutor(WrapperExecutor):
         return await super().embed(computation, declared, source)
 
     async def _resolved(self, computation: computation_pb2.Computation) -> computation_pb2.Computation:
-        """Returns the computation with literals for its data."""
+        """Returns the computation with its data blocks replaced by literals."""
         resolved = computation_pb2.Computation()
         resolved.CopyFrom(computation)
         for block in list(leaves_of(resolved)):

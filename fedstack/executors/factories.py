@@ -1,4 +1,4 @@
-"""Puts executors together into stacks."""
+"""Builds stacks of executors."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
@@ -24,11 +24,11 @@ Stack = Callable[[CardinalitiesType], Executor]
 
 
 class StackOptions(TypedDict, total=False):
-    """What a local stack can be told beyond its numbers.
+    """Options of a local stack, besides its numeric limits.
 
     Attributes:
       data_backend: Resolves `data` blocks that are not functions.
-      wrap_clients: Makes a wrapper around the executor of client work: sizing, tracing, fault injection.
+      wrap_clients: Wraps the executor that runs client work, for example for sizing, tracing or fault injection.
     """
 
     data_backend: DataBackend | None
@@ -38,7 +38,7 @@ class StackOptions(TypedDict, total=False):
 def _local_stack(
     max_fanout: int, clients_per_thread: int | None, max_concurrent_clients: int | None, options: StackOptions
 ) -> Stack:
-    """Returns what makes a local stack for a number of clients, after checking the numbers."""
+    """Checks the numeric limits and returns a function that builds a local stack for given cardinalities."""
     data_backend, wrap_clients = options.get("data_backend"), options.get("wrap_clients")
     for name, number, least in (
         ("max_fanout", max_fanout, 2),
@@ -65,7 +65,7 @@ def _local_stack(
 
 
 def unplaced_stack(leaf: Executor, data_backend: DataBackend | None) -> Executor:
-    """Returns what runs all that has no placement, over a leaf executor."""
+    """Returns an executor for work without a placement, built over a leaf executor."""
     return SequenceExecutor(leaf if data_backend is None else DataExecutor(leaf, data_backend))
 
 
@@ -80,16 +80,19 @@ def local_executor_factory(
     """Returns a factory of stacks that run everything in this process.
 
     Args:
-      default_num_clients: The number of clients of computations whose arguments do not tell.
-      max_fanout: The most children of a composing executor; a local stack has none, whatever its number of clients.
-      clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
-      max_concurrent_clients: The most functions that run at the same time, at clients and at the server, for all
-        executors and callers of the factory together; 1 makes all of them run one after the other. By default one per
-        core if they compute, and 32 if they wait, or four per core if that is more.
+      default_num_clients: The number of clients for computations whose arguments do not determine it.
+      max_fanout: The maximum number of children of a composing executor. The value is checked but has no effect here:
+        a local stack contains no composing executors.
+      clients_per_thread: The minimum number of clients that a leaf thread processes at a time. By default, it is chosen
+        from measured run times.
+      max_concurrent_clients: The maximum number of functions that run at the same time, on clients and on the server,
+        across all executors and callers of the factory. With 1, all functions run sequentially. By default, the limit
+        is one per core for functions that compute; for functions that wait, it is 32 or four per core, whichever is
+        larger.
       **options: See `StackOptions`.
 
     Raises:
-      InvalidValueError: If a number is out of its range.
+      InvalidValueError: If a number is out of range.
     """
     stack = _local_stack(max_fanout, clients_per_thread, max_concurrent_clients, options)
     return ResourceManagingExecutorFactory(
@@ -98,14 +101,14 @@ def local_executor_factory(
 
 
 class SizingExecutorFactory(ResourceManagingExecutorFactory):
-    """A local factory that counts what goes to clients and what comes back; made by `sizing_executor_factory`."""
+    """A local factory that counts the data sent to and received from clients; see `sizing_executor_factory`."""
 
     def __init__(self, stack: Stack, sizes: SizeInfo, default_num_clients: int) -> None:
         super().__init__(stack, default_num_clients=default_num_clients)
         self._sizes = sizes
 
     def get_size_info(self) -> SizeInfo:
-        """Returns the counts so far, over all executors of this factory."""
+        """Returns the current counts, summed over all executors of this factory."""
         return self._sizes
 
 
@@ -119,17 +122,17 @@ def sizing_executor_factory(
 ) -> SizingExecutorFactory:
     """Returns a local factory that counts bits and elements broadcast to clients and aggregated from them.
 
-    `get_size_info()` has the counts.
+    Call `get_size_info()` on the factory to read the counts.
 
     Args:
-      default_num_clients: As of `local_executor_factory`.
-      max_fanout: As of `local_executor_factory`.
-      clients_per_thread: As of `local_executor_factory`.
-      max_concurrent_clients: As of `local_executor_factory`.
+      default_num_clients: See `local_executor_factory`.
+      max_fanout: See `local_executor_factory`.
+      clients_per_thread: See `local_executor_factory`.
+      max_concurrent_clients: See `local_executor_factory`.
       **options: See `StackOptions`.
 
     Raises:
-      InvalidValueError: If a number is out of its range.
+      InvalidValueError: If a number is out of range.
     """
     sizes = SizeInfo()
     inner = options.get("wrap_clients")

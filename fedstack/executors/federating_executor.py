@@ -1,4 +1,4 @@
-"""Defines the executor of federated work on one machine: placements and federated intrinsics over all its clients."""
+"""Defines the executor that runs federated intrinsics over all clients in this process."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -24,10 +24,10 @@ from fedstack.foundations.error_text import counted
 
 
 class LocalPhases(PhaseEngine):
-    """Runs phases over clients in this process.
+    """An engine that runs phases over clients in this process.
 
     Args:
-      server: Runs unplaced work, and work at the server.
+      server: Runs unplaced work and work on the server.
       client_programs: Runs the work of clients.
       clients: The number of clients.
     """
@@ -70,7 +70,7 @@ class LocalPhases(PhaseEngine):
         clients: range,
         all_clients: bool,
     ) -> frozenset[int]:
-        """Folds long vectors that exist already by ranges of elements; returns the indices of these folds."""
+        """Folds long vectors that are already in memory by ranges of elements; returns the indices of these folds."""
         done: set[int] = set()
         for index, (fold, state) in enumerate(zip(phase.folds, states)):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
@@ -82,17 +82,17 @@ class LocalPhases(PhaseEngine):
 
 
 class FederatingExecutor(VerbExecutor):
-    """Runs federated intrinsics over any number of clients, whole columns at a time.
+    """An executor that runs federated intrinsics over any number of clients, whole columns at a time.
 
     Args:
-      target: The executor of unplaced work. It is closed with this one.
+      target: The executor of unplaced work. It is closed with this executor.
       num_clients: The number of clients.
-      client_target: The executor for work at clients, if it is not `target`.
+      client_target: The executor of work on clients; by default `target`.
     """
 
     def __init__(self, target: Executor, num_clients: int, *, client_target: Executor | None = None) -> None:
         if num_clients < 0:
-            raise InvalidValueError(f"Expected a number of clients of at least 0, found {num_clients}")
+            raise InvalidValueError(f"Expected num_clients to be at least 0, found {num_clients}")
         self.server, programs = self._client_target, client_programs = with_programs(target)
         if client_target is not None:
             self._client_target, client_programs = with_programs(client_target)
@@ -105,7 +105,7 @@ class FederatingExecutor(VerbExecutor):
 
 
 def _input_column(expression: Expression, phase: Phase, inputs: Sequence[Column]) -> Column | None:
-    """Returns the column of a result that is an input, or a member of one."""
+    """Returns the column of a result that is an input or a member of an input; `None` for any other result."""
     if isinstance(expression, Slot):
         slots = phase.program.inputs
         return inputs[slots.index(expression.index)] if expression.index in slots else None

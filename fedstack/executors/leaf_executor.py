@@ -1,4 +1,4 @@
-"""Defines the executor at the bottom of every stack: it calls leaf computations, on a bounded pool of threads."""
+"""Defines the executor at the bottom of every stack, which calls leaf computations on a bounded pool of threads."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -31,18 +31,18 @@ from fedstack.executors.concurrency.measurements import timed_run
 from fedstack.foundations.public_names import takes_options
 
 _T = TypeVar("_T")
-# The most policies whose loaded leaves are kept.
+# The maximum number of carrier policies whose linked leaves are cached.
 _MOST_POLICIES = 100
 
 
 @functools.lru_cache(_MOST_POLICIES)
 def _leaves_under(rules: Rules) -> Linking:
-    """Returns the key of leaves that were linked under a policy: no other policy uses them."""
+    """Returns the `Linking` for a carrier policy. Leaves that are linked under one policy are not used by another."""
     return Linking(f"leaf computations under {rules}")
 
 
 class LeafEngine(ProgramEngine):
-    """Runs programs of leaf computations; see `LeafExecutor`."""
+    """An engine that runs programs of leaf computations; see `LeafExecutor`."""
 
     def __init__(
         self, threads: LeafThreads, clients_per_thread: int | None, max_concurrent_clients: int | None
@@ -76,17 +76,17 @@ class LeafEngine(ProgramEngine):
             found = arithmetic_for(operation)
             if found is None:
                 raise UnsupportedIntrinsicError(
-                    f"Expected generic operators in {self!r}, found {operation.uri}; put a SequenceExecutor or a "
-                    "FederatingExecutor above it, as local_executor_factory does"
+                    f"Expected only generic operators in {self!r}, found {operation.uri}; wrap the LeafExecutor in a "
+                    "SequenceExecutor or a FederatingExecutor, as local_executor_factory does"
                 )
             return found
         if isinstance(operation, DataSource):
             content = operation.computation.data.content.type_url or operation.computation.data.uri
             if not content:
-                raise InvalidComputationError("Expected a data block with its content, found one without any")
+                raise InvalidComputationError("Expected a data block with content or a URI, found an empty data block")
             raise CarrierError(
-                f"Expected leaf computations in {self!r}, found a data block with {content}; put a DataExecutor with a "
-                "backend for it into the stack"
+                f"Expected only leaf computations in {self!r}, found a data block with {content}; add a DataExecutor "
+                "with a backend for this data to the stack"
             )
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
 
@@ -108,7 +108,7 @@ class LeafEngine(ProgramEngine):
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
         if contains_sequence(type_spec):
-            return await self._threads.run(work)  # a sequence may be a stream that user code makes
+            return await self._threads.run(work)  # a sequence may be a stream that user code produces
         return work()
 
     def __repr__(self) -> str:
@@ -116,14 +116,16 @@ class LeafEngine(ProgramEngine):
 
 
 class LeafExecutor(VerbExecutor):
-    """Runs leaf computations with the runtimes that know them, and the generic operators on structs of numbers.
+    """An executor that runs leaf computations in their runtimes, and the generic operators on structs of numbers.
 
     Args:
-      clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
-      max_concurrent_clients: The most functions that run at the same time, at clients and at the server; with 1 they
-        run one after the other. By default one per core if they compute, and 32 if they wait, or four per core if that
-        is more.
-      threads: Threads shared with other executors, with their bound; by default this executor has its own.
+      clients_per_thread: The minimum number of clients that a thread processes at a time. By default, it is chosen from
+        measured run times.
+      max_concurrent_clients: The maximum number of functions that run at the same time, on clients and on the server.
+        With 1, all functions run sequentially. By default, the limit is one per core for functions that compute; for
+        functions that wait, it is 32 or four per core, whichever is larger.
+      threads: Threads that this executor shares with other executors, including their limit. By default, this executor
+        has threads of its own.
     """
 
     @takes_options()

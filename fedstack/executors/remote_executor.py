@@ -19,16 +19,16 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
 
 if TYPE_CHECKING:
-    from typing import Unpack  # for type checkers only: Python 3.10 has none
+    from typing import Unpack  # for type checkers only, because Python 3.10 does not define it
 
 
 class ConnectOptions(TypedDict, total=False):
     """Options of `RemoteExecutor.connect`.
 
     Attributes:
-      dispose_batch_size: How many values one call disposes of; a batch that does not fill goes after a second.
-      stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
-      connect_seconds: How long to wait for an unreachable worker, each time that it is needed.
+      dispose_batch_size: The number of values that one call disposes of. A smaller batch is sent after one second.
+      stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that reject large messages.
+      connect_seconds: The maximum number of seconds that an operation waits for an unreachable worker.
     """
 
     dispose_batch_size: int
@@ -37,18 +37,19 @@ class ConnectOptions(TypedDict, total=False):
 
 
 class RemoteExecutor(VerbExecutor):
-    """Keeps values and runs calls in another process.
+    """An executor that keeps values and runs calls in another process.
 
-    Verbs are awaited, from any event loop; call `set_cardinalities` first. With a fedstack worker, values have any
-    size, long computes send heartbeats, a create that was lost on its way is repeated, and small creates travel with
-    the first call that needs them; with any other executor service, everything works value by value.
+    Call `set_cardinalities` before creating values. The verbs can be awaited from any event loop. A fedstack worker
+    supports values of any size, sends heartbeats during long computations, and accepts small values in the same message
+    as the first call that needs them; if a request to create a value is lost, it is repeated. With any other executor
+    service, each value is sent and fetched in a separate call.
 
-    `RemoteExecutor.connect(address)` makes one.
+    Use `RemoteExecutor.connect(address)` to create an executor.
 
     Args:
       stub: Calls the peer. It stays open when this executor is closed.
-      dispose_batch_size: How many values one call disposes of; a batch that does not fill goes after a second.
-      stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
+      dispose_batch_size: The number of values that one call disposes of. A smaller batch is sent after one second.
+      stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that reject large messages.
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20, stream_structs: bool = False) -> None:
@@ -62,27 +63,28 @@ class RemoteExecutor(VerbExecutor):
     def connect(
         cls, target: WorkerTargets, credentials: ClientCredentials | None = None, **options: "Unpack[ConnectOptions]"
     ) -> "RemoteExecutor":
-        """Returns an executor at a worker; it connects when an `async with` block begins, or on first use.
+        """Returns an executor that runs computations on a worker.
 
-        Closing it closes the connection.
+        The executor connects on first use or on entering an `async with` block. Closing the executor closes the
+        connection.
 
         Args:
           target: The worker: an address (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a channel, or a
-            `ClusterSpec` or `local_worker_pool` of one.
+            `ClusterSpec` or `local_worker_pool` with exactly one worker.
           credentials: Certificates and the token, if the target is an address.
           **options: See `ConnectOptions`.
 
         Raises:
-          InvalidValueError: If the target is not one worker, or an option has an impossible value.
-          TypeError: If there is no such option.
+          InvalidValueError: If the target is not exactly one worker, or an option has an invalid value.
+          TypeError: If an option is unknown.
         """
         seconds = options.get("connect_seconds", 10.0)
         check_number("connect_seconds", seconds, endless=True)
         stubs = make_stubs(target, credentials)
         if len(stubs) != 1:
             raise InvalidValueError(
-                f"Expected one worker, found {len(stubs)}; give the address of one, or use several in a context: "
-                "fedstack.create_sync_remote_execution_context(...)"
+                f"Expected one worker, found {len(stubs)}; pass the address of one worker, or create a context for "
+                "several workers with fedstack.create_sync_remote_execution_context(...)"
             )
         executor = cls(stubs[0], options.get("dispose_batch_size", 20), options.get("stream_structs", False))
         executor._sessions.connect_seconds = seconds
@@ -91,7 +93,10 @@ class RemoteExecutor(VerbExecutor):
 
     @property
     def worker_index(self) -> int | None:
-        """The index of the peer among its client's workers, for functions; set it before the session opens."""
+        """The index of the peer among the workers of this client, which functions can read.
+
+        Set it before the session opens.
+        """
         return self._sessions.worker_index
 
     @worker_index.setter
@@ -108,10 +113,10 @@ class RemoteExecutor(VerbExecutor):
         return RemotePhases(self._sessions)
 
     def set_cardinalities(self, cardinalities: CardinalitiesType) -> None:
-        """Sets the numbers of participants. Values created before become unusable.
+        """Sets the numbers of participants. Values that were created earlier become unusable.
 
         Raises:
-          CardinalityError: If these are not numbers of participants by placement.
+          CardinalityError: If `cardinalities` does not map placements to numbers of participants.
         """
         super().check_open()
         self._sessions.restart(checked_cardinalities(cardinalities, MOST_CLIENTS))
@@ -120,22 +125,27 @@ class RemoteExecutor(VerbExecutor):
         """Checks that values can be created.
 
         Raises:
-          ClosedError: After `close()`.
-          InvalidValueError: Before `set_cardinalities()`.
+          ClosedError: If the executor is closed.
+          InvalidValueError: If `set_cardinalities()` has not been called.
         """
         super().check_open()
         if self._sessions.cardinalities is None:
-            raise InvalidValueError("Expected set_cardinalities() before anything is created, found no cardinalities")
+            raise InvalidValueError(
+                "Expected cardinalities before the first value is created, found none; call set_cardinalities() first"
+            )
 
     def close(self) -> None:
         if not self._closed:
             super().close()
             self._sessions.close()
-            if self._closes_stub:  # after the session, which says goodbye through it
+            if self._closes_stub:  # after the session, which uses the stub to notify the peer
                 self.stub.io.finish(self.stub.close())
 
     async def end(self) -> None:
-        """Closes the executor, on the transport's loop, and waits until the peer has freed its values. Never raises."""
+        """Closes the executor and waits until the peer has freed its values. Never raises.
+
+        Call this method on the transport's event loop.
+        """
         await self._sessions.end()
         self.close()
 
@@ -143,7 +153,7 @@ class RemoteExecutor(VerbExecutor):
         await self._sessions.connect()
 
     async def open(self) -> None:
-        """Opens the session at the peer; otherwise the first created value opens it.
+        """Opens the session on the peer. Without this call, the first created value opens the session.
 
         Raises:
           WorkerUnavailableError: If the peer cannot be reached.
@@ -152,29 +162,32 @@ class RemoteExecutor(VerbExecutor):
         await self._sessions.get()
 
     async def start(self, values: Sequence[VerbValue], waiting: int = 0) -> Mapping[VerbValue, Exception | None]:
-        """Runs values, which stay at the peer, in one call if that is a fedstack worker.
+        """Computes values on the peer, where the results stay. A fedstack worker receives all values in one call.
 
         Args:
-          values: The values.
-          waiting: How many more values wait at the caller; the peer's status shows it.
+          values: The values to compute.
+          waiting: The number of further values that the caller has queued; it is shown in the peer's status.
 
         Returns:
-          The values that ended first, each with its error, or `None` if it succeeded. Call it again with the others,
-          which continue to run.
+          The values that finished first, each with its error or, if the value succeeded, `None`. The other values
+          continue to run; call `start` again with them.
 
         Raises:
-          WorkerUnavailableError: If the peer is gone.
+          WorkerUnavailableError: If the peer is no longer reachable.
           StaleSessionError: If the peer has lost the values.
         """
         owned = [cast(SessionValue, self._own(value, "a value to start")) for value in values]
         return {**await self._remote.start(owned, waiting)}
 
     async def stop(self, values: Sequence[VerbValue]) -> None:
-        """Stops running values at the peer, which drops them. A caller that waits for one gets no outcome."""
+        """Stops values that are running on the peer and drops them there.
+
+        A caller that waits for one of these values receives no outcome.
+        """
         await self._remote.stop([cast(SessionValue, self._own(value, "a value to stop")) for value in values])
 
     async def create_value_stream_structs(self, value: object, type_spec: object) -> VerbValue:
-        """Sends a value; a struct, or a federated value of structs, is sent leaf by leaf."""
+        """Sends a value to the peer. Structs and federated values of structs are sent leaf by leaf."""
         if isinstance(value, (ConcreteComputation, computation_pb2.Computation, array_pb2.Array)):
             return await self.create_value(value, type_spec)
         self.check_open()

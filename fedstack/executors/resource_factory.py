@@ -1,4 +1,4 @@
-"""Keeps executors for re-use, a bounded number of them, and closes each when nobody uses it any more."""
+"""Caches a bounded number of executors for reuse, and closes each evicted executor once it is no longer in use."""
 
 import threading
 from collections import OrderedDict
@@ -27,18 +27,19 @@ class _Entry:
 
 
 class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
-    """Makes one executor per set of cardinalities, and keeps the most recently used ones.
+    """A factory that creates one executor per set of cardinalities and keeps the most recently used executors.
 
-    What it evicts or cleans up it closes: at once, or when the last invocation that has leased it ends.
+    An executor that is evicted or cleaned up is closed immediately if it is idle, otherwise when its last lease ends.
 
     Args:
-      stack_fn: Makes an executor for cardinalities.
-      max_executors: How many to keep.
-      default_num_clients: The number of clients where the cardinalities do not say.
-      max_threads: How many functions its executors run at the same time at most, all together; `None` if not known.
+      stack_fn: Creates an executor for given cardinalities.
+      max_executors: The maximum number of executors to keep.
+      default_num_clients: The number of clients to use if the cardinalities do not specify it.
+      max_threads: The maximum number of functions that all executors of the factory together run at the same time;
+        `None` if unknown.
 
     Attributes:
-      max_threads: That.
+      max_threads: The value of the parameter `max_threads`.
     """
 
     def __init__(
@@ -61,29 +62,40 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """See `after_fork`. Leases of other threads never end in a child: it drops their executors without closing."""
+        """Replaces the lock in a forked child; see `after_fork`.
+
+        Leases of other threads never end in a child, so their executors are dropped without being closed.
+        """
         self._lock = threading.Lock()
 
     @property
     def default_num_clients(self) -> int:
-        """The number of clients where the cardinalities do not say."""
+        """The number of clients to use if the cardinalities do not specify it."""
         return self._default_num_clients
 
     def create_executor(self, cardinalities: CardinalitiesType) -> Executor:
-        """Returns the executor for the cardinalities, made if need be. It stays this factory's own.
+        """Returns the executor for the cardinalities, and creates it if necessary.
+
+        The factory owns the executor and closes it.
 
         Raises:
-          CardinalityError: If these are no numbers of participants by placement.
-          ClosedError: After `close()`.
+          CardinalityError: If `cardinalities` does not map placements to numbers of participants.
+          ClosedError: If the factory is closed.
         """
         return self._entry(cardinalities).executor
 
     def lease(self, cardinalities: CardinalitiesType) -> Executor:
-        """Returns the executor for the cardinalities, and keeps it open until it is released."""
+        """Returns the executor for the cardinalities, and keeps it open until the caller releases it."""
         return self._entry(cardinalities, leased=True).executor
 
     def release(self, executor: Executor, *, failed: bool) -> None:
-        """Ends a lease. A failed one retires the executor: nobody gets it any more, and its last user closes it."""
+        """Ends a lease.
+
+        Args:
+          executor: The leased executor.
+          failed: Whether the invocation failed. A failure retires the executor: it is not leased again, and it is
+            closed when its last lease ends.
+        """
         with self._lock:
             entry = self._leased[id(executor)]
             entry.users -= 1
@@ -99,7 +111,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
             self.end()
 
     def clean_up_executor(self, cardinalities: CardinalitiesType) -> None:
-        """Forgets the executor for the cardinalities, and closes it as soon as no lease is left."""
+        """Removes the executor for the cardinalities, and closes it as soon as it is no longer leased."""
         with self._lock:
             entry = self._entries.get(self._key(cardinalities))
             if entry is None:
@@ -141,12 +153,12 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         if isinstance(cardinalities, dict) and (not cardinalities or list(cardinalities) == [CLIENTS]):
             count = cast(object, cardinalities.get(CLIENTS, self._default_num_clients))
             if type(count) is int and count >= 0:
-                return ((CLIENTS.uri, count),)  # the usual ones, in a quarter of the time
+                return ((CLIENTS.uri, count),)  # the usual case, in a quarter of the time
         filled = {CLIENTS: self._default_num_clients, **checked_cardinalities(cardinalities)}
         return tuple(sorted((placement.uri, count) for placement, count in filled.items()))
 
     def close(self) -> None:
-        """Closes all executors; leased ones when they are released. Idempotent."""
+        """Closes all idle executors now, and leased executors when they are released. Idempotent."""
         with self._lock:
             self._closed = True
             entries = list(self._entries.values())
@@ -160,10 +172,13 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
             self.end()
 
     def _closed_error(self) -> ClosedError:
-        return ClosedError("This executor factory is closed; make a new one")
+        return ClosedError("This executor factory is closed; create a new one")
 
     def end(self) -> None:
-        """Called when this is closed, and all executors are: for what they share. Perhaps more than once."""
+        """Releases resources that the executors share.
+
+        It is called once the factory and all its executors are closed, possibly more than once.
+        """
 
     def __repr__(self) -> str:
         return (
@@ -172,7 +187,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
 
 
 def borrow(factory: ExecutorFactory, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
-    """Returns an executor of any factory, and what gives it back: others may use the factory as well."""
+    """Returns an executor of a factory that may be shared, and a function that releases the executor."""
     if isinstance(factory, ResourceManagingExecutorFactory):
         executor = factory.lease(cardinalities)
         return executor, lambda: factory.release(executor, failed=False)

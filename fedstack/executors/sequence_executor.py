@@ -1,4 +1,4 @@
-"""Defines the executor of the sequence intrinsics: map, reduce and sum, all as streams."""
+"""Defines the executor of the sequence intrinsics (map, reduce and sum), which process elements as a stream."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import cast
@@ -21,7 +21,7 @@ from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.verb_executor import VerbExecutor
 
-# How many bytes small additions add at a time.
+# The maximum number of bytes of small rows that are added in one NumPy call.
 _SCRATCH_BYTES = 16 << 10
 _SEQUENCES = Linking("sequence intrinsics")
 
@@ -47,7 +47,7 @@ class MappedSequence(HasPasses):
         return self.in_pass(0)
 
     def in_pass(self, number: int) -> Iterator[object]:
-        # As work of the client that has the sequence, so that errors name it.
+        # The program runs on behalf of the client that owns the sequence, so that errors name this client.
         run = ProgramRunner(self._program).run
         for element in in_pass(self._source, number):
             yield run([element, *self._captures], self._client)[0]
@@ -60,7 +60,7 @@ class MappedSequence(HasPasses):
 
 
 class SequenceOperation(CompositeOperation):
-    """One of the sequence intrinsics, with the program of its function."""
+    """A sequence intrinsic, with the programs of its functions."""
 
     def __init__(self, source: IntrinsicSource, programs: tuple[Program, ...]) -> None:
         self.name = source.uri
@@ -82,22 +82,22 @@ class SequenceOperation(CompositeOperation):
         """Runs the intrinsic.
 
         Args:
-          arguments: Its arguments other than functions.
-          captures: The captures of its function.
-          client: The index of the client, for error messages; `None` at the server.
+          arguments: The arguments of the intrinsic, except functions.
+          captures: The captures of the function.
+          client: The index of the client, for error messages; `None` on the server.
         """
         raise NotImplementedError
 
 
 class SequenceMap(SequenceOperation):
-    """Maps lazily, when the result is iterated."""
+    """The intrinsic `sequence_map`. Elements are computed lazily, while the result is iterated."""
 
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         return MappedSequence(cast("Iterable[object]", arguments[0]), self.programs[0], captures, client)
 
 
 class SequenceReduce(SequenceOperation):
-    """Folds from the left, starting from zero."""
+    """The intrinsic `sequence_reduce`, which folds elements from the left, starting from its zero argument."""
 
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         elements, accumulator = arguments
@@ -108,7 +108,7 @@ class SequenceReduce(SequenceOperation):
 
 
 class SequenceSum(SequenceOperation):
-    """Adds the elements from the left; integers keep their dtype and wrap."""
+    """The intrinsic `sequence_sum`, which adds elements from the left. Integers keep their dtype and wrap around."""
 
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         tensors = [(path, tensor) for path, tensor in tensor_leaves(self.result)]
@@ -128,7 +128,7 @@ class SequenceSum(SequenceOperation):
                     if total.shape != np.shape(leaf):
                         where = "" if client is None else f" of client {client}"
                         raise TypeMismatchError(
-                            f"Expected elements of one shape to sum, found {list(total.shape)} and "
+                            f"Expected all elements of a sum to have the same shape, found {list(total.shape)} and "
                             f"{list(np.shape(leaf))}; at element{path}{where}"
                         )
                     np.add(total, leaf, out=total)
@@ -138,7 +138,7 @@ class SequenceSum(SequenceOperation):
 
 
 def _arrays_of(column: Column) -> list[np.ndarray] | None:
-    """Returns the arrays of a column of elements, a row for each; `None` if they are not in arrays."""
+    """Returns the arrays of a column, with one row per element; `None` if the elements are not stored in arrays."""
     if isinstance(column, RowsColumn):
         return [column.values]
     if not isinstance(column, StructColumn):
@@ -148,7 +148,7 @@ def _arrays_of(column: Column) -> list[np.ndarray] | None:
 
 
 def added_rows(rows: np.ndarray) -> object:
-    """Adds the rows of an array in their order, with the bits of one addition after the other."""
+    """Returns the sum of the rows of an array, with the same bits as adding the rows one by one in order."""
     step = _SCRATCH_BYTES // max(1, rows[0].nbytes)
     total = rows[:1]
     if step < 2:
@@ -170,7 +170,7 @@ _OPERATIONS: dict[str, type[SequenceOperation]] = {
 
 
 class SequenceEngine(PassingEngine):
-    """Gives the sequence intrinsics in programs their operations, and leaves everything else to its target."""
+    """An engine that replaces the sequence intrinsics in programs by operations, and passes on everything else."""
 
     def runs_intrinsic(self, uri: str) -> bool:
         return uri in _OPERATIONS or super().runs_intrinsic(uri)
@@ -187,10 +187,10 @@ def _operation(operation: Operation) -> Operation:
 
 
 class SequenceExecutor(VerbExecutor):
-    """Runs the sequence intrinsics and leaves everything else to its target.
+    """An executor that runs the sequence intrinsics and passes everything else to its target.
 
     Args:
-      target: The executor that runs the functions that are mapped over elements. It is closed with this one.
+      target: The executor that runs the functions of the intrinsics. It is closed with this executor.
     """
 
     def __init__(self, target: Executor) -> None:

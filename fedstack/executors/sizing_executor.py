@@ -20,13 +20,14 @@ from fedstack.foundations.after_fork import renew_after_fork
 
 
 class SizeInfo:
-    """Counts, per client, the values that are broadcast to it and aggregated from it.
+    """Counts of the data that each client receives in broadcasts and sends for aggregation.
 
     Attributes:
-      broadcast_bits: For each client, the bits that it received from the server.
-      aggregate_bits: For each client, the bits that it sent.
-      broadcast_elements: For each client and dtype, the elements received. Each string counts as its bytes.
-      aggregate_elements: The same for the elements sent.
+      broadcast_bits: For each client, the number of bits received from the server.
+      aggregate_bits: For each client, the number of bits sent to the server.
+      broadcast_elements: For each client and dtype, the number of elements received. Each byte of a string counts as
+        one element.
+      aggregate_elements: For each client and dtype, the number of elements sent, counted in the same way.
     """
 
     def __init__(self) -> None:
@@ -38,21 +39,27 @@ class SizeInfo:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """See `after_fork`."""
+        """Replaces the lock in a forked child; see `after_fork`."""
         self._lock = threading.Lock()
 
     @property
     def total_broadcast_bits(self) -> int:
-        """The bits that all clients received."""
+        """The total number of bits that all clients received."""
         return sum(self.broadcast_bits.values())
 
     @property
     def total_aggregate_bits(self) -> int:
-        """The bits that all clients sent."""
+        """The total number of bits that all clients sent."""
         return sum(self.aggregate_bits.values())
 
     def add(self, client: int, sizes: "Counter[str]", *, aggregate: bool) -> None:
-        """Adds elements by dtype for a client."""
+        """Adds numbers of elements by dtype to the counts of a client.
+
+        Args:
+          client: The index of the client.
+          sizes: The number of elements of each dtype.
+          aggregate: Whether the client sent the elements; otherwise the client received them.
+        """
         bits = sum(count * bits_per_element(dtype) for dtype, count in sizes.items())
         with self._lock:
             (self.aggregate_bits if aggregate else self.broadcast_bits)[client] += bits
@@ -60,7 +67,7 @@ class SizeInfo:
             elements.setdefault(client, Counter()).update(sizes)
 
     def clear(self) -> None:
-        """Sets all counts to zero."""
+        """Resets all counts to zero."""
         with self._lock:
             for counts in (self.broadcast_bits, self.aggregate_bits, self.broadcast_elements, self.aggregate_elements):
                 counts.clear()
@@ -70,14 +77,14 @@ class SizeInfo:
 
 
 def bits_per_element(dtype: str) -> int:
-    """Returns the size of an element in bits; strings are counted in bytes, a boolean as one bit."""
+    """Returns the size of an element in bits. A boolean counts as one bit, and an element of a string is one byte."""
     if dtype == "str":
         return 8
     return 1 if dtype == "bool" else 8 * np.dtype(dtype if dtype != "bfloat16" else "uint16").itemsize
 
 
 def elements_of(payload: object) -> "Counter[str]":
-    """Counts the elements of a payload by dtype; streams, which are not iterated, count nothing."""
+    """Counts the elements of a payload by dtype. Streams are not iterated, so their elements are not counted."""
     if isinstance(payload, np.ndarray):
         array = cast(np.ndarray, payload)
         if array.dtype.kind == "O":
@@ -99,7 +106,7 @@ def elements_of(payload: object) -> "Counter[str]":
 
 
 class SizingEngine(PassingEngine):
-    """Counts the inputs and results of clients; see `SizingExecutor`."""
+    """An engine that counts the inputs and results of clients; see `SizingExecutor`."""
 
     def __init__(self, target: ProgramEngine, sizes: SizeInfo) -> None:
         super().__init__(target)
@@ -107,7 +114,7 @@ class SizingEngine(PassingEngine):
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        return None  # with threads, results could be folded without being counted
+        return None  # with threads, folds could read results directly, so that the results would not be counted
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         sizes = sum(map(_shared_elements, inputs), Counter[str]())
@@ -118,14 +125,14 @@ class SizingEngine(PassingEngine):
 
 
 class SizingExecutor(WrapperExecutor):
-    """Counts payloads that all clients share as broadcast, and the results of clients as aggregated.
+    """An executor that counts payloads shared by all clients as broadcast, and the results of clients as aggregated.
 
-    A client's own data is neither. Through the verbs of a target that shows no clients, each created value counts as
-    broadcast and each computed value as aggregated, both for client 0.
+    Data that belongs to a single client is not counted. If the target does not run client phases, each created value
+    counts as broadcast and each computed value as aggregated, both for client 0.
 
     Args:
-      target: The executor below. It is closed with this one.
-      sizes: Where to count; new counts by default.
+      target: The executor below. It is closed with this executor.
+      sizes: The counts to update; by default a new `SizeInfo`.
     """
 
     def __init__(self, target: Executor, sizes: SizeInfo | None = None) -> None:
@@ -134,7 +141,7 @@ class SizingExecutor(WrapperExecutor):
         self._sizes = counts
 
     def get_size_info(self) -> SizeInfo:
-        """Returns the counts so far."""
+        """Returns the current counts."""
         return self._sizes
 
     async def create_known(self, payload: object, type_spec: Type) -> VerbValue:
@@ -153,7 +160,7 @@ class SizingExecutor(WrapperExecutor):
 
 
 def _shared_elements(column: Column) -> "Counter[str]":
-    """Counts the elements of a column that all clients share."""
+    """Counts the elements of the parts of a column that are the same for all clients."""
     if isinstance(column, ConstantColumn):
         return elements_of(column.value)
     if isinstance(column, StructColumn):
@@ -162,7 +169,7 @@ def _shared_elements(column: Column) -> "Counter[str]":
 
 
 class _CountingSink:
-    """Counts results and passes them on."""
+    """A sink that counts results and passes them on to another sink."""
 
     def __init__(self, sink: Sink, sizes: SizeInfo) -> None:
         self.ordered = sink.ordered
@@ -180,7 +187,7 @@ class _CountingSink:
 
 
 class _CountingStream:
-    """Counts the results of one client after the other, and passes them on."""
+    """A stream that counts the results of one client after another and passes them on to another stream."""
 
     def __init__(self, stream: ResultStream, sizes: SizeInfo, start: int) -> None:
         self.close = stream.close

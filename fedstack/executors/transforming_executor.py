@@ -1,4 +1,4 @@
-"""Defines the executor that rewrites computations before its target sees them."""
+"""Defines the executor that transforms computations before it passes them to its target."""
 
 from collections.abc import Callable
 from typing import cast
@@ -14,11 +14,11 @@ Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
 
 
 class TransformingExecutor(WrapperExecutor):
-    """Applies a function to the building block of each computation that it is given; values pass as they are.
+    """An executor that applies a function to the building block of each computation, and passes on values unchanged.
 
     Args:
-      transformation_fn: From a building block to one of an equivalent type.
-      target: The executor below. It is closed with this one.
+      transformation_fn: Returns a building block of an equivalent type for a given building block.
+      target: The executor below. It is closed with this executor.
     """
 
     def __init__(self, transformation_fn: Transformation, target: Executor) -> None:
@@ -27,18 +27,19 @@ class TransformingExecutor(WrapperExecutor):
 
     @property
     def engine(self) -> Engine | None:
-        return None  # other executors have to use the verbs, which apply the transformation
+        return None  # so that other executors use the verbs, which apply the transformation
 
     async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
         block = ComputationBuildingBlock.from_proto(computation)
         changed = cast(object, self._transformation_fn(block))
         if not isinstance(changed, ComputationBuildingBlock):
             raise InvalidComputationError(
-                f"Expected the transformation to return a building block, found {describe(changed)}; return the block "
-                "itself if there is nothing to change"
+                f"Expected the transformation to return a building block, found {describe(changed)}; return the "
+                "original block if no change is needed"
             )
         if not changed.type_signature.is_equivalent_to(block.type_signature):
             raise InvalidComputationError(
-                f"Expected the transformation to keep the type {block.type_signature}, found {changed.type_signature}"
+                f"Expected the transformation to preserve the type {block.type_signature}, found "
+                f"{changed.type_signature}; return a building block of an equivalent type"
             )
         return await super().embed(changed.to_proto(), declared, source)

@@ -89,7 +89,7 @@ async def test_an_error_of_the_backend_reaches_the_caller():
 
 async def test_data_without_a_backend_is_an_error_that_names_the_content_and_the_executor():
     executor = stack(LeafExecutor())
-    with pytest.raises(CarrierError, match="google.protobuf.Int32Value; put a DataExecutor"):
+    with pytest.raises(CarrierError, match="google.protobuf.Int32Value; add a DataExecutor"):
         await compute(executor, data_computation(np.int32, 1))
     executor.close()
 
@@ -177,7 +177,7 @@ async def test_what_executors_above_a_transforming_one_run_is_rewritten_too(abov
 
 async def test_transforming_executor_refuses_a_transformation_that_changes_the_type_or_returns_something_else():
     wrong_type = TransformingExecutor(lambda block: add.to_building_block(), stack(LeafExecutor()))
-    with pytest.raises(InvalidComputationError, match="Expected the transformation to keep the type"):
+    with pytest.raises(InvalidComputationError, match="Expected the transformation to preserve the type"):
         await wrong_type.create_value(double)
     nothing = TransformingExecutor(lambda block: None, stack(LeafExecutor()))
     with pytest.raises(InvalidComputationError, match="found None"):

@@ -268,7 +268,7 @@ async def test_a_value_of_one_executor_is_refused_by_another_one_at_the_same_wor
     with executor_at(worker.target) as one, executor_at(worker.target) as other:
         values = [await executor.create_value(np.ones(5, np.float32), FLOATS) for executor in (one, other)]
         assert values[0].id == values[1].id  # each session counts its own
-        told = f"of <RemoteExecutor at {worker.target}> as .*, found one of another executor that looks the same; give"
+        told = f"<RemoteExecutor at {worker.target}> as .*, found a value of another executor with the same description"
         with pytest.raises(ForeignValueError, match=told):
             await one.create_struct(values)
         one.close()

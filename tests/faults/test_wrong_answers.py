@@ -93,7 +93,7 @@ WRONG_STREAMS = {
     ),
     "an empty header": (
         lambda frames: [header_frame(extensions_pb2.PhaseResponse().SerializeToString())],
-        "Expected the results of 1 aggregations and 0 columns, found 0 and 0",
+        "Expected the results of 1 aggregations and 0 columns, found 0 aggregations and 0 columns",
     ),
 }
 
@@ -126,8 +126,8 @@ def _set(path: str, value: object) -> Any:
 
 
 WRONG_PARTIALS = {
-    "too few clients": (lambda response: response.fold[0].tree[0].partial.pop(), InvalidValueError, "found 4 of them"),
-    "no clients": (lambda response: response.fold[0].tree[0].ClearField("partial"), InvalidValueError, "0 of them"),
+    "too few clients": (lambda response: response.fold[0].tree[0].partial.pop(), InvalidValueError, "found 4 of these"),
+    "no clients": (lambda response: response.fold[0].tree[0].ClearField("partial"), InvalidValueError, "0 of these"),
     "too many clients": (
         lambda response: response.fold[0].tree[0].partial.add().CopyFrom(response.fold[0].tree[0].partial[0]),
         InvalidValueError,
@@ -144,8 +144,8 @@ WRONG_PARTIALS = {
     "a level beyond numbers": (_set("tree.0.partial.0.level", (1 << 32) - 1), InvalidValueError, "Expected the fold"),
     "no trees": (lambda response: response.fold[0].ClearField("tree"), InvalidValueError, "the folds of 1 tensors"),
     "two trees": (lambda response: response.fold[0].tree.add(), InvalidValueError, "found 2"),
-    "two folds": (lambda response: response.fold.add(), InvalidValueError, "found 2 and 0"),
-    "a column": (lambda response: response.held.add(), InvalidValueError, "found 1 and 1"),
+    "two folds": (lambda response: response.fold.add(), InvalidValueError, "found 2 aggregations and 0"),
+    "a column": (lambda response: response.held.add(), InvalidValueError, "found 1 aggregations and 1"),
     "a value of no kind": (
         _set("tree.0.partial.0.value", extensions_pb2.Packed()),
         TypeMismatchError,

@@ -1,1 +1,1 @@
-"""What all executors are made of: verbs, values that run when they are asked for, work in bulk."""
+"""The common base of all executors: verbs, values that are computed on demand, engines and folds."""

@@ -1,7 +1,7 @@
-"""Chooses the state of each aggregation by its server's arguments, and defines the two states beyond plain trees.
+"""Creates the fold state of each aggregation, and defines the states of general aggregations and secure sums.
 
-A general aggregation folds by the functions of a user, in client order. A secure sum is a sum whose values have to stay
-within bounds, as the secure protocol requires.
+A general aggregation folds the clients' values with user functions, in client order. A secure sum checks that each
+value is within the bound that the secure protocol requires.
 """
 
 import threading
@@ -26,15 +26,17 @@ from fedstack.executors.base.tree_fold import LeafFold, leaf_columns
 
 
 class AggregateState(FoldState):
-    """A general aggregation: folds `accumulate` from `zero`, in client order.
+    """The state of a general aggregation, which folds with `accumulate` from `zero` in client order.
 
-    Blocks may come in any order; a block that is not next waits. `merge` is for the results of other ranges.
+    Blocks of clients may be fed in any order; each waits until all blocks before it have been folded. `merge` combines
+    the results of different client ranges.
 
     Args:
       first_client: The index of the first client of the range.
       zero: The initial accumulator.
-      accumulate: Takes an accumulator, a client's result and, for messages, the index of that client.
-      merge: Takes the accumulators of two ranges.
+      accumulate: Returns a new accumulator. Its arguments are an accumulator, a client's value, and the index of the
+        client for error messages.
+      merge: Returns the combination of the accumulators of two ranges.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class AggregateState(FoldState):
         with self._lock:
             self._waiting[start] = columns[0]
             if self._busy:
-                return  # the thread that folds will find the block
+                return  # the thread that is folding picks up this block
             self._busy = True
         try:
             while (block := self._take()) is not None:
@@ -84,7 +86,7 @@ class AggregateState(FoldState):
         return self._accumulator
 
     def merge(self, partials: object) -> None:
-        # A composed stack folds each child from zero; the first child's result is not merged with zero.
+        # A composed stack folds each child from zero, so the first child's result must not be merged with another zero.
         self._accumulator = self._merge(self._accumulator, partials) if self._merged else partials
         self._merged = True
 
@@ -93,7 +95,7 @@ class AggregateState(FoldState):
 
 
 class SecureSumState(TreeState):
-    """A sum that first checks each value against its bound, as the secure protocol requires."""
+    """The state of a secure sum, which checks each value against its bound before adding it."""
 
     def __init__(self, fold: Fold, bounds: Sequence[object]) -> None:
         super().__init__(fold, np.add, zero_of)
@@ -119,15 +121,15 @@ class SecureSumState(TreeState):
 
 
 def negative_bound(uri: str, name: str, value: int, advice: str) -> InvalidValueError:
-    """Returns the error for a bound that allows no value, which no client has caused."""
-    return InvalidValueError(f"Expected {name} to be 0 or more, found the negative bound {value}; in {uri}; {advice}")
+    """Returns the error for a negative bound. It names no client, because a negative bound allows no value at all."""
+    return InvalidValueError(f"Expected {name} to be at least 0, found the negative bound {value}; in {uri}; {advice}")
 
 
 def bounds_of(fold: Fold, bound: object) -> Iterator[int]:
     """Yields the largest value that a secure sum allows, for each tensor of its member type.
 
     Raises:
-      InvalidValueError: If a bound is negative, or a number of bits is not from 0 to 62.
+      InvalidValueError: If a bound is negative, or a bit width is not from 0 to 62.
     """
     given = flatten(bound, fold.server_types[0])
     leaves = sum(1 for _ in tensor_leaves(fold.member))
@@ -135,20 +137,22 @@ def bounds_of(fold: Fold, bound: object) -> Iterator[int]:
     for value in values[:leaves]:
         if fold.uri == "federated_secure_sum":
             if value < 0:
-                raise negative_bound(fold.uri, "max_input", value, "give the largest value that a client may have")
+                raise negative_bound(fold.uri, "max_input", value, "pass the largest value that a client may have")
             yield value
             continue
         if not 0 <= value <= 62:
-            raise InvalidValueError(f"Expected a bitwidth from 0 to 62, found {value}; in {fold.uri}")
+            raise InvalidValueError(
+                f"Expected a bitwidth from 0 to 62, found {value}; in {fold.uri}; pass a bitwidth within this range"
+            )
         yield (1 << value) - 1
 
 
 class FoldArgument:
-    """The server's arguments of one fold.
+    """The arguments that the server supplies for a fold.
 
     Attributes:
-      values: The payloads of its arguments other than functions: zero, or the bound of a secure sum.
-      captures: For each of its functions, the payloads of its captures.
+      values: The payloads of the arguments that are not functions: zero, or the bound of a secure sum.
+      captures: For each function of the fold, the payloads of its captures.
     """
 
     __slots__ = ("_bounds", "captures", "values")
@@ -159,7 +163,7 @@ class FoldArgument:
         self._bounds: list[int] | None = None
 
     def bounds(self, fold: Fold) -> list[int]:
-        """Returns the largest values that a secure sum allows, which are the same for all of its clients."""
+        """Returns the largest value that a secure sum allows for each tensor; all clients have the same bounds."""
         if self._bounds is None:
             self._bounds = list(bounds_of(fold, self.values[0]))
         return self._bounds
@@ -169,7 +173,7 @@ FoldArguments = Sequence[FoldArgument]
 
 
 def tree_state(fold: Fold, argument: FoldArgument) -> FoldState:
-    """Returns an empty state for a fold along the fixed tree: any but the general one, which needs functions."""
+    """Returns an empty state for any fold except a general aggregation, which does not follow the fixed tree."""
     if fold.uri in ("federated_mean", "federated_weighted_mean"):
         return MeanState(fold)
     if fold.uri == "federated_min":
@@ -184,7 +188,10 @@ def tree_state(fold: Fold, argument: FoldArgument) -> FoldState:
 
 
 def partial_states(phase: Phase, arguments: FoldArguments) -> list[FoldState | None]:
-    """Returns a state for each fold of a phase, which gives the form of its partials; `None` for a general one."""
+    """Returns an empty state for each fold of a phase, and `None` for each general aggregation.
+
+    The states define the form of the partial results.
+    """
     return [
         None if fold.uri == "federated_aggregate" else tree_state(fold, argument)
         for fold, argument in zip(phase.folds, arguments)
@@ -192,15 +199,15 @@ def partial_states(phase: Phase, arguments: FoldArguments) -> list[FoldState | N
 
 
 def slice_inputs(inputs: Sequence[object], start: int, stop: int) -> list[object]:
-    """Cuts the columns among a phase's inputs."""
+    """Returns the inputs of a phase with each column sliced from `start` to `stop`; other inputs are unchanged."""
     return [value.slice(start, stop) if isinstance(value, Column) else value for value in inputs]
 
 
 def inputs_are_here(inputs: Sequence[object]) -> bool:
-    """Returns whether the columns among a phase's inputs can be read without waiting."""
+    """Returns whether all columns among the inputs of a phase can be read without waiting."""
     return all(value.is_here for value in inputs if isinstance(value, Column))
 
 
 def inputs_here(inputs: Sequence[object]) -> list[object]:
-    """Reads the columns among a phase's inputs."""
+    """Returns the inputs of a phase with each column loaded into memory."""
     return [value.here() if isinstance(value, Column) else value for value in inputs]

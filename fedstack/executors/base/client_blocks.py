@@ -1,4 +1,4 @@
-"""Runs a program for many clients, block by block, on one thread or on as many as pay."""
+"""Runs a program for many clients in blocks, on one thread or, if this is faster, on several."""
 
 import threading
 import time
@@ -23,34 +23,37 @@ from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.transport.wire.frames import RunningClients
 
 _BLOCK_SECONDS = 0.004
-# Results from this size on go into the folds client by client: they leave the cache before a block is done.
+# Results of at least this size are passed to the folds client by client, because they would be evicted from the cache
+# before a block is done.
 _LARGE_BYTES = 64 * 1024
-# Above this size of results, more threads than cores would cost memory and save no time.
+# With larger results, more threads than cores would use memory without saving time.
 _TOO_LARGE_TO_WAIT = 1 << 20
-# If results are large, threads fold neighbours, so that partial results do not move from core to core.
+# If results are large, each thread folds adjacent clients for this long, so that partial results stay on one core.
 _STREAMED_SECONDS = 0.03
 _HELPER_DELAY_SECONDS = 0.005
 _HELPER_MOST_DELAY_SECONDS = 0.3
 _HELPER_MIN_SECONDS = 0.0002
-# Below this share of one core, the workers wait for something. Even a core that others keep busy gives more.
+# If the workers use a smaller share of one core, they are waiting for something. Even a core that other programs keep
+# busy provides more.
 _WAITING_CPU_SHARE = 0.15
-# A helper has to reduce the time per client to this part of the time on one thread, or it leaves.
+# A helper stops unless it reduces the time per client to less than this fraction of the time on one thread.
 _HELPER_MIN_GAIN = 0.9
 _CLIENTS_TO_JUDGE = 8
-# The time on one thread is measured when caches are warm, and again now and then: machines have other work, too.
+# The time on one thread is measured once caches are warm, and again at intervals, because the load of the machine
+# changes.
 _RUNS_BETWEEN_MEASUREMENTS = 32
 
 
 @attrs.define(eq=False)
 class _Block:
-    """Clients that run on one thread, one after the other.
+    """A block of clients that run sequentially on one thread.
 
     Attributes:
-      start: The first client.
-      stop: The client after the last.
-      begin: The start time, on the clock of `time.perf_counter`.
-      place: The client that the thread is at.
-      is_counted: Whether `done` counts the clients.
+      start: The index of the first client.
+      stop: The index after the last client.
+      begin: The start time, as returned by `time.perf_counter`.
+      place: The client that the thread is currently running.
+      is_counted: Whether `done` is updated after each client.
       done: The number of clients that are done.
     """
 
@@ -62,7 +65,7 @@ class _Block:
     done: int = 0
 
     def work(self, function: str, now: float) -> RunningClients:
-        """Returns the running work, with its client if that is known."""
+        """Returns the running work of the block, with the current client if it is known."""
         if self.is_counted:
             first = min(self.start + self.done, self.stop - 1)
             return RunningClients(first, 1, function, now - self.begin)
@@ -73,40 +76,43 @@ class _Block:
 
 
 class ClientBlocks:
-    """One run of a program over a range of clients.
+    """A single run of a program over a range of clients.
 
-    A block is an aligned range of clients: a node of the folds' tree. The calling thread takes blocks until none is
-    left. Helpers are threads that do the same beside it; a cheap function never pays for one. The rules:
+    A block is an aligned range of clients, which is a node of the tree that folds follow. The calling thread runs
+    blocks until none remain. Helpers are further threads that do the same in parallel. The rules are:
 
-      May helpers come?     If there are threads, two clients or more, `max_threads` above 1, and the run is expected to
-                            take more than 10 ms, or was never measured.
-      When does the first   At once if a client is known to take 0.2 ms; otherwise after 5 ms. Two of 32 runs wait
-      come?                 5 ms in any case, to measure one thread alone.
-      And the next?         5 ms after the one before it has joined.
-      Does it come?         If a client takes 0.2 ms. Or if the workers only wait: they used less than 15 % of a core in
-                            that time, and a client yields at most 1 MiB. Otherwise the next check is after twice the
-                            time, up to 0.3 s: a function that first loads or computes may wait later.
-      How many work?        One thread per core; up to `max_threads` while the workers only wait.
-      When does it leave?   After a block, once 8 clients and 5 ms, not counting blocks that other programs disturbed,
-                            show that all workers together still take 90 % of the time of one thread, or more: then the
-                            function holds the interpreter lock. For 1 run no helper comes after that, unless the
-                            workers only wait; if the next does not help either, for 3, 7, … 63 runs.
-      How large is a        A power of two that takes about 4 ms; `smallest_block` while nothing is known. At most 8
-      block?                times the clients that are done. Beside other workers, half of its share of the rest.
-      How do results get    By blocks, as columns. But client by client, in blocks of 30 ms, if a client yields more
-      into the folds?       than 64 KiB and no step prefers columns: each result is in the cache then.
-      How far ahead may     Any distance; about four blocks if the sink needs them in order.
-      blocks be?
+      Helpers are used if   Threads are available, there are at least two clients, `max_threads` is above 1, and the run
+                            is expected to take more than 10 ms or has never been measured.
+      First helper          Starts immediately if a client is known to take at least 0.2 ms, otherwise after 5 ms. Two
+                            of 32 runs wait 5 ms in any case, to measure the time on one thread.
+      Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a client takes at
+                            least 0.2 ms, or if the workers only wait: they used less than 15 % of a core in this time,
+                            and a client yields at most 1 MiB. Otherwise the delay until the next check doubles, up to
+                            0.3 s, because a function that first loads or computes may wait later.
+      Number of workers     At most one thread per core, or `max_threads` while the workers only wait.
+      A helper stops if     After at least 8 clients and 5 ms, excluding blocks that other programs disturbed, all
+                            workers together still take at least 90 % of the time of one thread. The function then holds
+                            the interpreter lock. After that, no helper is used for 1 run, unless the workers only wait;
+                            if the next helper does not help either, for 3, 7, … 63 runs.
+      Block size            A power of two that takes about 4 ms; `smallest_block` before the first measurement. It is
+                            at most 8 times the number of clients that are done. With several workers, it is at most
+                            half of a worker's share of the remaining clients.
+      Results               Are passed to the folds by blocks, as columns. If a client yields more than 64 KiB and no
+                            step prefers columns, they are passed client by client, while each result is in the cache,
+                            and blocks take about 30 ms.
+      Order of blocks       Workers may run any number of blocks ahead of the oldest running block, or about four blocks
+                            if the sink needs results in order.
 
-    Later runs plan with the program's `Measurements`, which this run updates.
+    The run plans with the `Measurements` of the program from earlier runs, and updates them.
 
     Args:
       program: The linked program.
-      inputs: A column of exactly those clients for each of its inputs.
-      clients: The clients, counted over the whole federation.
-      sink: Takes the results of the program.
-      smallest_block: The fewest clients that a thread takes at a time; by default one.
-      max_threads: The most threads, the calling one included; by default 32, or one per core if that is more.
+      inputs: For each input of the program, a column of exactly the given clients.
+      clients: The indices of the clients in the whole federation.
+      sink: Receives the results of the program.
+      smallest_block: The minimum number of clients that a thread processes at a time; by default one.
+      max_threads: The maximum number of threads, including the calling thread. By default, it is 32 or one per core,
+        whichever is larger.
     """
 
     def __init__(
@@ -130,23 +136,23 @@ class ClientBlocks:
         scope = current_scope()
         self.progress = scope.progress if program.steps else None
         self._cores = scope.cores or CORES
-        self._finished: threading.Event | None = None  # made when helpers are expected
+        self._finished: threading.Event | None = None  # created when helpers are expected
         self._next = clients.start
         self._working: dict[int, _Block] = {}  # running blocks by their start
         self._error: BaseException | None = None
         self._error_client = clients.stop
         self._cancelled = False
         self._workers = 0
-        self._expected = 1  # workers, including those that were called and have not begun
+        self._expected = 1  # the number of workers, including helpers that have not started yet
         self._done = 0
         self._seconds = 0.0
         self._alone: float | None = None
         self._streams = bool(inputs) and not prefers_columns(program)
-        self._room = threading.Condition()  # over its own RLock: a Lock would take three times as long to set up
+        self._room = threading.Condition()  # with its own RLock, because a Lock takes three times as long to set up
         self._helpers: list[Job[None]] = []
 
     def cancel(self, threads: LeafThreads) -> None:
-        """Makes every worker stop after its block, and gives up helpers from `threads`, which may take long to stop."""
+        """Stops every worker after its current block, and abandons the helpers on `threads`, which may stop late."""
         self._cancelled = True
         if self._finished is not None:
             self._finished.set()
@@ -154,7 +160,10 @@ class ClientBlocks:
             threads.abandon(self._helpers.pop())
 
     def run(self, threads: LeafThreads | None) -> None:
-        """Runs all blocks, with helpers from `threads` where that pays.
+        """Runs all blocks, with helpers from `threads` if they reduce the run time.
+
+        Args:
+          threads: The threads that run helpers; `None` to run all blocks on the calling thread.
 
         Raises:
           Exception: The error of the failed client with the lowest index.
@@ -170,13 +179,13 @@ class ClientBlocks:
             and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS)
         ):
             self.measured.runs_without_helpers = max(0, self.measured.runs_without_helpers - 1)
-            # A program that is known to be slow gets its first helper at once; an unknown one runs a moment first.
+            # A program that is known to be slow gets its first helper immediately; an unknown one is measured first.
             is_measured = self.measured.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
             self.measured.runs += 1
             if known is not None and self._pays(known) and not is_measured:
                 self._alone = known
                 self._call_helper(threads, waits=False)
-            # By a weak reference: the pool ends with its last user, which must not be one of its own threads.
+            # A weak reference, because the pool is closed with its last user, which must not be one of its own threads.
             finished, found = threading.Event(), weakref.ref(threads)
             self._finished = finished
             self._helpers.append(threads.submit(lambda: self._watch(found, finished)))
@@ -186,44 +195,44 @@ class ClientBlocks:
                 while self._workers and not self._is_decided():
                     self._room.wait()
         finally:
-            self._cancelled = True  # for helpers, if Ctrl-C ended the wait
+            self._cancelled = True  # stops the helpers if Ctrl-C ended the wait
             if self._finished is not None:
                 self._finished.set()
             if threads is not None and self._workers:
-                self.cancel(threads)  # helpers that still run can no longer change the outcome
+                self.cancel(threads)  # helpers that are still running can no longer change the outcome
         if self._error is not None:
             try:
                 raise self._error
             finally:
-                self._error = None  # its frames refer to this object
+                self._error = None  # breaks the reference cycle: the frames of the error refer to this object
         if self._done:
             each = self._seconds / self._done
-            # With two threads a client may take longer than with one, but hardly less.
+            # With two threads, a client may take longer than with one, but hardly less time.
             self.measured.seconds_per_call = each if self._alone is None else min(each, self._alone)
 
     def _is_decided(self) -> bool:
-        """Returns whether blocks that still run can no longer change the outcome, so that nothing waits for them."""
+        """Returns whether running blocks can no longer change the outcome, so that there is no need to await them."""
         if self._error is None:
             return False
         return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
 
     def _pays(self, seconds: float | None) -> bool:
-        """Returns whether one more computing thread pays for clients that take so long, if that is known."""
+        """Returns whether another computing thread is worthwhile if a client takes `seconds`; `None` means unknown."""
         lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS
         return lasts and self._expected < self._cores and self.measured.runs_without_helpers == 0
 
     def _call_helper(self, threads: LeafThreads, *, waits: bool) -> None:
-        """Asks for a helper; without a free thread, the work continues without."""
+        """Requests a helper. If no thread is free, the work continues without it."""
         with self._room:
             self._expected += 1
         self._helpers.append(threads.submit(lambda: self._help(waits)))
 
     def _watch(self, found: Callable[[], LeafThreads | None], finished: threading.Event) -> None:
-        """Calls one helper after the other while the work continues and they pay."""
+        """Starts one helper after another while work remains and helpers are worthwhile."""
         delay = _HELPER_DELAY_SECONDS
         while True:
             cpu, wall = time.process_time(), time.perf_counter()
-            with waiting():  # leaves this thread's room in the pool to workers
+            with waiting():  # frees this thread's slot in the pool for workers
                 if finished.wait(delay):
                     return
             busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
@@ -241,27 +250,27 @@ class ClientBlocks:
             delay = max(delay / 2, _HELPER_DELAY_SECONDS) if calls else min(2 * delay, _HELPER_MOST_DELAY_SECONDS)
 
     def _help(self, waits: bool) -> None:
-        """Works beside the others; unless those only wait, for as long as that speeds the work up."""
+        """Runs blocks in parallel with other workers; unless these only wait, stops if this does not help."""
         if self._next < self.clients.stop:
             with one_blas_thread():
                 self._work(is_judged=not waits)
 
     def work(self) -> list[RunningClients]:
-        """Returns the running work by blocks, or by clients where they are counted."""
+        """Returns the running work: a client for each block that counts its clients, otherwise the whole block."""
         now, name = time.perf_counter(), name_of(self.program)
         return [block.work(name, now) for block in list(self._working.values())]
 
     def _slows_down(self, done: int, seconds: float) -> bool:
-        """Returns whether a helper that took so many seconds for so many clients is of no use."""
+        """Returns whether a helper that ran `done` clients in `seconds` slows down the work, and records the answer."""
         if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
             return False
-        workers = max(2, self._workers)  # at the end the others have left already
+        workers = max(2, self._workers)  # near the end, other workers have already stopped
         is_of_use = seconds / done < _HELPER_MIN_GAIN * self._alone * workers
         self.measured.note_helper(is_of_use)
         return not is_of_use
 
     def _work(self, *, is_judged: bool = False) -> None:
-        """Runs blocks until none is left, or until this thread turns out to be of no use."""
+        """Runs blocks until none remain or, if `is_judged`, until this thread turns out not to speed up the work."""
         with self._room:
             self._workers += 1
         try:
@@ -293,7 +302,10 @@ class ClientBlocks:
             return block
 
     def _block_size(self) -> int:
-        """Returns a power of two: blocks of that size at multiples of it are nodes of the folds' tree."""
+        """Returns the number of clients of the next block.
+
+        The size is a power of two, so that blocks that start at multiples of the size are nodes of the tree of folds.
+        """
         per_client = self._seconds / self._done if self._done else self.measured.seconds_per_call
         if per_client is None:
             return self.smallest_block
@@ -302,18 +314,18 @@ class ClientBlocks:
         if not self._done:
             wanted = max(wanted, 1.0)
         else:
-            wanted = min(wanted, 8.0 * self._done)  # one slow or quick first call must not fix the size
+            wanted = min(wanted, 8.0 * self._done)  # so that an unusually fast first call does not determine the size
         if self._expected > 1:
-            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._expected))  # all end together
+            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._expected))  # all workers end together
         wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
         return 1 << (int(wanted).bit_length() - 1)
 
     def _is_streamed(self) -> bool:
-        """Returns whether results go into the sink client by client."""
+        """Returns whether results are passed to the sink client by client."""
         return self._streams and self.measured.result_bytes > _LARGE_BYTES
 
     def _run_block(self, block: _Block) -> float:
-        """Runs a block, and returns how long that took."""
+        """Runs a block and returns the time that it took, in seconds; 0 if the block failed."""
         first, size = block.start, block.stop - block.start
         offset = first - self.clients.start
         whole = size == len(self.clients)
@@ -339,7 +351,7 @@ class ClientBlocks:
             self._count_failure(block, first, error)
             with self._room:
                 del self._working[block.start]
-                # Ctrl-C counts at whichever client it came.
+                # Ctrl-C takes precedence, whichever client it interrupted.
                 if first < self._error_client or not isinstance(error, Exception):
                     self._error, self._error_client = error, first
                 self._room.notify_all()
@@ -356,11 +368,15 @@ class ClientBlocks:
         return seconds
 
     def _count_failure(self, block: _Block, first: int, error: BaseException) -> None:
-        """Counts the clients of a failed block, as exactly as the failed client is known."""
+        """Counts the finished, failed and skipped clients of a failed block.
+
+        If it is unknown which client failed, no client of the block is counted as finished.
+        """
         if self.progress is None:
             return
         found = error.client_index if isinstance(error, FedstackError) else None
-        # Several functions run one after the other for the whole block: then no client is done when one fails.
+        # Each of several functions runs for the whole block before the next one. If one of them fails, no client is
+        # done.
         if not block.is_counted and found is not None and len(self.program.steps) == 1:
             first = min(max(found, block.start), block.stop)
         done, left = first - block.start, block.stop - first

@@ -1,8 +1,9 @@
-"""Defines engines, which run traced functions for the verbs, and the generic operators that they run themselves.
+"""Defines engines, which run traced functions for executors, and the generic operators that engines run themselves.
 
-A `ProgramEngine` runs programs in one place, once or for whole columns of clients. A `PhaseEngine` (`phase_engine.py`)
-knows clients and runs phases over them. Engines stand on engines as their executors do. They are private until 1.0; an
-executor of another origin has none, and is driven through the verbs (`one_by_one.py`).
+A `ProgramEngine` runs programs in one place, either once or for whole columns of clients. A `PhaseEngine`
+(`phase_engine.py`) has clients and runs phases over them. Engines are stacked in the same way as their executors. They
+are private until 1.0. An executor that is not part of fedstack has no engine and is driven through its verbs
+(`one_by_one.py`).
 """
 
 import abc
@@ -36,7 +37,10 @@ _OPERATIONS: dict[str, np.ufunc] = {
 
 
 class Arithmetic(BoundOperation):
-    """A generic operator on structs of tensors. Integers keep their dtype and wrap; their quotients are float64."""
+    """A generic operator on structs of tensors.
+
+    Integers keep their dtype and wrap around on overflow; quotients of integers are float64.
+    """
 
     def __init__(self, source: IntrinsicSource) -> None:
         self.name = source.uri
@@ -79,25 +83,25 @@ _VALUES = ("data", "xla", "tensorflow", "literal", "intrinsic")
 
 
 class FunctionRun(Protocol):
-    """One run of a traced function, as a whole or part by part."""
+    """A single run of a traced function, either as a whole or member by member."""
 
     async def pull(self, path: tuple[int, ...], argument: object) -> object:
-        """Runs the work that a member of the result needs and that has not run yet; returns the member's payload.
+        """Runs the remaining work for a member of the result, and returns the payload of this member.
 
         Args:
-          path: The positions that lead to the member; none for the whole result.
+          path: The positions that lead to the member; empty for the whole result.
           argument: The payload of the argument. Members of a struct that are not needed may be `UNPULLED`.
         """
         ...
 
 
 class Engine(abc.ABC):
-    """Runs traced functions."""
+    """The part of an executor that runs traced functions."""
 
     @property
     @abc.abstractmethod
     def drives_inline(self) -> bool:
-        """Whether work needs no event loop unless it asks for one (`need_event_loop`)."""
+        """Whether work runs without an event loop unless it requests one with `need_event_loop`."""
 
     @property
     def programs(self) -> "ProgramEngine | None":
@@ -111,32 +115,33 @@ class Engine(abc.ABC):
 
     @property
     def known_clients(self) -> int | None:
-        """The number of clients that values have to be for; `None` if the engine does not say."""
+        """The required number of clients of federated values; `None` if the engine does not specify it."""
         return None
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        """The threads of the leaf engine below, for fedstack's own work beside that of the leaves."""
+        """The threads of the leaf engine below, which can also run work of fedstack itself; `None` without threads."""
         return None
 
     def accepts(self, computation: computation_pb2.Computation, executor: Executor) -> None:  # noqa: B027
-        """Checks that a computation of this kind runs here. By default all do.
+        """Checks that this engine can run a computation of this kind. By default, all kinds are accepted.
 
         Args:
           computation: The computation.
-          executor: The executor that received it, for the message.
+          executor: The executor that received the computation, for the error message.
 
         Raises:
-          InvalidComputationError: If it does not; the message names an executor that takes it.
+          InvalidComputationError: If the computation is not accepted. The message names an executor that accepts it.
         """
 
     @abc.abstractmethod
     def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
-        """Begins to run a function.
+        """Returns a new run of a function. Its work starts when results are pulled.
 
         Args:
           function: The function.
-          in_parts: Whether members of the result are pulled one by one, and each runs only the work that it needs.
+          in_parts: Whether members of the result are pulled one by one, so that each pull runs only the work that its
+            member needs.
         """
 
     async def run(self, function: Function, argument: object) -> object:
@@ -148,15 +153,15 @@ class Engine(abc.ABC):
         return None
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
+        """Runs `work`, which converts a result of type `type_spec`, on a thread where streams of user code may run."""
         return work()
 
     def close(self) -> None:  # noqa: B027
-        """Closes what is open for this engine only. Idempotent; never raises."""
+        """Releases the resources that belong to this engine alone. Idempotent; never raises."""
 
 
 class ProgramEngine(Engine):
-    """Runs programs in one place, without placements."""
+    """An engine that runs programs in one place, without placements."""
 
     @property
     def programs(self) -> "ProgramEngine":
@@ -164,30 +169,33 @@ class ProgramEngine(Engine):
 
     @abc.abstractmethod
     def runs_intrinsic(self, uri: str) -> bool:
-        """Returns whether this engine, or one below it, runs the intrinsic."""
+        """Returns whether this engine or an engine below it runs the intrinsic."""
 
     @abc.abstractmethod
     def link(self, program: Program) -> Program:
-        """Returns the program with an operation for each of its sources.
+        """Returns the program with each source replaced by an operation that can run.
 
-        Coroutines use `linked`, which may load on another thread.
+        Coroutines should call `linked`, which can load leaf computations on another thread.
 
         Raises:
-          LoadNeeded: If a leaf computation has to be loaded, and the caller's thread runs an event loop.
-          UnsupportedIntrinsicError: If no engine from here down runs one of its intrinsics.
+          LoadNeeded: If a leaf computation has to be loaded and the caller's thread runs an event loop.
+          UnsupportedIntrinsicError: If neither this engine nor an engine below it runs one of the intrinsics.
           CarrierError: If a leaf computation cannot be loaded.
         """
 
     @abc.abstractmethod
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
-        """Runs a linked program once: payloads in, payloads out."""
+        """Runs a linked program once on payloads, and returns the payloads of its results."""
 
     @abc.abstractmethod
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
-        """Runs a linked program once per client and gives its results to `sink`, block by block."""
+        """Runs a linked program once per client and passes the results to `sink`, block by block."""
 
     async def linked(self, program: Program) -> Program:
-        """Links a program, on a leaf thread if that loads leaf computations and would block an event loop."""
+        """Returns the linked program.
+
+        If linking has to load leaf computations and would block an event loop, it runs on a leaf thread.
+        """
         try:
             return self.link(program)
         except LoadNeeded as needed:
@@ -201,18 +209,19 @@ class ProgramEngine(Engine):
         kind = computation.WhichOneof("computation")
         if kind not in _VALUES:
             raise InvalidComputationError(
-                f"Expected a leaf computation, a literal or an intrinsic in {executor!r}, found a {kind}; put a "
-                "ReferenceResolvingExecutor above it"
+                f"Expected a leaf computation, a literal or an intrinsic in {executor!r}, found a {kind}; wrap this "
+                "executor in a ReferenceResolvingExecutor"
             )
         if kind == "intrinsic" and not self.runs_intrinsic(computation.intrinsic.uri):
             raise UnsupportedIntrinsicError(
-                f"Expected an intrinsic that {executor!r} runs, found {name_text(computation.intrinsic.uri)!r}; the "
-                "stack of local_executor_factory runs all of the language's"
+                f"Expected an intrinsic that {executor!r} supports, found {name_text(computation.intrinsic.uri)!r}; "
+                "use local_executor_factory, whose stack supports all intrinsics of the language"
             )
         type_spec = declared_type(computation)
         if contains_federated(type_spec):
             raise InvalidComputationError(
-                f"Expected unplaced values in {executor!r}, found {type_spec}; put a FederatingExecutor above it"
+                f"Expected unplaced values in {executor!r}, found {type_spec}; wrap this executor in a "
+                "FederatingExecutor"
             )
 
     def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
@@ -227,16 +236,16 @@ class ProgramEngine(Engine):
         return result
 
     async def run_phase_task(self, task: PhaseTask, run: ScheduleValues) -> Sequence[object]:
-        """Raises: there are no clients here."""
-        raise no_clients("work at clients")
+        """Raises an error, because a program engine has no clients."""
+        raise no_clients("work on clients")
 
     async def run_select_task(self, task: SelectTask, run: ScheduleValues) -> object:
-        """Raises: there are no clients here."""
+        """Raises an error, because a program engine has no clients."""
         raise no_clients(task.uri)
 
 
 class PassingEngine(ProgramEngine):
-    """Passes everything through to another engine; subclasses override what they change.
+    """An engine that passes all work to another engine. Subclasses override the methods whose behavior they change.
 
     Args:
       target: The engine below.
@@ -270,21 +279,23 @@ class PassingEngine(ProgramEngine):
 
 
 class LoadNeeded(Exception):
-    """Raised instead of blocking an event loop: loading may import anything, or compile for seconds.
+    """Raised when loading a leaf computation would block an event loop.
+
+    Loading may import modules or compile code for seconds.
 
     Attributes:
-      threads: Where to load instead.
+      threads: The threads on which to load the leaf computation instead.
     """
 
     def __init__(self, threads: LeafThreads) -> None:
-        super().__init__("Expected `linked` on an event loop, found `link`")
+        super().__init__("Expected a call of `linked` on an event loop, found a call of `link`; await `linked` instead")
         self.threads = threads
 
 
 def holds_up_a_loop() -> bool:
-    """Returns whether work on the current thread blocks an event loop."""
+    """Returns whether work on the current thread would block an event loop."""
     if runs_inline():
-        return False  # the driver of this coroutine waits for it anyway
+        return False  # the driver of this coroutine blocks its thread anyway
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""Turns the results of clients into the result of an aggregation: sums, means and extremes.
+"""Defines the states of aggregations (sums, means and extremes), which combine the results of clients.
 
-A state takes blocks of clients in any order and from several threads, and folds along the fixed tree of `tree_fold`.
-Large results go in one by one, each while it is in the cache (`stream`). Secure sums, and the general aggregation,
-which does not follow the tree, are in `aggregations.py`.
+A state accepts blocks of clients in any order and from several threads, and folds along the fixed tree of `tree_fold`.
+Large results are added one by one, while each is still in the cache (`stream`). The states of secure sums and of the
+general aggregation, which does not follow the tree, are in `aggregations.py`.
 """
 
 import abc
@@ -22,36 +22,46 @@ from fedstack.executors.base.tree_fold import LeafFold, LeafStream, Partial, lea
 
 
 class FoldState(abc.ABC):
-    """The state of one aggregation over a range of clients."""
+    """The state of an aggregation over a range of clients."""
 
     @property
     def merges_in_any_order(self) -> bool:
-        """Whether `merge` may take ranges in any order, and not only in the order of their clients."""
+        """Whether `merge` accepts the results of other ranges in any order instead of only in client order."""
         return False
 
     @abc.abstractmethod
     def feed(self, start: int, columns: Sequence[Column]) -> None:
-        """Adds the results of the clients from `start` on: one column per operand of the aggregation."""
+        """Adds the results of consecutive clients.
+
+        Args:
+          start: The index of the first client.
+          columns: One column per operand of the aggregation.
+        """
 
     @abc.abstractmethod
     def partials(self) -> object:
-        """Returns the partial results, which another state of the same aggregation can `merge`."""
+        """Returns the partial results, to pass to `merge` of another state of the same aggregation."""
 
     @abc.abstractmethod
     def merge(self, partials: object) -> None:
-        """Adds the partial results of another range of clients; in client order unless `merges_in_any_order`."""
+        """Adds the partial results of another range of clients.
+
+        Call this method in client order unless `merges_in_any_order` is true.
+        """
 
     @abc.abstractmethod
     def result(self) -> object:
         """Returns the payload of the result over all clients."""
 
     def stream(self, start: int) -> "FoldStream":
-        """Returns a stream that adds the clients from `start` on one by one."""
+        """Returns a stream for the results of the clients from `start` on, one client at a time."""
         return FoldStream(self, start)
 
 
 class FoldStream:
-    """Adds the results of clients to a fold one by one, in their order; without `close`, some may be lost.
+    """A stream that adds the results of clients to a fold one by one, in client order.
+
+    The results are complete only after `close`.
 
     Args:
       state: The state of the fold.
@@ -64,26 +74,30 @@ class FoldStream:
         self._next: int = start
 
     def add(self, results: list[object]) -> None:
-        """Adds the results of the next client: a payload per operand, in a list of the stream's own."""
+        """Adds the results of the next client.
+
+        Args:
+          results: One payload per operand of the aggregation. The stream may change the list.
+        """
         self._state.feed(self._next, [ListColumn([operand]) for operand in results])
         self._next += 1
 
     def close(self) -> None:
-        """Adds the results that are still in the stream."""
+        """Adds the remaining results of the stream to the fold."""
 
 
 def as_payload(array: np.ndarray) -> object:
-    """Returns the payload of an array of ours: a scalar or a read-only view."""
+    """Returns the payload of an array that the caller owns: a scalar or a read-only view."""
     return array[()] if array.ndim == 0 else read_only(array)
 
 
 class TreeState(FoldState):
-    """A sum, minimum or maximum of structs of tensors.
+    """The state of a sum, minimum or maximum of structs of tensors.
 
     Attributes:
       fold: The aggregation.
       leaves: The fold of each tensor.
-      weights: The fold of the clients' weights, if they have any.
+      weights: The fold of the clients' weights; `None` for an aggregation without weights.
     """
 
     def __init__(self, fold: Fold, operation: np.ufunc, empty: Callable[[TensorType], object]) -> None:
@@ -96,11 +110,12 @@ class TreeState(FoldState):
 
     @property
     def merges_in_any_order(self) -> bool:
-        # With an open shape, the error names the first client whose shape differs from those before.
+        # If the shape is not fully defined, the error must name the first client whose shape differs from the earlier
+        # ones, which requires client order.
         return not any(leaf.open_shape for leaf in self.leaves)
 
     def _dtype(self, tensor: TensorType) -> np.dtype:
-        """Returns the dtype to compute in."""
+        """Returns the dtype in which the fold of a tensor is computed."""
         return tensor.dtype
 
     def feed(self, start: int, columns: Sequence[Column]) -> None:
@@ -120,7 +135,7 @@ class TreeState(FoldState):
         return column.values
 
     def add_clients(self, clients: int) -> None:
-        """Counts clients whose tensors were added, if the result depends on their number."""
+        """Adds to the number of clients if the result of the aggregation depends on this number."""
 
     def stream(self, start: int) -> FoldStream:
         return TreeStream(self, start)
@@ -144,12 +159,12 @@ class TreeState(FoldState):
         return unflatten(iter(empty_or_total), self.fold.member)
 
     def _finish(self, totals: list[np.ndarray | None]) -> list[np.ndarray | None]:
-        """Returns the results of the tensors, from arrays of ours; `None` without clients."""
+        """Returns the result of each tensor, given its total; `None` without clients. May overwrite the totals."""
         return totals
 
 
 class TreeStream(FoldStream):
-    """Folds large tensors along the tree while they are in the cache, and small ones as a column at the end."""
+    """A stream that folds large tensors while they are in the cache, and small tensors as a column at the end."""
 
     def __init__(self, state: TreeState, start: int) -> None:
         super().__init__(state, start)
@@ -183,10 +198,10 @@ class TreeStream(FoldStream):
 
 
 class MeanState(TreeState):
-    """A mean, weighted or not: the sum of the products over the sum of the weights.
+    """The state of a mean, with or without weights: the sum of the products divided by the sum of the weights.
 
     Half-precision values are summed in float32 and rounded once. Integer weights are summed as float64, which cannot
-    wrap.
+    wrap around.
     """
 
     def __init__(self, fold: Fold) -> None:
@@ -225,7 +240,7 @@ class MeanState(TreeState):
 
 
 def divide_total(total: np.ndarray, weight: "int | np.ndarray", dtype: np.dtype) -> np.ndarray:
-    """Divides a sum by a weight, in place where the dtype allows; a weight of zero gives NaN."""
+    """Returns a sum divided by a weight, computed in place if the dtype allows; NaN if the weight is zero."""
     factor = total.dtype.type(weight) if isinstance(weight, int) else weight.astype(total.dtype)
     if total.ndim:
         np.divide(total, factor, total)
@@ -242,39 +257,44 @@ def _wide(dtype: np.dtype) -> np.dtype:
 
 
 def _product_dtype(dtype: np.dtype, weight: Type | None) -> np.dtype:
-    """Returns the dtype of a value times its weight: a wide floating weight keeps its range and precision."""
+    """Returns the dtype of a value multiplied by its weight, which preserves the range and precision of both."""
     if not isinstance(weight, TensorType) or kind_of_dtype(weight.dtype) != "f":
         return _wide(dtype)
     return np.result_type(_wide(dtype), _wide(weight.dtype))
 
 
 def _wide_weight(dtype: np.dtype) -> np.dtype:
-    # Exact for sums up to 2^53, and it cannot wrap.
+    # float64 is exact for sums up to 2^53 and cannot wrap around.
     return np.dtype(np.float64) if dtype.kind in "iu" else _wide(dtype)
 
 
 def nan_of(tensor: TensorType) -> object:
-    """Returns the mean over no clients."""
+    """Returns the mean of zero clients."""
     return extreme_of(tensor, lambda _: np.nan)
 
 
 def zero_of(tensor: TensorType) -> object:
-    """Returns the sum over no clients."""
+    """Returns the sum of zero clients."""
     return extreme_of(tensor, lambda _: 0)
 
 
 def largest_of(tensor: TensorType) -> object:
-    """Returns the minimum over no clients: the largest finite value of the dtype."""
+    """Returns the minimum of zero clients, which is the largest finite value of the dtype."""
     return extreme_of(tensor, lambda info: info.max)
 
 
 def lowest_of(tensor: TensorType) -> object:
-    """Returns the maximum over no clients: the lowest finite value of the dtype."""
+    """Returns the maximum of zero clients, which is the lowest finite value of the dtype."""
     return extreme_of(tensor, lambda info: info.min)
 
 
 def extreme_of(tensor: TensorType, value: Callable[[np.iinfo | np.finfo], object]) -> object:
-    """Returns a tensor full of one value; unknown dimensions have size 0."""
+    """Returns a tensor filled with a single value. Unknown dimensions have size 0.
+
+    Args:
+      tensor: The type of the tensor.
+      value: Returns the value for the limits of the dtype.
+    """
     info = np.iinfo(tensor.dtype) if kind_of_dtype(tensor.dtype) == "i" else float_limits(tensor.dtype)
     shape = tuple(size or 0 for size in tensor.shape or ())
     return as_payload(full_array(tensor, shape, value(info)))

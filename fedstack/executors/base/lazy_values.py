@@ -1,8 +1,9 @@
-"""Defines values that are known, or recorded and run when they are pulled, and the recorder that makes them.
+"""Defines lazy values, which are either known or computed when they are pulled, and the recorder that creates them.
 
-A call is a `Frame`: the traced function, its argument, and the results so far. Callers pull the whole result or members
-of it; work that two members need runs once. A `ResolvedCall` turns the called computation into a traced function of one
-argument, without names, lambdas, and functions in the argument.
+A call is represented by a `Frame`, which contains the traced function, its argument and the results so far. Callers
+pull the whole result or individual members; work that several members need runs only once. A `ResolvedCall` contains
+the called computation as a traced function of one argument, in which all names, lambdas and functional arguments are
+resolved.
 """
 
 from collections.abc import Sequence
@@ -35,20 +36,20 @@ from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_eve
 
 
 class ResolvedCall:
-    """A call with all names resolved.
+    """A call in which all names are resolved.
 
     Args:
       computation: The called function, or a computation of a value.
       result: The type of the result.
-      argument: The argument, if there are functions in it.
+      argument: The argument if it contains functions; otherwise `None`.
 
     Attributes:
       function: The traced function.
-      members: The members of its parameter; `None` if that is the argument as it is.
+      members: The members of the parameter of `function`; `None` if the parameter is the unchanged argument.
 
     Raises:
       InvalidComputationError: If the computation is malformed.
-      TypeMismatchError: If functions in the argument do not fit.
+      TypeMismatchError: If a function in the argument has the wrong type.
     """
 
     def __init__(self, computation: computation_pb2.Computation, result: Type, argument: "LazyValue | None") -> None:
@@ -60,13 +61,20 @@ class ResolvedCall:
             self.function = _traced(computation, result, argument, self.members)
 
     def reads(self, path: Sequence[int]) -> set[int] | None:
-        """Returns the positions of the parameter that a member of the result needs; `None` for the parameter whole."""
+        """Returns the positions of the parameter members that a member of the result needs.
+
+        Args:
+          path: The positions that lead to the member of the result.
+
+        Returns:
+          The positions; `None` if the whole parameter is needed.
+        """
         symbol, parameter = self.function.result, self.function.parameter
         for position in path:
             if symbol is parameter:
                 return {position}
             if not isinstance(symbol, Pack):
-                break  # the node has to run, whichever member of its result is wanted
+                break  # the node has to run, whichever member of its result is needed
             symbol = symbol.members[position]
         wanted: set[int] = set()
         for node in needed_for(symbol, self.function.nodes):
@@ -80,7 +88,10 @@ class ResolvedCall:
 def _traced(
     computation: computation_pb2.Computation, result: Type, argument: "LazyValue", free: "list[LazyValue]"
 ) -> Function:
-    """Traces a call whose argument has functions in it; the data among them become members of one parameter."""
+    """Returns the traced function of a call whose argument contains functions.
+
+    The parts of the argument that are not functions become the members of a single parameter, and are added to `free`.
+    """
     placeholders = argument.symbol(Scope(), free)
     scope = Scope()
     parameter = Parameter(StructType([value.type_signature for value in free]), scope)
@@ -97,30 +108,32 @@ def _traced(
         traced = Tracer().apply(Callee(computation), rebuild(placeholders), scope)
         check_result(traced, result)
     except RecursionError:
-        raise ResourceLimitError("Expected functions that call each other less deeply, found Python's limit") from None
+        raise ResourceLimitError(
+            "Expected nested function calls within Python's recursion limit, found deeper nesting; nest fewer calls"
+        ) from None
     return Function(scope, parameter, traced)
 
 
-# The most values that are pulled side by side.
+# The maximum number of values that are pulled concurrently.
 _AT_ONCE = 1000
 
 
 class LazyValue(VerbValue):
-    """A value that is known, or recorded and not yet run."""
+    """A value that is either known or recorded and computed on demand."""
 
     __slots__ = ()
 
     @property
     def is_known(self) -> bool:
-        """Whether its payload is known without running anything."""
+        """Whether the payload is known without running any work."""
         return False
 
     def member(self, position: int, type_spec: Type) -> "LazyValue":
-        """Returns the member of a struct value, without running anything."""
+        """Returns a member of a struct value without running any work."""
         raise NotImplementedError
 
     def symbol(self, scope: Scope, free: "list[LazyValue]") -> Symbol:
-        """Returns a symbol for the value; if it is data, it is added to `free`."""
+        """Returns a symbol for the value. A value that is not a function is also appended to `free`."""
         free.append(self)
         return Parameter(self._type, scope)
 
@@ -147,7 +160,7 @@ class KnownValue(LazyValue):
 
 
 class FunctionValue(LazyValue):
-    """A computation that is not called yet."""
+    """A function that has not been called."""
 
     __slots__ = ("_source", "computation")
 
@@ -156,7 +169,7 @@ class FunctionValue(LazyValue):
     ) -> None:
         super().__init__(executor, type_spec)
         self.computation = computation
-        self._source = source  # a Python function lives as long as the computation object made of it
+        self._source = source  # keeps the computation object alive, and with it the Python function
 
     async def pull(self) -> object:
         raise function_error(self._type)
@@ -178,12 +191,13 @@ class StructValue(LazyValue):
 
     @property
     def is_known(self) -> bool:
-        # Kept once true: many structs may share members; see `pull`.
+        # Once true, the answer is kept, because many structs may share members; see `pull`.
         self._is_known = self._is_known or all(member.is_known for member in self.members)
         return self._is_known
 
     async def pull(self) -> object:
-        # Once: structs may share members, level by level, so that there are many more paths than members.
+        # The struct is pulled only once. Structs may share members on each level, so the number of paths to a member
+        # can be much larger than the number of members.
         self._executor.check_open()
         if self._pulled is None:
             self._pulled = LazyTask(lambda: pull_side_by_side(self.members))
@@ -198,7 +212,7 @@ class StructValue(LazyValue):
 
 
 class CallValue(LazyValue):
-    """The result of a call, or a member of it."""
+    """The result of a call, or a member of the result."""
 
     __slots__ = ("_frame", "_path")
 
@@ -220,13 +234,13 @@ class CallValue(LazyValue):
 
 
 class Frame:
-    """One call, and its results so far.
+    """A single call and its results so far.
 
     Args:
       engine: Runs the call.
       call: The resolved call.
       argument: The value of the function's parameter.
-      called: The values of the call, kept until it has run.
+      called: The values of the call, which are kept alive until the call has run.
     """
 
     def __init__(self, engine: Engine, call: ResolvedCall, argument: LazyValue | None, called: object) -> None:
@@ -241,11 +255,15 @@ class Frame:
 
     @property
     def has_run(self) -> bool:
-        """Whether all of it has run."""
+        """Whether the whole call has run."""
         return self._whole.done
 
     async def pull(self, path: tuple[int, ...]) -> object:
-        """Returns the result, or the member of it that `path` leads to, and runs only the work that this needs."""
+        """Returns the payload of the result or of one of its members, and runs only the work that is needed for it.
+
+        Args:
+          path: The positions that lead to the member; empty for the whole result.
+        """
         if not path or self._whole.done:
             value = await self._whole.get()
             self._let_go()
@@ -259,14 +277,14 @@ class Frame:
         return await part.get()
 
     def _let_go(self) -> None:
-        """Drops the inputs once there is a result: in a chain of calls, each would keep the one before."""
+        """Drops the inputs once the result is known; otherwise, each call of a chain would keep the previous one."""
         if self._whole.has_value:
             self._argument = self._called = self._call.members = self._run_in_parts = None
             self._parts.clear()
 
     async def _run(self, path: tuple[int, ...]) -> object:
         argument = await self._pull_argument(path)
-        # Parts share one run, so that work that two of them need runs once.
+        # All parts share one run, so that work that several parts need runs only once.
         run = self._run_in_parts
         if run is None:
             if not path:
@@ -275,7 +293,7 @@ class Frame:
         return await run.pull(path, argument)
 
     async def _pull_argument(self, path: tuple[int, ...]) -> object:
-        """Pulls the members of the argument that the function uses for a part of its result."""
+        """Returns the payload of the argument, with the members that the given part of the result needs."""
         argument = self._argument
         if argument is None:
             return None
@@ -288,9 +306,12 @@ class Frame:
 
 
 async def pull_side_by_side(values: Sequence[LazyValue]) -> tuple[object, ...]:
-    """Pulls several values, each once even if it comes twice, on a loop if more than one of them has to run."""
+    """Returns the payloads of several values, and pulls each distinct value only once.
+
+    If more than one call has to run, the calls run concurrently on an event loop.
+    """
     distinct = list(dict.fromkeys(values))
-    # Known values need no task; of the others there may be any number.
+    # Only values that are not yet known need a task.
     running = [value for value in distinct if not value.is_known]
     if sum(isinstance(value, CallValue) for value in running) > 1 and runs_inline():
         await need_event_loop()
@@ -309,10 +330,10 @@ async def pull_side_by_side(values: Sequence[LazyValue]) -> tuple[object, ...]:
 
 
 class LazyRecorder(Recorder[LazyValue]):
-    """Records values as nodes that an engine runs once, when they are pulled.
+    """A recorder of values that an engine computes once, when they are pulled.
 
     Args:
-      engine: Runs the nodes.
+      engine: Computes the values.
     """
 
     waits = False

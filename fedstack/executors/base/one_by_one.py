@@ -1,9 +1,9 @@
-"""Drives executors without an engine, of any origin, through the four verbs.
+"""Drives executors that have no engine through the four verbs of the language's `Executor`.
 
-A `ForeignEngine` runs programs, so that our executors can stand on one of another origin: it calls one leaf at a time.
-A `VerbEngine` runs whole functions, with their placements. It resolves names, lambdas and blocks, which leaves calls of
-intrinsics and leaf functions, selections and structs: a verb each. Functions that an intrinsic takes are sent as
-computations.
+A `ForeignEngine` runs programs by calling one leaf at a time, so that fedstack's executors can wrap an executor that is
+not part of fedstack. A `VerbEngine` runs whole functions, including their placements. It resolves names, lambdas and
+blocks. Each remaining call of an intrinsic or a leaf function, each selection and each struct becomes the call of one
+verb. Functions that are arguments of an intrinsic are sent as computations.
 """
 
 import asyncio
@@ -57,13 +57,16 @@ _T = TypeVar("_T")
 
 @attrs.frozen(eq=False)
 class _DrivenScope(SystemScope):
-    """The loop that drives the verbs while one of our threads waits for them."""
+    """A scope with the event loop that drives the verbs while a thread of fedstack waits for them."""
 
     loop: asyncio.AbstractEventLoop
 
 
 class _ForeignLeaf(BoundOperation):
-    """A computation embedded in a foreign executor; a thread calls it and waits while the loop drives the verbs."""
+    """A computation that runs in an executor without an engine.
+
+    The calling thread waits while the event loop drives the verbs of the executor.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,8 @@ class _ForeignLeaf(BoundOperation):
         self._loop = loop
 
     def call(self, argument: object, client: int | None = None) -> object:
-        # Converted on this thread: the argument may be a stream whose elements need other calls of this executor.
+        # The argument is converted on this thread, because it may be a stream whose elements need further calls of this
+        # executor.
         given = None if self.parameter is None else to_elements(argument, self.parameter)
         try:
             driven = current_scope().of(_DrivenScope)
@@ -106,7 +110,10 @@ class _ForeignLeaf(BoundOperation):
 def _wait(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | None) -> _T:
     if loop is None or loop is _running_loop():
         coroutine.close()
-        raise InvalidComputationError("Expected work of another executor on one of our threads, found it elsewhere")
+        raise InvalidComputationError(
+            "Expected work of an executor without an engine to run on a thread of fedstack, found it on the thread of "
+            "the event loop or without an event loop"
+        )
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
 
@@ -118,17 +125,17 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class ForeignEngine(ProgramEngine):
-    """Runs programs on an executor of another origin.
+    """An engine that runs programs on an executor that has no engine of its own.
 
     Args:
-      target: Any executor of the language that takes leaf computations.
+      target: Any executor of the language that accepts leaf computations.
     """
 
     def __init__(self, target: Executor) -> None:
         self._target = target
         self._threads = LeafThreads()
         self._linking = Linking("one by one")
-        # The loop that drives the verbs: other engines run linked programs on threads of their own (folds, streams).
+        # The loop that drives the verbs when other engines run linked programs (folds, streams) on their own threads.
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -150,7 +157,8 @@ class ForeignEngine(ProgramEngine):
             if found is None:
                 above = "SequenceExecutor" if operation.uri.startswith("sequence_") else "FederatingExecutor"
                 raise UnsupportedIntrinsicError(
-                    f"Expected leaf computations for {self._target!r}, found {operation.uri}; put a {above} above it"
+                    f"Expected only leaf computations for {self._target!r}, found {operation.uri}; wrap this executor "
+                    f"in a {above}"
                 )
             return found
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
@@ -171,15 +179,15 @@ class ForeignEngine(ProgramEngine):
         return await self._on_thread(work) if contains_sequence(type_spec) else work()
 
     def close(self) -> None:
-        """Ends the threads. Idempotent."""
+        """Ends the threads of the engine. Idempotent."""
         self._threads.close()
 
 
 class OneByOneExecutor(VerbExecutor):
-    """Adapts an executor without an engine, or of another origin, for our executors above it.
+    """An adapter that provides a program engine over an executor that has none.
 
     Args:
-      target: The executor below. It is closed with this one.
+      target: The executor below. It is closed with this executor.
     """
 
     def __init__(self, target: Executor) -> None:
@@ -192,7 +200,10 @@ class OneByOneExecutor(VerbExecutor):
 
 
 def with_programs(executor: Executor) -> tuple[Executor, ProgramEngine]:
-    """Returns an executor that runs programs, and its engine: the executor itself, or an adapter over its verbs."""
+    """Returns an executor that runs programs, and its program engine.
+
+    The executor is the given one if it runs programs, otherwise an adapter that drives it through its verbs.
+    """
     programs = executor.programs if isinstance(executor, VerbExecutor) else None
     if programs is not None:
         return executor, programs
@@ -205,7 +216,7 @@ _LEAVES = ("data", "xla", "tensorflow")
 
 
 class VerbEngine(Engine):
-    """Runs functions on an executor that has no engine.
+    """An engine that runs functions through the verbs of an executor that has no engine.
 
     Args:
       target: The executor.
@@ -227,10 +238,10 @@ class VerbEngine(Engine):
 
 
 class VerbRun:
-    """One run of a function: the values that the target makes for it, each on first use.
+    """A single run of a function, whose values the target creates on first use.
 
     Args:
-      target: The executor that makes the values.
+      target: The executor that creates the values.
       function: The function.
     """
 
@@ -288,7 +299,7 @@ class VerbRun:
         return await create_known(self._target, payload, type_spec)
 
     def _argument_path(self, expression: Computation) -> tuple[int, ...] | None:
-        """Returns the path to the member of the parameter that an expression selects; `None` for others."""
+        """Returns the path to the member of the parameter that an expression selects; `None` for other expressions."""
         path: list[int] = []
         while expression.HasField("selection"):
             path.append(expression.selection.index)
@@ -304,7 +315,8 @@ class VerbRun:
         function, argument = expression.call.function, expression.call.argument
         members = [element.value for element in argument.struct.element]
         if any(member.HasField("lambda") and free_references(member) for member in members):
-            # Functions over elements of a sequence refer to names around them, whose values become an argument.
+            # Functions over the elements of a sequence may refer to names of the enclosing function. The values of
+            # these names are passed as an argument.
             names = sorted(free_references(expression))
             references = [reference(name, self._type_of(name)) for name in names]
             types = StructType([type_from_proto(found.type) for found in references])
@@ -328,7 +340,10 @@ class VerbRun:
 
 
 def simplest(computation: Computation) -> Computation:
-    """Replaces a function that only calls a leaf by that leaf: not all executors take lambdas."""
+    """Returns the leaf if a computation only calls this leaf, otherwise the computation itself.
+
+    Not all executors accept lambdas.
+    """
     if not computation.HasField("lambda"):
         return computation
     function = getattr(computation, "lambda")

@@ -1,6 +1,6 @@
-"""Defines engines that run phases over clients: they run schedules, and fold the results of the clients.
+"""Defines the base of engines that run schedules over clients and fold the clients' results.
 
-They differ only in how they run a phase: over clients of their own, or over other engines that have clients.
+The engines differ only in where a phase runs: on clients of their own, or on other engines that have clients.
 """
 
 import abc
@@ -33,27 +33,27 @@ _PLACED = ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "place
 
 @attrs.frozen
 class FoldedPhase:
-    """The contribution of a range of clients to a phase, in states that can be read or merged.
+    """The contribution of a range of clients to a phase, as fold states that can be read or merged.
 
     Attributes:
-      states: For each fold, its state.
-      columns: For each kept result, its column.
+      states: The state of each fold.
+      columns: The column of each kept result.
     """
 
     states: Sequence[FoldState]
     columns: list[Column]
 
     def partials(self) -> PhaseResult:
-        """Returns the contribution in a form that the states of other ranges can merge."""
+        """Returns the contribution in a form that can be merged into the states of other ranges."""
         return PhaseResult([state.partials() for state in self.states], self.columns)
 
 
 class PhaseRunner(abc.ABC):
-    """Runs phases for some of the clients: a phase engine, or a proxy of one elsewhere."""
+    """A runner of phases for a range of clients: a phase engine in this process or a proxy of a remote one."""
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        """The threads that run leaf functions, if these are in this process."""
+        """The threads that run leaf functions; `None` if these functions run in another process."""
         return None
 
     @abc.abstractmethod
@@ -64,9 +64,10 @@ class PhaseRunner(abc.ABC):
 
         Args:
           phase: The phase.
-          inputs: For each input of its program a payload that all clients share, or a column of exactly those clients.
+          inputs: For each input of the phase's program, either a payload that all clients share or a column of exactly
+            the given clients.
           arguments: The server's arguments of the folds.
-          clients: The indices of the clients, counted over the whole federation.
+          clients: The indices of the clients in the whole federation.
         """
 
     def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseRunner | None":
@@ -74,18 +75,18 @@ class PhaseRunner(abc.ABC):
         return None
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
+        """Runs `work`, which converts a result of type `type_spec`, on a thread where streams of user code may run."""
         return work()
 
     def close(self) -> None:  # noqa: B027
-        """Closes what is open for these phases only. Idempotent; never raises."""
+        """Releases the resources that belong to this runner alone. Idempotent; never raises."""
 
 
 class PhaseEngine(Engine, PhaseRunner):
-    """Runs functions of values at the server and at clients.
+    """An engine that runs functions of values placed at the server and at clients.
 
     Args:
-      server: Runs unplaced work, and work at the server.
+      server: Runs unplaced work and work on the server.
     """
 
     def __init__(self, server: ProgramEngine) -> None:
@@ -119,14 +120,14 @@ class PhaseEngine(Engine, PhaseRunner):
     async def fold_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
     ) -> FoldedPhase:
-        """Runs a phase for a range of clients, and folds their results.
+        """Runs a phase for a range of clients, and folds the clients' results.
 
         Args:
           phase: The phase.
-          inputs: As for `run_phase`.
+          inputs: See `run_phase`.
           arguments: The server's arguments of the folds.
           clients: The indices of the clients.
-          all_clients: Whether these are all clients, so that nothing is merged with the states.
+          all_clients: Whether the range contains all clients, so that no other results are merged with the states.
         """
 
     async def run_phase(
@@ -139,8 +140,8 @@ class PhaseEngine(Engine, PhaseRunner):
         kind = computation.WhichOneof("computation")
         if kind not in _PLACED:
             raise InvalidComputationError(
-                f"Expected a function, a literal or an intrinsic in {executor!r}, found a {kind}; put a "
-                "ReferenceResolvingExecutor above it"
+                f"Expected a function, a literal or an intrinsic in {executor!r}, found a {kind}; wrap this executor "
+                "in a ReferenceResolvingExecutor"
             )
 
     def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
@@ -154,7 +155,7 @@ class PhaseEngine(Engine, PhaseRunner):
         return await self.server.run_server_task(task, inputs)
 
     async def run_phase_task(self, task: PhaseTask, run: ScheduleValues) -> Sequence[object]:
-        """Runs a phase for all clients and returns the results of its aggregations and the kept columns."""
+        """Runs a phase for all clients; returns the results of its aggregations, followed by the kept columns."""
         phase = task.phase
         inputs = [self._checked(run.read_column(expression)) for expression in task.inputs]
         arguments = [
@@ -175,7 +176,7 @@ class PhaseEngine(Engine, PhaseRunner):
         return [*totals, *folded.columns]
 
     def _checked(self, column: Column) -> Column:
-        """Returns a column that has a value for each client."""
+        """Returns the column after checking that it has one value per client."""
         if len(column) != self.clients:
             raise wrong_number_of_clients(self.clients, len(column))
         return column
@@ -189,14 +190,14 @@ class PhaseEngine(Engine, PhaseRunner):
             return AggregateState(
                 first_client,
                 argument.values[0],
-                # Accumulating is the client's work, so that errors name the client; merging belongs to no client.
+                # An error in `accumulate` names the client whose value is added. An error in `merge` names no client.
                 lambda left, right, client: accumulates([(left, right), *argument.captures[0]], client)[0],
                 lambda left, right: merges([(left, right), *argument.captures[1]], None)[0],
             )
         return tree_state(fold, argument)
 
     async def _result(self, fold: Fold, argument: FoldArgument, state: FoldState) -> object:
-        """Returns an aggregation's result."""
+        """Returns the result of an aggregation."""
         total = state.result()
         if fold.uri != "federated_aggregate":
             return total
@@ -205,12 +206,15 @@ class PhaseEngine(Engine, PhaseRunner):
         return result
 
     async def run_select_task(self, task: SelectTask, run: ScheduleValues) -> object:
-        """Computes the slice of each distinct key once, and gives each client the slices of its keys, in order."""
+        """Computes the slice of each distinct key once, and returns a column with the slices of each client.
+
+        The slices of a client are in the order of its keys.
+        """
         column = as_column(run.read(task.keys), self.clients)
         keys = column.items() if column.is_here else await off_loop(column.items)
         limit = int(cast(int, run.read(task.max_key)))
         if limit < 0:
-            raise negative_bound(task.uri, "max_key", limit, "give the largest key that a client may ask for")
+            raise negative_bound(task.uri, "max_key", limit, "pass the largest key that a client may request")
         value = run.read(task.value)
         captures = [run.read(expression) for expression in task.captures]
         wanted: dict[int, object] = {}
@@ -219,7 +223,8 @@ class PhaseEngine(Engine, PhaseRunner):
             for key in client_keys:
                 if not 0 <= key <= limit:
                     raise InvalidValueError(
-                        f"Expected keys from 0 to max_key {limit} for {task.uri}, found {key}; at client {client}"
+                        f"Expected keys from 0 to max_key, which is {limit}, for {task.uri}, found {key}; at client "
+                        f"{client}"
                     )
                 wanted.setdefault(key, None)
         function = await self.server.linked(task.function)

@@ -1,4 +1,4 @@
-"""Runs the tasks of a schedule, each once, side by side where they do not wait for each other."""
+"""Runs each task of a schedule once. Tasks that do not depend on each other run concurrently."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol, cast
@@ -13,19 +13,19 @@ from fedstack.computations.values.columns import Column, ConstantColumn, SharedC
 from fedstack.errors import UnsupportedIntrinsicError
 from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by, runs_inline
 
-# Stands for a member of an argument that was not pulled because nothing reads it.
+# A placeholder for a member of an argument that was not pulled because no task reads it.
 UNPULLED = object()
 
 
 class TaskRunner(Protocol):
-    """Runs each kind of task: an engine."""
+    """An engine that runs the tasks of a schedule."""
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
         """Runs server work and returns the payload of its result."""
         ...
 
     async def run_phase_task(self, task: PhaseTask, run: "ScheduleValues") -> Sequence[object]:
-        """Runs a phase and returns a payload or column for each target."""
+        """Runs a phase and returns a payload or a column for each target of the task."""
         ...
 
     async def run_select_task(self, task: SelectTask, run: "ScheduleValues") -> object:
@@ -34,11 +34,11 @@ class TaskRunner(Protocol):
 
 
 class ScheduleValues:
-    """The values of one run of a schedule, filled in task by task.
+    """The values of a single run of a schedule, stored as tasks complete.
 
     Args:
       tasks: The schedule.
-      clients: The number of clients; `None` where there are no placements.
+      clients: The number of clients; `None` for a run without placements.
     """
 
     def __init__(self, tasks: Schedule, clients: int | None) -> None:
@@ -50,11 +50,11 @@ class ScheduleValues:
         self._shared: dict[Expression, SharedColumn] = {}
 
     def read(self, expression: Expression) -> object:
-        """Evaluates an expression whose slots are filled."""
+        """Returns the value of an expression. All slots that the expression reads must be filled."""
         return _read_placed(expression, self.values)
 
     def read_column(self, expression: Expression) -> Column:
-        """Evaluates an input of a phase as a column; phases that share an input get the same object."""
+        """Returns the value of a phase's input as a column. Phases that share an input receive the same object."""
         found = self._shared.get(expression)
         if found is not None:
             return found
@@ -64,7 +64,7 @@ class ScheduleValues:
         return column
 
     async def run_task(self, task: Task, runner: TaskRunner) -> None:
-        """Runs a task whose inputs are filled, and keeps its results."""
+        """Runs a task whose inputs are available, and stores its results."""
         if isinstance(task, ServerTask):
             inputs = [self.read(expression) for expression in task.inputs]
             self.values[task.target] = await runner.run_server_task(task, inputs)
@@ -77,12 +77,12 @@ class ScheduleValues:
 
 
 class ScheduleRun(ScheduleValues):
-    """One run of a function's schedule, whose tasks run when their results are pulled.
+    """A single run of a function's schedule, whose tasks run when their results are pulled.
 
     Args:
       function: The function.
       runner: Runs the tasks.
-      clients: The number of clients; `None` where there are no placements.
+      clients: The number of clients; `None` for a run without placements.
       in_parts: Whether members of the result are pulled one by one.
     """
 
@@ -100,7 +100,10 @@ class ScheduleRun(ScheduleValues):
                 self._makers[target] = once
 
     async def pull(self, path: tuple[int, ...], argument: object) -> object:
-        """Runs the tasks that a member of the result needs and that have not run yet; returns the member's payload."""
+        """Runs the remaining tasks for a member of the result, and returns the payload of this member.
+
+        See `FunctionRun`.
+        """
         self.values[0] = merged_argument(self.values[0], argument)
         expression, symbol = self.schedule.result, self._result
         for position in path:
@@ -121,24 +124,24 @@ class ScheduleRun(ScheduleValues):
             if forks and self._runs_functions():
                 await need_event_loop()
             if runs_inline():
-                # From first to last, so that each task finds its inputs and a long chain does not nest.
+                # In schedule order, so that the inputs of each task are available and a long chain does not nest calls.
                 for once in in_order:
                     await once.get()
         if len(waiting) > 1 and not runs_inline():
             await gather([once.get() for once in waiting])
             return
-        # Tasks keep their errors and raise them again.
+        # A failed task keeps its error and raises it again here.
         for slot in slots:
             if slot in self._makers:
                 await self._makers[slot].get()
 
     def _unfinished(self, slots: Iterable[int]) -> list[LazyTask[None]]:
-        """Lists the unfinished tasks that fill the slots."""
+        """Returns the unfinished tasks that fill the given slots."""
         makers = dict.fromkeys(self._makers[slot] for slot in slots if slot in self._makers)
         return [once for once in makers if not once.done]
 
     def _needed(self, slots: Sequence[int]) -> tuple[list[LazyTask[None]], bool]:
-        """Lists all tasks that the slots need, in order, and returns whether some of them could run side by side."""
+        """Returns all unfinished tasks that the slots depend on, in order, and whether some could run concurrently."""
         wanted = set(slots)
         forks = len(self._unfinished(slots)) > 1
         needed: list[LazyTask[None]] = []
@@ -151,7 +154,7 @@ class ScheduleRun(ScheduleValues):
         return needed, forks
 
     def _runs_functions(self) -> bool:
-        """Returns whether server work or client work calls functions, which may take any time."""
+        """Returns whether any task calls functions, which may run for a long time."""
         tasks = [task for task in self.schedule.tasks if not isinstance(task, SelectTask)]
         return any((task.program if isinstance(task, ServerTask) else task.phase.program).steps for task in tasks)
 
@@ -165,7 +168,7 @@ async def run_whole(function: Function, runner: TaskRunner, clients: int | None,
     """Runs a function and returns the payload of its whole result."""
     task = only_task(function)
     if task is not None:
-        # A single task needs no bookkeeping, which takes half of the time of a small call.
+        # A single task needs no bookkeeping, which would take half of the time of a small call.
         return await runner.run_server_task(task, [argument] * len(task.inputs))
     tasks = schedule(function)
     if len(tasks.tasks) > 1:
@@ -178,7 +181,7 @@ async def run_whole(function: Function, runner: TaskRunner, clients: int | None,
 
 
 def merged_argument(known: object, argument: object) -> object:
-    """Returns the argument with further members of it."""
+    """Returns the known argument, updated with newly pulled members."""
     if not (isinstance(known, tuple) and isinstance(argument, tuple)):
         return argument
     members = zip(cast("tuple[object, ...]", known), cast("tuple[object, ...]", argument))
@@ -190,7 +193,7 @@ def _targets(task: Task) -> Sequence[int]:
 
 
 def slots_of(expression: Expression) -> list[int]:
-    """Lists the slots that an expression reads."""
+    """Returns the slots that an expression reads."""
     if isinstance(expression, Slot):
         return [expression.index]
     if isinstance(expression, Join):
@@ -212,17 +215,20 @@ def _read_placed(expression: Expression, values: Sequence[object]) -> object:
 def no_clients(found: str) -> UnsupportedIntrinsicError:
     """Returns the error for work that needs clients in a stack without placements."""
     return UnsupportedIntrinsicError(
-        f"Expected unplaced work in a stack without clients, found {found}; put a FederatingExecutor into the stack, "
+        f"Expected unplaced work in a stack without clients, found {found}; add a FederatingExecutor to the stack, "
         "or use local_executor_factory"
     )
 
 
 def as_column(payload: object, clients: int | None) -> Column:
-    """Returns a value at clients as a column; a struct of columns and payloads, as a zip leaves it, is zipped."""
+    """Returns a value placed at clients as a column.
+
+    A struct of columns and payloads, which is the result of a zip, is combined into one column.
+    """
     if isinstance(payload, Column):
         return payload
     if clients is None:
-        raise no_clients("a value that every client has")
+        raise no_clients("a value placed at clients")
     if _has_column(payload):
         return zip_columns([as_column(member, clients) for member in cast("tuple[object, ...]", payload)], clients)
     return ConstantColumn(payload, clients)
@@ -235,9 +241,10 @@ def _has_column(payload: object) -> bool:
 
 
 def whole_columns(payload: object, symbol: Symbol, clients: int | None) -> object:
-    """Returns a result in which each value at clients is one column.
+    """Converts a result so that each value placed at clients is a single column.
 
-    Before, a zip is a struct of columns, and a value that all clients share is only its payload.
+    Before the conversion, the result of a zip is a struct of columns, and a value that all clients share is represented
+    by its payload.
     """
     if isinstance(symbol, Pack):
         members = cast("tuple[object, ...]", payload)

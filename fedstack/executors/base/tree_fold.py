@@ -1,12 +1,12 @@
-"""Folds arrays along one fixed tree, in whatever order they come and on any number of threads.
+"""Folds arrays along a fixed tree, in any order of arrival and on any number of threads.
 
-The tree is a binary counter over client indices. A node (level, position) stands for the clients from
-position·2^level up to, not including, (position+1)·2^level. Two siblings are combined as soon as both are known, always
-the left one with the right one; the rest is combined at the end, from the smallest block up. So a float sum has the
-same bits for every way of cutting the clients into slices, and its error grows with log n instead of n.
+The tree is a binary counter over client indices. A node (level, position) represents the clients from
+position·2^level up to, but excluding, (position+1)·2^level. Two siblings are combined as soon as both are known, with
+the left sibling as the first operand. At the end, the remaining nodes are combined from the smallest block up. A float
+sum therefore has the same bits for every division of the clients into slices, and its error grows with log n, not n.
 
-Three walks: `fold_rows` goes level by level over stacked values, `BlockFold` client by client with a partial result
-per level, and `TreeFold` combines their results. A `LeafFold` chooses the walk for one tensor of the clients' results.
+`fold_rows` folds stacked values level by level, `BlockFold` folds client by client with one partial result per level,
+and `TreeFold` combines the results of both. A `LeafFold` selects the traversal for one tensor.
 """
 
 import threading
@@ -35,9 +35,9 @@ class Partial(NamedTuple):
 
     Attributes:
       level: The block has 2^level clients.
-      position: Its number among the blocks of that size.
-      value: The fold, a NumPy scalar or array.
-      owned: Whether the array is ours to write into.
+      position: The index of the block among the blocks of its level.
+      value: The result of the fold, a NumPy scalar or array.
+      owned: Whether the fold owns the array and may write to it.
     """
 
     level: int
@@ -47,13 +47,13 @@ class Partial(NamedTuple):
 
 
 class SpareBuffers:
-    """Free buffers of one shape and dtype, for several threads.
+    """A pool of free buffers of one shape and dtype, shared by several threads.
 
-    Reusing a buffer costs less than fresh pages. None is kept before the first request: where leaf functions bring
-    buffers of their own, used ones go back to the allocator that leaf functions get theirs from.
+    Reusing a buffer is cheaper than allocating fresh pages. Buffers are kept only after the first call of `take`. Until
+    then, used buffers are returned to the allocator, where leaf functions can reuse the memory.
 
     Args:
-      free: The first buffers, in a list that is used from its end. All of them come back to it.
+      free: The initial buffers, in a list from whose end buffers are taken. All buffers are returned to this list.
     """
 
     def __init__(self, free: list[np.ndarray] | None = None) -> None:
@@ -66,17 +66,17 @@ class SpareBuffers:
         self._wanted = True
         try:
             return self._free.pop()
-        except IndexError:  # no check first: another thread may be quicker
+        except IndexError:  # checking first would be a race with other threads
             return np.empty(like.shape, like.dtype)
 
     def put(self, buffer: np.ndarray) -> None:
-        """Adds a buffer without readers: another thread may write into it at once."""
+        """Adds a buffer to the pool. It must have no readers, because another thread may overwrite it immediately."""
         if self._wanted and len(self._free) < self._most:
             self._free.append(buffer)
 
 
 class TreeFold:
-    """The fold of one tensor over clients. `add` may be called from several threads."""
+    """The fold of one tensor over clients. Several threads may call `add` concurrently."""
 
     def __init__(self, operation: np.ufunc) -> None:
         self.operation = operation
@@ -85,13 +85,13 @@ class TreeFold:
         self._lock = threading.Lock()
 
     def add(self, partials: Sequence[Partial]) -> None:
-        """Adds the folds of some blocks."""
+        """Adds the partial results of blocks of clients."""
         for partial in partials:
             while (other := self._take_sibling(partial)) is not None:
                 partial = self._combine(other, partial) if partial.position & 1 else self._combine(partial, other)
 
     def _take_sibling(self, partial: Partial) -> Partial | None:
-        """Takes out the sibling of a partial; if there is none, puts the partial in."""
+        """Removes and returns the sibling of a partial result; stores the partial result if it has no sibling yet."""
         with self._lock:
             other = self._partials.pop((partial.level, partial.position ^ 1), None)
             if other is None:
@@ -99,14 +99,14 @@ class TreeFold:
         return other
 
     def partials(self) -> list[Partial]:
-        """Returns the partial folds, from the first client to the last."""
+        """Returns the partial results, from the first client to the last."""
         with self._lock:
             return sorted(self._partials.values(), key=lambda p: p.position << p.level)
 
     def result(self) -> np.ndarray | None:
-        """Combines the partial folds, from the smallest block up; `None` without clients.
+        """Returns the combination of the partial results, from the smallest block up; `None` without clients.
 
-        The result is an array of its own. This uses the partial folds up: call it once.
+        The result is a separate array. Call this method only once, because it overwrites partial results.
         """
         remaining = self.partials()
         if not remaining:
@@ -124,10 +124,11 @@ class TreeFold:
 def combine(
     operation: np.ufunc, left: np.ndarray, left_owned: bool, right: np.ndarray, right_owned: bool, spare: SpareBuffers
 ) -> np.ndarray:
-    """Combines the folds of two neighbouring blocks, in place where one of them is ours.
+    """Returns the combination of two adjacent blocks, computed in place if the fold owns one of their arrays.
 
-    If both are ours, the right one takes the result: it is usually newer and still in the cache, and the freed memory
-    has an older neighbour above it, so that the allocator does not return it to the system at once.
+    If the fold owns both arrays, the result is written to the right array, which is usually newer and still in the
+    cache. The freed memory of the left array then has an older allocation above it, so that the allocator does not
+    immediately return this memory to the system.
     """
     if not left.ndim:
         return operation(left, right)
@@ -140,16 +141,16 @@ def combine(
 
 
 def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: bool = False) -> list[Partial]:
-    """Folds scalars, or small arrays that are stacked, level by level.
+    """Folds scalars or stacked small arrays, level by level.
 
     Args:
       operation: The associative operation.
       values: The values of consecutive clients, shape [clients, ...].
       start: The index of the first client.
-      in_place: Whether to write into `values`, which then holds arrays; the folds do not refer to it.
+      in_place: Whether to overwrite `values`, which must then contain arrays. If so, the partial results are copies.
 
     Returns:
-      The folds of the aligned blocks that make up the clients; at most two per level.
+      The partial results of the aligned blocks that make up the clients, at most two per level.
     """
     partials: list[Partial] = []
     level = 0
@@ -172,25 +173,25 @@ def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: 
 
 
 def aligned_blocks(clients: range) -> Iterator[tuple[int, int]]:
-    """Yields level and position of the fewest blocks of the tree that make up consecutive clients, in order."""
+    """Yields the level and position of each block in the smallest set of blocks that covers the clients, in order."""
     start = clients.start
     while start < clients.stop:
         level = (clients.stop - start).bit_length() - 1  # the largest block that fits
         if start:
-            level = min(level, (start & -start).bit_length() - 1)  # and starts here
+            level = min(level, (start & -start).bit_length() - 1)  # and is aligned at `start`
         yield level, start >> level
         start += 1 << level
 
 
 class BlockFold:
-    """Folds the arrays of consecutive clients as they come, with at most one partial result per level.
+    """A fold of the arrays of consecutive clients, client by client, with at most one partial result per level.
 
-    `add` runs once per client, when the client's own work has filled the cache instead of this code, so it is short.
+    `add` is kept short: it runs once per client, after the client's own work has evicted this code from the cache.
 
     Args:
       operation: The associative operation.
       start: The index of the first client.
-      spare: Buffers of the arrays' shape; buffers that become free go back there.
+      spare: Buffers of the arrays' shape. Buffers that become free are returned to this pool.
     """
 
     __slots__ = ("_next", "_operation", "_spare", "_start", "_waiting")
@@ -199,18 +200,18 @@ class BlockFold:
         self._operation = operation
         self._start = self._next = start
         self._spare = spare
-        # The folds of `aligned_blocks` so far, in their order, each with whether it is ours to write into.
+        # The partial results of `aligned_blocks` so far, in the same order, each with whether the fold owns its array.
         self._waiting: list[tuple[np.ndarray, bool]] = []
 
     def add(self, array: np.ndarray, owned: bool) -> None:
-        """Adds the array of the next client, in the shape of the others; `owned` says whether we may write into it."""
-        # A binary counter: the trailing ones of the client's index are the blocks that it completes.
+        """Adds the array of the next client, in the shape of the others. If it is `owned`, the fold may write to it."""
+        # As in a binary counter, each trailing one in the index of a client is a block that the client completes.
         position, first = self._next, self._start
         self._next = position + 1
         waiting = self._waiting
         while position & 1 and position > first:
             left, left_owned = waiting.pop()
-            if owned and left_owned:  # as in `combine`, without the call
+            if owned and left_owned:  # same as `combine`, without the cost of a call
                 self._operation(left, array, out=array)
                 self._spare.put(left)
             else:
@@ -221,14 +222,14 @@ class BlockFold:
         waiting.append((array, owned))
 
     def partials(self) -> list[Partial]:
-        """Returns the folds of the aligned blocks that make up the clients so far."""
+        """Returns the partial results of the aligned blocks that make up the clients so far."""
         blocks = aligned_blocks(range(self._start, self._next))
         return [Partial(*block, *folded) for block, folded in zip(blocks, self._waiting, strict=True)]
 
     def total(self) -> np.ndarray:
-        """Combines the folds of all clients so far, at least one, from the smallest block up, and uses them up.
+        """Returns the combination of all clients so far, of which there must be at least one, and consumes the blocks.
 
-        The result is in the buffer of the largest block, if that is ours.
+        The blocks are combined from the smallest up, in the array of the largest block if the fold owns this array.
         """
         total, owned = self._waiting.pop()
         while self._waiting:
@@ -241,17 +242,17 @@ class BlockFold:
         return total
 
 
-# Arrays up to this size are folded many at a time: a call per array costs more than a copy.
+# Arrays up to this size are stacked and folded together, because a call per array costs more than a copy.
 _STACKED_BYTES = 4096
-# They are stacked in a buffer of at most this size: fresh memory for each level costs more than the additions.
+# The maximum size of the buffer for stacked arrays. Fresh memory for each level would cost more than the additions.
 _STACK_BYTES = 256 * 1024
 _MOST_ROWS = 4096
-# Smaller tensors wait for the end of a stream: the code that folds them would come from memory each time.
+# Smaller tensors are folded together at the end of a stream, so that the code of the fold is loaded only once.
 _STREAMED_BYTES = 16 * 1024
 
 
 def leaf_columns(column: Column, member: Type) -> list[Column]:
-    """Lists the columns of the tensors in a column of nested structs."""
+    """Returns the columns of the individual tensors in a column of nested structs."""
     if isinstance(member, TensorType):
         return [column]
     fields = fields_of(cast(StructType, member))
@@ -264,9 +265,9 @@ class LeafFold(TreeFold):
     Attributes:
       tensor: The type of the clients' values.
       path: The path of the tensor in the member type of the aggregation.
-      dtype: The dtype of the computation.
-      partial_type: The type of partial folds.
-      open_shape: Whether the type leaves the shape open.
+      dtype: The dtype in which the fold is computed.
+      partial_type: The type of partial results.
+      open_shape: Whether the shape of `tensor` is not fully defined.
     """
 
     def __init__(self, operation: np.ufunc, tensor: TensorType, path: str, dtype: np.dtype | None = None) -> None:
@@ -279,9 +280,9 @@ class LeafFold(TreeFold):
         self._shape: tuple[int, ...] | None = None
 
     def feed(self, start: int, column: Column, weights: np.ndarray | None = None, alone: bool = False) -> None:
-        """Adds one tensor per client, each times its weight if there are weights.
+        """Adds one tensor per client, multiplied by its weight if there are weights.
 
-        If the fold is the column's only reader (`alone`), arrays without other references become buffers of the fold.
+        If the fold is the only reader of the column (`alone`), it reuses arrays without other references as buffers.
         """
         if isinstance(column, ConstantColumn) and np.ndim(cast(np.ndarray, column.value)) == 0:
             column = ScalarColumn(np.full(len(column), column.value, self.tensor.dtype))
@@ -316,17 +317,17 @@ class LeafFold(TreeFold):
             done = stop
 
     def merge(self, partials: Sequence[Partial]) -> None:
-        """Adds the folds of blocks of clients."""
+        """Adds the partial results of blocks of clients that were folded elsewhere."""
         if self.open_shape:
             for partial in partials:
                 self.check_shape(np.shape(partial.value), partial.position << partial.level)
         self.add(partials)
 
     def check_shape(self, shape: tuple[int, ...], client: int) -> None:
-        """Checks that a client's tensor has the shape of the others.
+        """Checks that a client's tensor has the same shape as the tensors of other clients.
 
         Raises:
-          TypeMismatchError: If it does not.
+          TypeMismatchError: If the shapes differ.
         """
         self._shape = shape if self._shape is None else self._shape
         if shape != self._shape:
@@ -338,13 +339,13 @@ class LeafFold(TreeFold):
 
 
 class LeafStream:
-    """Adds one tensor of consecutive clients to its fold, client by client, while it is in the cache.
+    """A stream that adds tensors of consecutive clients to their fold one by one, while each is still in the cache.
 
     Args:
       leaf: The fold.
       start: The index of the first client.
-      alone: Whether this is the tensors' only reader; then those without other references become buffers of the fold.
-      waits: Whether tensors wait for the end; by default small ones do.
+      alone: Whether the stream is the only reader, so that the fold may reuse tensors without other references.
+      waits: Whether tensors are collected and folded at the end; by default only small tensors are.
     """
 
     def __init__(self, leaf: LeafFold, start: int, alone: bool, waits: bool | None = None) -> None:
@@ -359,12 +360,12 @@ class LeafStream:
         self._widens = leaf.dtype != leaf.tensor.dtype
 
     def add(self, tensors: Sequence[object], index: int, weight: object) -> None:
-        """Adds one of `tensors`, times its weight if there is one.
+        """Adds the tensor of the next client, multiplied by its weight if there is one.
 
         Args:
-          tensors: A list, of the stream's own if it may take buffers out of it.
-          index: The position of the next client's tensor.
-          weight: The client's weight, a NumPy scalar; `None` without weights.
+          tensors: The list that contains the tensor. A stream that is `alone` must be the only user of the list.
+          index: The position of the tensor in the list.
+          weight: The weight of the client, a NumPy scalar; `None` without weights.
         """
         if self._waits is None:
             self._waits = cast(np.ndarray, tensors[index]).nbytes < _STREAMED_BYTES
@@ -385,14 +386,14 @@ class LeafStream:
         self._add(value, owned)
 
     def _weighted(self, value: np.ndarray, owned: bool, weight: np.generic) -> np.ndarray:
-        """Returns the product in a buffer that the fold has just freed: it is still in the cache."""
+        """Returns the product, in a buffer that the fold has just freed and that is therefore still in the cache."""
         leaf = self._leaf
         if weight.dtype is not leaf.dtype:
             weight = weight.astype(leaf.dtype)
         return np.multiply(value, weight, value if owned else leaf.spare.take(value))
 
     def close(self, weights: np.ndarray | None = None) -> None:
-        """Passes everything on to the fold; `weights` are those of the clients that have waited."""
+        """Passes the remaining results on to the fold. `weights` are the weights of the collected tensors, if any."""
         self._leaf.add(self._fold.partials())
         if self._waiting:
             self._leaf.feed(self._start, column_from_payloads(self._waiting, self._leaf.tensor), weights)

@@ -1,7 +1,8 @@
-"""Implements the four verbs for all of fedstack's executors: they check types and the owners of values, then record.
+"""Implements the four verbs for all of fedstack's executors.
 
-The recorder decides what is recorded: nodes that an engine runs once, when their value is pulled (`LazyRecorder`);
-values of the target below (`ForwardingRecorder`); ids in a session (`RemoteExecutor`).
+A verb checks the types and owners of its arguments and then calls the executor's recorder. `LazyRecorder` records nodes
+that an engine runs once, when their value is pulled. `ForwardingRecorder` wraps values of the executor below.
+`RemoteRecorder` wraps ids in a session.
 """
 
 import functools
@@ -34,17 +35,17 @@ from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.value_text import describe
 
 _T = TypeVar("_T")
-# Runs a computation: the payload of its argument in, the payload of its result out.
+# A function that runs a computation: it takes the payload of the argument and returns the payload of the result.
 Run = Callable[[object], Coroutine[Any, Any, object]]
 FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
 
 
 class VerbExecutor(ClosesOnExit, Executor):
-    """The verbs of an executor.
+    """The base class of fedstack's executors, which implements the four verbs.
 
     Args:
-      recorder: Makes its values.
-      owned: What it closes.
+      recorder: Creates the values of the executor.
+      owned: Executors, engines and runners that are closed with this executor.
     """
 
     def __init__(self, recorder: Recorder[Any], *owned: Executor | Engine | PhaseRunner) -> None:
@@ -53,38 +54,38 @@ class VerbExecutor(ClosesOnExit, Executor):
 
     @property
     def engine(self) -> Engine | None:
-        """Runs traced functions for other executors; `None` if they have to use the verbs."""
+        """The engine that runs traced functions for other executors; `None` if they have to use the verbs."""
         return self._recorder.engine
 
     @property
     def programs(self) -> ProgramEngine | None:
-        """Runs programs for executors above this one; `None` if they have to use the verbs."""
+        """The engine that runs programs for executors above this one; `None` if they have to use the verbs."""
         return None if self.engine is None else self.engine.programs
 
     @property
     def phases(self) -> PhaseRunner | None:
-        """Runs client phases, if this executor has clients."""
+        """The runner of client phases; `None` if this executor has no clients."""
         return None if self.engine is None else self.engine.phases
 
     @property
     def drives_inline(self) -> bool:
-        """Whether work needs no event loop unless it asks for one (`need_event_loop`)."""
+        """Whether work runs without an event loop unless it requests one with `need_event_loop`."""
         engine = self._recorder.engine
         return engine is not None and engine.drives_inline
 
     @property
     def waits_to_create(self) -> bool:
-        """Whether creating values may wait, without blocking the event loop."""
+        """Whether the creation of a value may wait, without blocking the event loop."""
         return self._recorder.waits
 
     @property
     def known_clients(self) -> int | None:
-        """The number of clients that values have to be for; `None` if this executor does not say."""
+        """The required number of clients of federated values; `None` if this executor does not specify it."""
         return self._recorder.known_clients
 
     @property
     def label(self) -> str:
-        """Its name and properties, for people."""
+        """The name and properties of the executor, for display."""
         return f"{type(self).__name__}{' closed' if self._closed else ''}"
 
     @property
@@ -97,33 +98,37 @@ class VerbExecutor(ClosesOnExit, Executor):
         return f"<{self.label}{over and f' over {over}'}>"
 
     def accepts(self, computation: computation_pb2.Computation) -> None:
-        """Checks that this executor takes a computation of this kind.
+        """Checks that this executor accepts a computation of this kind.
 
         Raises:
-          InvalidComputationError: If not; the message names an executor that does.
+          InvalidComputationError: If the computation is not accepted. The message names an executor that accepts it.
         """
         engine = self._recorder.engine
         if engine is not None:
             engine.accepts(computation, self)
 
     async def computed(self, value: VerbValue) -> object:
-        """Computes a value, for its `compute()`, and returns the payload."""
+        """Computes a value and returns its payload; called by the value's `compute()`."""
         return await value.pull()
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
+        """Runs `work`, which converts a result of type `type_spec`, on a thread where streams of user code may run."""
         engine = self._recorder.engine if contains_sequence(type_spec) else None  # other types have no streams
         return work() if engine is None else await engine.finish(work, type_spec)
 
     def check_open(self) -> None:
-        """Raises `ClosedError` after `close()`."""
+        """Checks that the executor is open.
+
+        Raises:
+          ClosedError: If the executor is closed.
+        """
         if self._closed:
             raise self._closed_error()
 
     def _own(self, value: object, role: str) -> VerbValue:
         if not isinstance(value, VerbValue):
             raise ForeignValueError(
-                f"Expected a value of {self!r} as {role}, found {describe(value)}; use create_value"
+                f"Expected a value of {self!r} as {role}, found {describe(value)}; create the value with create_value()"
             )
         if value.executor is not self:
             raise foreign_value_error(self, value.executor, role)
@@ -131,18 +136,18 @@ class VerbExecutor(ClosesOnExit, Executor):
         return value
 
     async def create_value(self, value: object, type_spec: object = None) -> VerbValue:
-        """Embeds a value or a computation.
+        """Returns an executor value for a Python value or a computation.
 
         Args:
-          value: Anything that `normalize_argument` takes for the type, a `Computation` message or object, or an `Array`
-            message.
-          type_spec: The type, or something that the language converts to one; it may be left out for computations.
+          value: A value that `normalize_argument` accepts for the type, a `Computation` message or object, or an
+            `Array` message.
+          type_spec: The type, or an object that the language converts to a type. It is optional for computations.
 
         Raises:
           TypeMismatchError: If the value does not fit the type.
-          CardinalityError: If it has values for another number of clients than this executor has.
-          InvalidComputationError: If this executor does not take the computation.
-          ClosedError: After `close()`.
+          CardinalityError: If the value has a different number of clients than this executor.
+          InvalidComputationError: If this executor does not accept the computation.
+          ClosedError: If the executor is closed.
         """
         self.check_open()
         declared = None if type_spec is None else to_declared_type(type_spec)
@@ -153,33 +158,35 @@ class VerbExecutor(ClosesOnExit, Executor):
             return await self.embed(message, declared, value)
         if declared is None:
             raise TypeMismatchError(
-                f"Expected a type for a value that is no computation, found none for {describe(value)}"
+                f"Expected a type for a value that is not a computation, found no type for {describe(value)}; pass "
+                "type_spec"
             )
         return await self.create_known(self.normalized(value, declared), declared)
 
     def normalized(self, value: object, type_spec: Type) -> object:
-        """Returns the payload of a value that `create_value` takes."""
+        """Returns the payload of a value that `create_value` accepts."""
         payload = normalize_argument(value, type_spec, "value")
         check_clients(payload, type_spec, self.known_clients)
         return payload
 
     async def create_known(self, payload: object, type_spec: Type) -> VerbValue:
-        """Embeds a payload that is known to fit its type."""
+        """Returns an executor value for a payload, which must fit its type."""
         self.check_open()
         return await self._recorder.known(self, payload, type_spec)
 
     async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
-        """Embeds a computation: a function to call, or a computation of a value.
+        """Returns an executor value for a computation, which is either a function to call or computes a value.
 
         Args:
           computation: The computation.
-          declared: The type that the caller gives, if any.
-          source: The object that the message was made of; it lives as long as the value.
+          declared: The type that the caller specified, if any.
+          source: The object from which the message was created. The returned value keeps this object alive.
         """
         type_spec = declared_type(computation)
         if declared is not None and not declared.is_equivalent_to(type_spec):
             raise TypeMismatchError(
-                f"Expected a computation of type {type_text(declared)}, found one of type {type_text(type_spec)}"
+                f"Expected a computation of type {type_text(declared)}, found a computation of type "
+                f"{type_text(type_spec)}; omit type_spec, or pass the type of the computation"
             )
         self.accepts(computation)
         if isinstance(type_spec, FunctionType) and computation.WhichOneof("computation") not in FUNCTIONS:
@@ -190,29 +197,35 @@ class VerbExecutor(ClosesOnExit, Executor):
         return await self._recorder.computation(self, computation, type_spec, source)
 
     async def create_call(self, comp: object, arg: object = None) -> VerbValue:
-        """Records a call.
+        """Records a call and returns its result.
+
+        Args:
+          comp: The function, a value of this executor.
+          arg: The argument, a value of this executor; `None` for a function without a parameter.
 
         Raises:
-          TypeMismatchError: If `comp` is no function, or the argument does not fit its parameter.
-          ForeignValueError: If a value was made by another executor.
+          TypeMismatchError: If `comp` is not a function, or the argument does not fit its parameter.
+          ForeignValueError: If a value was created by another executor.
         """
         self.check_open()
         function = self._own(comp, "the function")
         argument = None if arg is None else self._own(arg, "the argument")
         declared = function.type_signature
         if not isinstance(declared, FunctionType):
-            raise TypeMismatchError(f"Expected a function to call, found a value of type {type_text(declared)}")
+            raise TypeMismatchError(
+                f"Expected a function to call, found a value of type {type_text(declared)}; pass a function as comp"
+            )
         check_argument(declared.parameter, argument)
         return await self._recorder.call(self, function, argument, declared.result)
 
     def prepared(self, computation: ConcreteComputation) -> Run:
-        """Returns a function that runs a whole computation, for many calls.
+        """Returns a function that runs a whole computation and can be called many times.
 
-        It takes the payload of the argument, `None` if there is none, and returns the payload of the result, as the
-        verbs would one by one.
+        The function takes the payload of the argument, or `None` without an argument, and returns the payload of the
+        result. The result is the same as if each step were run through the verbs.
 
         Raises:
-          ClosedError: After `close()`.
+          ClosedError: If the executor is closed.
         """
         return functools.partial(self._run_by_verbs, computation)
 
@@ -223,11 +236,11 @@ class VerbExecutor(ClosesOnExit, Executor):
         return await self.computed(await self.create_call(function, argument))
 
     async def create_struct(self, elements: object) -> VerbValue:
-        """Records a struct of values; names are kept in the type.
+        """Records a struct of values and returns it. The type of the struct contains the names of its elements.
 
         Raises:
-          ForeignValueError: If a value was made by another executor.
-          TypeMismatchError: If `elements` is no container of values.
+          ForeignValueError: If a value was created by another executor.
+          TypeMismatchError: If `elements` is not a container of values.
         """
         self.check_open()
         pairs = pairs_of(elements)
@@ -237,16 +250,19 @@ class VerbExecutor(ClosesOnExit, Executor):
         return await self._recorder.struct(self, names, members, StructType(types))
 
     async def create_selection(self, source: object, index: object) -> VerbValue:
-        """Records the selection of a member.
+        """Records the selection of a member of a struct and returns the member.
 
         Raises:
-          TypeMismatchError: If the source is no struct or has no such member.
+          TypeMismatchError: If the source is not a struct, or `index` is out of range.
+          ForeignValueError: If the source was created by another executor.
         """
         self.check_open()
         value = self._own(source, "the source")
         struct = value.type_signature
         if not isinstance(struct, StructType):
-            raise TypeMismatchError(f"Expected a struct to select from, found a value of type {type_text(struct)}")
+            raise TypeMismatchError(
+                f"Expected a struct to select from, found a value of type {type_text(struct)}; pass a struct as source"
+            )
         fields = fields_of(struct)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(fields):
             raise TypeMismatchError(
@@ -255,7 +271,7 @@ class VerbExecutor(ClosesOnExit, Executor):
         return await self._recorder.selection(self, value, index, fields[index][1])
 
     def close(self) -> None:
-        """Closes the executor and what it owns. Idempotent; never raises."""
+        """Closes the executor and all resources that it owns. Idempotent; never raises."""
         if not self._closed:
             self._closed = True
             for owned in self._owned:
@@ -263,37 +279,37 @@ class VerbExecutor(ClosesOnExit, Executor):
 
 
 def foreign_value_error(executor: Executor, other: object, role: str) -> ForeignValueError:
-    """Returns the error for a value of another executor, which may look just like this one.
+    """Returns the error for a value that belongs to another executor, even if both executors have the same `repr`.
 
     Args:
       executor: The executor that received the value.
-      other: The executor that made it.
+      other: The executor that created the value.
       role: The role of the value in the call.
     """
     shown = repr(executor)
-    found = f"one of {other!r}" if repr(other) != shown else "one of another executor that looks the same"
+    found = f"a value of {other!r}" if repr(other) != shown else "a value of another executor with the same description"
     return ForeignValueError(
-        f"Expected a value of {shown} as {role}, found {found}; give values to the executor that made them"
+        f"Expected a value of {shown} as {role}, found {found}; pass each value only to the executor that created it"
     )
 
 
 def engine_of(executor: Executor) -> Engine | None:
-    """Returns the engine of an executor, if it has one."""
+    """Returns the engine of an executor; `None` if it has no engine."""
     return executor.engine if isinstance(executor, VerbExecutor) else None
 
 
 def known_clients_of(executor: Executor) -> int | None:
-    """Returns the number of clients that values of an executor have to be for, if it says."""
+    """Returns the required number of clients of an executor's federated values; `None` if it is not specified."""
     return executor.known_clients if isinstance(executor, VerbExecutor) else None
 
 
 def phases_of(executor: Executor) -> PhaseRunner | None:
-    """Returns the runner of an executor's client phases, if it has one."""
+    """Returns the runner of an executor's client phases; `None` if it has no runner."""
     return executor.phases if isinstance(executor, VerbExecutor) else None
 
 
 async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
-    """Creates a value from a payload that fits its type, in any executor."""
+    """Returns a value of any executor for a payload, which must fit its type."""
     if isinstance(executor, VerbExecutor):
         return await executor.create_known(payload, type_spec)
     return await executor.create_value(to_elements(payload, type_spec), type_spec)
@@ -307,10 +323,14 @@ async def pull(value: ExecutorValue) -> object:
 
 
 def check_argument(parameter: Type | None, argument: ExecutorValue | None) -> None:
-    """Checks an argument against a parameter type; the error names the path of the mismatch."""
+    """Checks an argument against a parameter type.
+
+    Raises:
+      TypeMismatchError: If the argument does not fit. The message contains the path of the mismatch.
+    """
     if parameter is None or argument is None:
         if parameter is not None or argument is not None:
-            found = "none" if argument is None else f"one of type {type_text(argument.type_signature)}"
+            found = "no argument" if argument is None else f"an argument of type {type_text(argument.type_signature)}"
             wanted = "no argument" if parameter is None else f"an argument of type {type_text(parameter)}"
             raise TypeMismatchError(f"Expected {wanted}, found {found}")
         return
@@ -318,7 +338,11 @@ def check_argument(parameter: Type | None, argument: ExecutorValue | None) -> No
 
 
 def to_declared_type(type_spec: object) -> Type:
-    """Returns a type from anything that the language converts to one."""
+    """Returns the type for an object that the language converts to a type.
+
+    Raises:
+      TypeMismatchError: If the object cannot be converted.
+    """
     try:
         return to_type(type_spec)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -326,14 +350,18 @@ def to_declared_type(type_spec: object) -> Type:
 
 
 def literal_of(array: array_pb2.Array, declared: Type | None) -> computation_pb2.Computation:
-    """Returns the computation of an array."""
+    """Returns a literal computation for an array."""
     tensor = computation_pb2.TensorType(dtype=array.dtype, dims=array.shape.dim, unknown_rank=array.shape.unknown_rank)
     type_spec = type_from_proto(computation_pb2.Type(tensor=tensor)) if declared is None else declared
     return computation_pb2.Computation(type=type_spec.to_proto(), literal=computation_pb2.Literal(value=array))
 
 
 def pairs_of(elements: object) -> list[tuple[str | None, object]]:
-    """Lists the names and members of a container of values."""
+    """Returns the names and members of a container of values.
+
+    Raises:
+      TypeMismatchError: If the object is not a container of values.
+    """
     if isinstance(elements, Struct):
         return struct_elements(elements)
     if isinstance(elements, Mapping):
@@ -346,5 +374,5 @@ def pairs_of(elements: object) -> list[tuple[str | None, object]]:
     if attributes is not None:
         return [(attribute.name, getattr(elements, attribute.name)) for attribute in attributes]
     raise TypeMismatchError(
-        f"Expected a container of values, found {describe(elements)}; give a list, tuple or dictionary"
+        f"Expected a container of values, found {describe(elements)}; pass a list, tuple or dictionary"
     )

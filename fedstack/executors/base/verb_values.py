@@ -1,4 +1,4 @@
-"""Defines the base of all values of fedstack's executors, and of the recorders that make them."""
+"""Defines the base classes of the values of fedstack's executors and of the recorders that create these values."""
 
 import abc
 import asyncio
@@ -33,7 +33,7 @@ class VerbValue(ExecutorValue):
 
     @property
     def executor(self) -> "VerbExecutor":
-        """The executor that made the value."""
+        """The executor that created the value."""
         return self._executor
 
     @property
@@ -41,7 +41,7 @@ class VerbValue(ExecutorValue):
         return self
 
     async def compute(self) -> object:
-        """Computes the value and returns it in the form that the language's `ExecutorValue` promises.
+        """Computes the value and returns it in the form that the language specifies for `ExecutorValue.compute`.
 
         Raises:
           TypeMismatchError: If the value is a function.
@@ -62,7 +62,7 @@ class VerbValue(ExecutorValue):
 
 
 def function_error(type_spec: Type) -> TypeMismatchError:
-    """Returns the error for computing a function."""
+    """Returns the error for an attempt to compute a function."""
     return TypeMismatchError(f"Expected a value to compute, found a function of type {type_spec}; call it first")
 
 
@@ -71,54 +71,59 @@ Source = ConcreteComputation | computation_pb2.Computation
 
 
 class Recorder(abc.ABC, Generic[V]):
-    """Makes the values of one executor, which has checked their parts.
+    """The part of an executor that creates its values. The executor checks the arguments before it calls the recorder.
 
     Attributes:
-      waits: Whether making a value may wait, without blocking the event loop.
+      waits: Whether the creation of a value may wait, without blocking the event loop.
     """
 
     waits: bool = True
 
     @property
     def engine(self) -> Engine | None:
-        """Runs traced functions; `None` if they can only be run through the verbs."""
+        """The engine that runs traced functions; `None` if functions can only run through the verbs."""
         return None
 
     @property
     def known_clients(self) -> int | None:
-        """The number of clients that values have to be for; `None` if that is not known."""
+        """The required number of clients of federated values; `None` if it is unknown."""
         return None
 
     def check(self, value: V, role: str) -> None:
-        """Raises if a value of this executor can no longer be used."""
+        """Raises an error if a value of this executor is no longer usable.
+
+        Args:
+          value: The value.
+          role: The role of the value in the call, for the error message.
+        """
 
     @abc.abstractmethod
     async def known(self, owner: "VerbExecutor", payload: object, type_spec: Type) -> V:
-        """Embeds a payload that fits its type."""
+        """Returns a value for a payload, which must fit its type."""
 
     @abc.abstractmethod
     async def computation(
         self, owner: "VerbExecutor", message: computation_pb2.Computation, type_spec: Type, source: Source
     ) -> V:
-        """Embeds a computation: a function to call, or a computation of a value.
+        """Returns a value for a computation, which is either a function to call or computes a value.
 
         Args:
           owner: The executor.
           message: The computation.
-          type_spec: Its type.
-          source: The object that the message was made of. A Python function lives as long as this object.
+          type_spec: The type of the computation.
+          source: The object from which the message was created. A Python function lives as long as this object.
         """
 
     @abc.abstractmethod
     async def call(self, owner: "VerbExecutor", function: V, argument: V | None, type_spec: Type) -> V:
-        """Records a call with a result of the given type."""
+        """Records a call and returns its result, a value of the given type."""
 
     @abc.abstractmethod
     async def struct(
         self, owner: "VerbExecutor", names: Sequence[str | None], members: Sequence[V], type_spec: Type
     ) -> V:
-        """Records a struct of values."""
+        """Records a struct and returns it as a value."""
 
     @abc.abstractmethod
     async def selection(self, owner: "VerbExecutor", source: V, index: int, type_spec: Type) -> V:
-        """Records the selection of a member."""
+        """Records the selection of a member of a struct and returns the member as a value."""

@@ -1,4 +1,4 @@
-"""Defines the base of executors that wrap one other and change a single thing about it."""
+"""Defines the base class of executors that wrap another executor and change one aspect of its behavior."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -12,10 +12,10 @@ from fedstack.executors.base.verb_values import Recorder, Source, VerbValue, fun
 
 
 class ForwardedValue(VerbValue):
-    """A value that stands for one of the target's.
+    """A value that wraps a value of the target executor.
 
     Attributes:
-      target: That value.
+      target: The wrapped value.
     """
 
     __slots__ = ("_source", "target")
@@ -23,7 +23,7 @@ class ForwardedValue(VerbValue):
     def __init__(self, executor: VerbExecutor, type_spec: Type, target: ExecutorValue, source: object = None) -> None:
         super().__init__(executor, type_spec)
         self.target = target
-        self._source = source  # a Python function lives as long as the computation object made of it
+        self._source = source  # keeps the computation object alive, and with it the Python function
 
     async def pull(self) -> object:
         self._executor.check_open()
@@ -33,10 +33,10 @@ class ForwardedValue(VerbValue):
 
 
 class ForwardingRecorder(Recorder[ForwardedValue]):
-    """Asks the target for each value.
+    """A recorder that forwards each verb to the target executor.
 
     Args:
-      target: The executor below, of any origin.
+      target: The executor below, which need not be part of fedstack.
     """
 
     def __init__(self, target: Executor) -> None:
@@ -67,7 +67,7 @@ class ForwardingRecorder(Recorder[ForwardedValue]):
         members: Sequence[ForwardedValue],
         type_spec: Type,
     ) -> ForwardedValue:
-        # The only form of a struct that all executors take, with names or without.
+        # `Struct` is the only form that all executors accept, with or without names.
         struct = Struct([(name, member.target) for name, member in zip(names, members)])
         return ForwardedValue(owner, type_spec, await self._target.create_struct(struct), members)
 
@@ -81,14 +81,15 @@ Wrap: TypeAlias = Callable[[ProgramEngine], ProgramEngine]
 
 
 class WrapperExecutor(VerbExecutor):
-    """Runs on the engine of its target, changed by `wrap`; without an engine, through the verbs of its target.
+    """An executor that runs work on its target and changes one aspect of it.
 
-    Without an engine, a wrapper changes values as they pass: in `create_known`, `embed` and `computed`.
+    If the target has an engine, the wrapper runs work on this engine, changed by `wrap`. Otherwise it forwards the
+    verbs to the target, and changes values in `create_known`, `embed` and `computed`.
 
     Args:
-      target: The executor below, of any origin. It is closed with this one.
-      wrap: Returns a program engine over the target's; `None` to change nothing there.
-      stand_in: Makes the engine over a target that has none; `None` to pass the verbs on.
+      target: The executor below, which need not be part of fedstack. It is closed with this executor.
+      wrap: Returns a program engine over the target's program engine; `None` to leave it unchanged.
+      stand_in: Creates an engine for a target that has none; `None` to forward the verbs.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class WrapperExecutor(VerbExecutor):
         recorder = ForwardingRecorder(target) if engine is None else LazyRecorder(engine)
         self._below: ProgramEngine | None = None
         if engine is None and wrap is not None:
-            # Executors with clients above this one run its programs, which are counted, slowed down and so on as usual.
+            # Executors with clients above this one run their programs through this wrapper, so that its change applies.
             foreign = ForeignEngine(target)
             self._below = wrap(foreign)
             super().__init__(recorder, target, foreign)

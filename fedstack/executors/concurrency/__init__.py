@@ -1,1 +1,1 @@
-"""Threads, loops, and work that is done once."""
+"""Threads, event loops, and coroutines that run at most once."""

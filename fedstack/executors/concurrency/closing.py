@@ -1,4 +1,4 @@
-"""Defines objects that users enter with `with` and `async with`; the end of the last block closes them."""
+"""Defines the base class of context managers that are closed when their last `with` or `async with` block ends."""
 
 import asyncio
 from types import TracebackType
@@ -11,10 +11,10 @@ _C = TypeVar("_C", bound="ClosesOnExit")
 
 
 class ClosesOnExit:
-    """The base of executors, factories, contexts and pools: a block yields the object, and its end closes it.
+    """The base class of executors, factories, contexts and pools, which `with` and `async with` blocks close.
 
-    Blocks may be nested, and in several threads and tasks: the last to end closes the object. The end of an
-    `async with` block waits for that without blocking the event loop.
+    Blocks may be nested, and several threads and tasks may be in a block at the same time. The last block to end closes
+    the object. An `async with` block does not block the event loop while the object is closed.
     """
 
     _closed = False
@@ -24,17 +24,17 @@ class ClosesOnExit:
         raise NotImplementedError
 
     def _closed_error(self) -> ClosedError:
-        """Returns the error for uses after `close`."""
+        """Returns the error for using the object after `close`."""
         return ClosedError(f"This {type(self).__name__} is closed; create a new one")
 
     def _entered(self) -> None:
-        """Called when a block begins."""
+        """Runs when a block begins; for subclasses to override."""
 
     async def _connected(self) -> None:
-        """Awaited when an `async with` block begins."""
+        """Runs when an `async with` block begins, after `_entered`; for subclasses to override."""
 
     def _left(self, error: BaseException | None) -> None:
-        """Called when a block ends, before the object is closed.
+        """Runs when a block ends, before the object is closed; for subclasses to override.
 
         Args:
           error: The error that ended the block, if any.
@@ -76,8 +76,8 @@ class ClosesOnExit:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"This {type(self).__name__} cannot be copied or pickled: its threads and connections belong to this "
-            "process; use the object itself, and create a new one in another process"
+            f"This {type(self).__name__} cannot be copied or pickled, because its threads and connections belong to "
+            "this process; use the object itself, and create a new one in each other process"
         )
 
     @property
@@ -87,11 +87,11 @@ class ClosesOnExit:
 
     @property
     def _blocks(self) -> list[None]:
-        """An entry for each open block; threads need no lock to add and remove one."""
+        """A list with an entry for each open block. Threads can add and remove entries without a lock."""
         return vars(self).setdefault("_open_blocks", [])
 
     def _was_last(self) -> bool:
-        """Removes a block; returns whether it was the last."""
+        """Removes a block and returns whether it was the last open block."""
         if self.is_entered:
             self._blocks.pop()
         return not self.is_entered
@@ -102,5 +102,5 @@ class ClosesOnExit:
         except ResourceLimitError:  # no thread is available
             self.close()
         except asyncio.CancelledError:
-            self.close()  # `off_loop` may not have begun it
+            self.close()  # `off_loop` may have been cancelled before `close` started
             raise

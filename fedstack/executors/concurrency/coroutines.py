@@ -1,9 +1,9 @@
-"""Runs coroutines: at most once (`LazyTask`), side by side (`gather`), and for synchronous callers (`SyncDriver`).
+"""Runs coroutines at most once (`LazyTask`), concurrently (`gather`), and for synchronous callers (`SyncDriver`).
 
-A synchronous caller waits anyway. As long as a computation needs no event loop (a local stack, one thing at a time), it
-is driven on the caller's thread: no hand-over between threads, and it does not matter whether a loop is running there
-(a notebook). When several things should run side by side, the coroutine asks for a loop and continues, from where it
-stands, on a daemon thread that has one.
+A synchronous caller waits anyway. As long as a computation needs no event loop, because it is local and sequential, it
+is driven on the caller's thread. This avoids switching threads, and works even if an event loop is already running on
+that thread, as in a notebook. When several coroutines should run concurrently, the computation requests an event loop
+and continues from the same point on a daemon thread that runs one.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ _inline = threading.local()
 
 
 class RunInline:
-    """Lets leaf work run on this thread for the duration of a block, or not; see `runs_inline`."""
+    """A context manager that enables or disables leaf work on the current thread; see `runs_inline`."""
 
-    __slots__ = ("_before", "_enabled")  # a generator would take four times as long, and each call enters two
+    # A class, because a generator-based context manager would take four times as long, and each call enters two blocks.
+    __slots__ = ("_before", "_enabled")
 
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled
@@ -49,14 +50,17 @@ def runs_inline() -> bool:
 
 
 def owned_by(owner: _O) -> Callable[[], _O]:
-    """Returns a function that returns the owner of a `LazyTask` without keeping it alive: only owners start tasks."""
+    """Returns a function that returns the owner of a `LazyTask` without keeping it alive. Only owners start tasks."""
     return cast("Callable[[], _O]", weakref.ref(owner))
 
 
 class LazyTask(Generic[_T]):
-    """A coroutine that starts when its value is first needed, and whose outcome, value or error, is kept.
+    """A coroutine that starts when its value is first needed, and whose value or error is kept.
 
-    When the last waiter is cancelled, so is the coroutine, which then counts as never started.
+    When the last waiter is cancelled, the coroutine is cancelled as well, and the next call of `get` starts a new one.
+
+    Args:
+      start: Returns a new coroutine.
     """
 
     __slots__ = ("_error", "_start", "_task", "_value", "_waiting")
@@ -75,11 +79,11 @@ class LazyTask(Generic[_T]):
 
     @property
     def has_value(self) -> bool:
-        """Whether the outcome is known, and is no error."""
+        """Whether the coroutine has completed without an error."""
         return self.done and self._error is None
 
     async def get(self) -> _T:
-        """Returns the value, running the coroutine on the first call.
+        """Returns the value, and runs the coroutine if the value is not known yet.
 
         Raises:
           Exception: The error of the coroutine.
@@ -106,8 +110,8 @@ class LazyTask(Generic[_T]):
         except FedstackError as error:
             self._error = without_own_frames(error)
         except Exception as error:
-            self._error = error  # an unforeseen error keeps its frames for the log
-        self._start = None  # also drops what the coroutine needed
+            self._error = error  # an unexpected error keeps its frames for the log
+        self._start = None  # also drops the references to the inputs of the coroutine
 
     async def _wait(self) -> None:
         if self._task is None:
@@ -128,9 +132,9 @@ class LazyTask(Generic[_T]):
 
 
 def raised_again(error: Exception) -> Exception:
-    """Returns a copy of a kept error to raise: raising adds frames, which refer to the object that keeps the error."""
+    """Returns a copy of a kept error to raise, because raising the original adds frames that refer to its owner."""
     if not isinstance(error, FedstackError):
-        return error  # a user's own class may not be copyable
+        return error  # an error class of the user may not be copyable
     again = type(error).__new__(type(error), *error.args)
     again.args = error.args
     vars(again).update(vars(error))
@@ -139,12 +143,12 @@ def raised_again(error: Exception) -> Exception:
     return again
 
 
-# Several workers may die at the same time, each because of another client: after this long all of them are known.
+# Several workers may fail at the same time, each because of a different client. All failures are known after this time.
 _TOGETHER_SECONDS = 0.1
 
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Awaits coroutines side by side; after the first error, cancels the others and waits for them."""
+    """Runs coroutines concurrently and returns their results. After an error, cancels and awaits the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -154,14 +158,15 @@ async def gather(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 async def all_in_order(parts: Sequence[Coroutine[Any, Any, _T]], losses: tuple[type[Exception], ...] = ()) -> list[_T]:
-    """Awaits parts of some work side by side, and raises the error that running them one after the other would.
+    """Runs parts of some work concurrently, and raises the same error as running them sequentially.
 
-    So if several fail, the error of the first is raised. Parts after a failed one are cancelled; those before it may
-    still fail, and are waited for. A loss is raised almost at once. The cost of a part does not grow with their number.
+    If several parts fail, the error of the first part in order is raised. When a part fails, later parts are cancelled,
+    but earlier parts are awaited because they may still fail. A loss is raised almost immediately. The cost per part
+    does not grow with the number of parts.
 
     Args:
-      parts: The parts.
-      losses: Errors that say nothing about the work; a cancelled part counts as lost.
+      parts: The parts of the work.
+      losses: The classes of errors that are not caused by the work itself. A cancelled part also counts as a loss.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     wanted = len(tasks)
@@ -201,11 +206,11 @@ async def all_in_order(parts: Sequence[Coroutine[Any, Any, _T]], losses: tuple[t
 
 
 async def end_all(tasks: Sequence["asyncio.Future[Any]"], error: BaseException) -> None:
-    """Cancels tasks and waits for their end.
+    """Cancels tasks and waits until they have ended.
 
     Args:
       tasks: The tasks.
-      error: The error that the caller raises; all others are dropped.
+      error: The error that the caller raises. The frames of all other errors are dropped.
     """
     for task in tasks:
         task.cancel()
@@ -215,21 +220,21 @@ async def end_all(tasks: Sequence["asyncio.Future[Any]"], error: BaseException) 
 
 
 class _LoopRequest:
-    """Yielded by a coroutine that wants to continue on an event loop."""
+    """A request that a coroutine yields in order to continue on an event loop."""
 
     def __await__(self) -> Generator[object, None, None]:
         yield self
 
 
 async def need_event_loop() -> None:
-    """Continues on a thread with a running event loop; does nothing if the coroutine is on one already."""
+    """Moves the calling coroutine to a thread with a running event loop, unless it is already on such a thread."""
     if runs_inline():
         await _LoopRequest()
 
 
 def run_at_once(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Runs a coroutine to its end on the current thread, with its leaf work; a request for a loop is ignored."""
-    before, _inline.enabled = runs_inline(), True  # `RunInline` would cost a small call two percent
+    """Runs a coroutine and its leaf work to completion on the current thread, and ignores requests for a loop."""
+    before, _inline.enabled = runs_inline(), True  # `RunInline` would make a small call two percent slower
     try:
         while True:
             _check_request(coroutine, coroutine.send(None))
@@ -240,23 +245,26 @@ def run_at_once(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _check_request(coroutine: Coroutine[Any, Any, Any], awaited: object) -> None:
-    """Checks that the coroutine, outside a loop, awaits only a request for one."""
+    """Checks that a coroutine outside an event loop awaits nothing but a request for a loop; otherwise closes it."""
     if not isinstance(awaited, _LoopRequest):
         coroutine.close()
-        raise RuntimeError(f"Expected a request for an event loop, found {awaited!r} awaited without one")
+        raise RuntimeError(
+            f"Expected a request for an event loop, found {awaited!r} awaited without a loop; await need_event_loop() "
+            "first"
+        )
 
 
 async def wait(seconds: float) -> None:
-    """Waits on an event loop or, where a debugging context allows none, on the caller's thread."""
+    """Waits for some seconds, on an event loop or, in a debugging context without a loop, on the caller's thread."""
     await need_event_loop()
     if runs_inline():
-        time.sleep(seconds)  # noqa: ASYNC251  # there is no event loop here to block
+        time.sleep(seconds)  # noqa: ASYNC251  # this thread has no event loop that could be blocked
     else:
         await asyncio.sleep(seconds)
 
 
 class _Continued(Generic[_T]):
-    """Awaits a coroutine that was driven part of the way elsewhere."""
+    """An awaitable for the remainder of a coroutine that was partly driven outside an event loop."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
         self._coroutine = coroutine
@@ -280,10 +288,11 @@ async def _continue(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 class SyncDriver:
-    """Runs coroutines for synchronous callers on any number of threads.
+    """A runner of coroutines for synchronous callers on any number of threads.
 
     Args:
-      allow_loop: Whether to use a loop thread; without it (debugging), everything stays on the caller's thread.
+      allow_loop: Whether to use a thread with an event loop. If not, which helps in debugging, all work stays on the
+        caller's thread.
     """
 
     def __init__(self, *, allow_loop: bool = True) -> None:
@@ -293,21 +302,23 @@ class SyncDriver:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Starts without a loop: a forked child does not have its parent's thread."""
+        """Resets the driver in a forked child, which does not have its parent's loop thread."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = 0
 
     def run(self, coroutine: Coroutine[Any, Any, _T], *, inline: bool) -> _T:
-        """Runs a coroutine to its end and returns its result.
+        """Runs a coroutine to completion and returns its result.
 
         Args:
-          coroutine: What to run.
-          inline: Whether to start on the caller's thread; only for coroutines that ask for a loop when they need one.
+          coroutine: The coroutine to run.
+          inline: Whether to start on the caller's thread. The coroutine must then call `need_event_loop` before it
+            needs a loop.
         """
         if not inline:
             return self._finish(coroutine)
-        # The coroutine sets variables in a copy: once it has moved to a loop, it could not reset them here.
+        # The coroutine sets context variables in a copy of the context, because it could not reset them in the original
+        # after it has moved to a loop.
         context = contextvars.copy_context()
         if not self.allow_loop:
             return context.run(run_at_once, coroutine)
@@ -330,7 +341,7 @@ class SyncDriver:
                 with RunInline(False), waiting():
                     return future.result()
             except BaseException:
-                # Ctrl-C while waiting: the work must not continue in the background.
+                # After Ctrl-C, the work must not continue in the background.
                 future.cancel()
                 raise
             finally:
@@ -344,7 +355,8 @@ class SyncDriver:
         """Returns the loop, which runs at least until the matching `_end_loop`."""
         with self._lock:
             if self._loop is None:
-                # In an empty context: a loop keeps the context that it is made in, and ours refers to the driver.
+                # An event loop keeps the context in which it is created alive. It is created in an empty context,
+                # because the current context refers to the driver.
                 self._loop = contextvars.Context().run(lambda: start_loop(_serve, name="fedstack-loop"))
                 # The thread holds no reference to the driver, so it also ends when the driver is garbage-collected.
                 weakref.finalize(self, _stop, self._loop).atexit = False
@@ -352,7 +364,7 @@ class SyncDriver:
             return self._loop
 
     def _end_loop(self) -> None:
-        """Ends the loop thread if the driver is closed and nothing runs on the loop any more."""
+        """Ends the loop thread if the driver is closed and the loop has no more work."""
         with self._lock:
             if self._running or not self._closed or self._loop is None:
                 return
@@ -360,23 +372,24 @@ class SyncDriver:
         _stop(loop)
 
     def close(self) -> None:
-        """Ends the loop thread, if there is one, as soon as its work has ended. Idempotent."""
+        """Ends the loop thread as soon as its work has ended. Idempotent."""
         with self._lock:
             self._closed = True
         self._end_loop()
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    """Asks a loop on another thread to end, if it has not ended already."""
+    """Stops an event loop on another thread, unless it has already been closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(loop.stop)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs a loop until it is stopped."""
+    """Runs an event loop until it is stopped, then closes it."""
     stopped = False
     while not stopped:
-        # Ctrl-C and sys.exit() in a task leave the loop: the task's waiter gets them, and other tasks continue.
+        # KeyboardInterrupt and SystemExit in a task also stop the loop. The waiter of the task receives the exception,
+        # and the loop is restarted so that other tasks continue.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
             loop.run_forever()
             stopped = True

@@ -1,4 +1,4 @@
-"""Defines work for a thread pool, and counts work that continues after it was cancelled."""
+"""Defines the jobs of a thread pool, and counts work that continues to run after it was cancelled."""
 
 import asyncio
 import contextvars
@@ -16,17 +16,18 @@ _T = TypeVar("_T")
 
 
 class AbandonedWork:
-    """Work that continues after it was cancelled: a Python function cannot be stopped, and keeps its thread.
+    """A count of work that continues to run after it was cancelled.
 
-    Up to a limit, other threads replace those of abandoned work. Beyond the limit they count against the bound of their
-    pool, which refuses new work when it has no thread left.
+    A running Python function cannot be stopped, so it keeps its thread. Up to a limit, the pool replaces the threads of
+    abandoned work. Beyond the limit, these threads count toward the maximum of their pool, and the pool refuses new
+    work once all its threads are occupied by abandoned work.
 
     Args:
-      most: The limit.
-      refusal: Returns the error for refused work, given the number of abandoned pieces.
+      most: The maximum number of threads that are replaced.
+      refusal: Returns the error for refused work, given the number of abandoned jobs.
 
     Attributes:
-      count: The number of abandoned pieces.
+      count: The number of abandoned jobs.
     """
 
     def __init__(self, most: int, refusal: Callable[[int], Exception]) -> None:
@@ -37,7 +38,7 @@ class AbandonedWork:
         self._lock = threading.Lock()
 
     def add(self) -> bool:
-        """Counts one more piece; returns whether another thread replaces its own."""
+        """Adds a job to the count, and returns whether another thread may replace the job's thread."""
         with self._lock:
             self.count += 1
             is_replaced = self._replaced < self._most
@@ -45,7 +46,11 @@ class AbandonedWork:
             return is_replaced
 
     def remove(self, was_replaced: bool) -> None:
-        """Counts one piece less."""
+        """Removes a job from the count.
+
+        Args:
+          was_replaced: Whether `add` returned true for the job.
+        """
         with self._lock:
             self.count -= 1
             self._replaced -= was_replaced
@@ -55,12 +60,12 @@ class AbandonedWork:
 
 
 class Seat:
-    """How a pool counts a thread that works for it.
+    """The state of a thread that runs work for a pool, which determines how the pool counts the thread.
 
     Attributes:
-      waits: How many waits for other work, nested in each other, the thread is in.
-      abandoned: Whether the work was given up, so that the thread may never come back.
-      is_replaced: Whether another thread may take the place of this one.
+      waits: The number of nested waits for other work that the thread is currently in.
+      abandoned: Whether the work was abandoned, so that the thread may never become available again.
+      is_replaced: Whether another thread may replace this one.
       owner: The owner of the work.
     """
 
@@ -74,18 +79,18 @@ class Job(Outcome[_T], Seat):
     """Work that was submitted to a pool, and its outcome.
 
     Attributes:
-      scope: The scope that it was submitted in.
+      scope: The scope in which the work was submitted.
     """
 
     def __init__(self, work: Callable[[], _T]) -> None:
         super().__init__()
-        self._work = [work]  # the one thread that takes it out either runs or cancels the work
+        self._work = [work]  # the thread that removes the work from the list either runs or cancels it
         self.scope = current_scope()
         self.owner = self.scope.owner
         self._context = contextvars.copy_context()
 
     def run(self) -> None:
-        """Does the work, on the current thread."""
+        """Runs the work on the current thread, unless it was cancelled or has already run."""
         work = self._taken()
         if work is None:
             return
@@ -105,21 +110,21 @@ class Job(Outcome[_T], Seat):
             return None
 
     def cancel(self) -> bool:
-        """Cancels the work if it has not begun; returns whether it had not."""
+        """Cancels the work if it has not started, and returns whether it was cancelled."""
         if self._taken() is None:
             return False
         self.set(None, CancelledError())
         return True
 
     def running(self) -> bool:
-        """Returns whether the work has begun and not ended."""
+        """Returns whether the work has started and not yet ended."""
         return not (self._work or self.done())
 
     def refuse(self, failure: str) -> None:
-        """Fails the work, for which there is no thread.
+        """Fails the work because no thread is available for it.
 
         Args:
-          failure: Why no thread could be started; empty if the pool is full.
+          failure: The reason why no thread could be started; empty if the pool is full.
         """
         if self._taken() is not None:
             self.set(None, self._refusal(failure))
@@ -133,13 +138,16 @@ class Job(Outcome[_T], Seat):
         if found is not None:
             return found.refusal(found.count)
         return ResourceLimitError(
-            "Expected a free thread, found all of them busy with work that was cancelled and has not ended; wait until "
-            "it ends, or allow more threads (max_concurrent_clients)"
+            "Expected a free thread, found all threads busy with work that was cancelled but is still running; wait "
+            "until this work ends, or allow more threads with max_concurrent_clients"
         )
 
 
 def _contained(error: BaseException) -> BaseException:
-    """Returns an error of work for another process as one that does not stop an event loop of this process."""
+    """Returns an error of work for another process in a form that does not stop an event loop of this process.
+
+    `KeyboardInterrupt`, `SystemExit` and similar exceptions become the cause of a `LeafError`.
+    """
     if isinstance(error, (Exception, asyncio.CancelledError)):
         return error
     contained = LeafError(f"Work on a thread raised {type(error).__name__}: {text_of(error)}")

@@ -1,11 +1,11 @@
-"""Runs leaf work on threads: a bounded pool of daemon threads, and the caller's own thread where it would only wait.
+"""Runs leaf work on a bounded pool of daemon threads, or on the caller's thread if this thread would only wait.
 
-Nothing blocks an event loop. A synchronous context blocks its caller anyway, so it drives a computation on the caller's
-thread and runs leaf work right there: no hand-over, and a debugger and Ctrl-C work as in plain Python.
+No work blocks an event loop. A synchronous context blocks its caller anyway, so it drives a computation on the caller's
+thread and runs leaf work there. This avoids switching threads, and a debugger and Ctrl-C work as in plain Python.
 
-Two things belong to these threads. Work of fedstack's own that grows with a message runs on small pools (`off_loop`,
-`sized`): threads share the interpreter lock with the loop, which gets it back every few milliseconds. And while several
-leaf threads run, BLAS is limited to one thread each (`one_blas_thread`).
+The module also contains two related facilities. Internal work of fedstack whose cost grows with the size of a message
+runs on small pools (`off_loop`, `sized`), so that the event loop can take the interpreter lock again every few
+milliseconds. While several leaf threads run, BLAS is limited to one thread per leaf thread (`one_blas_thread`).
 """
 
 import asyncio
@@ -29,22 +29,26 @@ from fedstack.transport.peers.io_loop import arrival
 
 _T = TypeVar("_T")
 
-# The cores that this process may use; asking each time costs as much as a short computation.
+# The number of cores that this process may use. It is cached because each query costs as much as a short computation.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _without = threading.local()
 
 
 def most_threads(wanted: int | None = None) -> int:
-    """Returns the most threads that run functions: the number given, or 32, or four per core if that is more."""
+    """Returns the maximum number of threads that run functions.
+
+    Args:
+      wanted: The requested number. By default, the maximum is 32 or four per core, whichever is larger.
+    """
     return wanted or max(32, 4 * CORES)
 
 
 @contextlib.contextmanager
 def without_threads() -> Generator[None, None, None]:
-    """Runs submitted work at once on the current thread for the duration of the block.
+    """Runs submitted work immediately on the current thread, for the duration of the block.
 
-    Unlike `RunInline`, this is for a thread with an event loop, which it blocks: the loop of a simulation, where
-    nothing may depend on the scheduling of threads.
+    Unlike `RunInline`, this is for a thread with an event loop, which is blocked meanwhile. A simulation uses it so
+    that its outcome does not depend on the scheduling of threads.
     """
     before = getattr(_without, "threads", False)
     _without.threads = True
@@ -57,22 +61,22 @@ def without_threads() -> Generator[None, None, None]:
 class LeafThreads:
     """A bounded pool of daemon threads for leaf work.
 
-    Threads start when there is work and none is idle, and end after a while without work or at `close()`. They are
-    daemons: a leaf that never returns cannot keep the process from ending.
+    A thread starts when work is submitted and no thread is idle. It ends after `idle_seconds` without work, or at
+    `close()`. All threads are daemon threads, so a leaf that never returns cannot keep the process alive.
 
-    If the system starts no more threads, work waits for an existing one. If there is none, it fails: with
-    `WorkerUnavailableError` if it is for another process, which may find another worker, else with
+    If the system cannot start another thread, work waits for an existing thread. If no thread exists, work for another
+    process fails with `WorkerUnavailableError`, so that the sender can use another worker. Other work fails with
     `ResourceLimitError`.
 
     Args:
-      max_threads: The most threads; by default 32, or four per core if that is more.
-      idle_seconds: How long a thread waits for work before it ends.
-      counts_callers: Whether callers that run work themselves (`RunInline`) count as threads, so that at most
-        `max_threads` pieces run at the same time.
-      for_others: How many threads there may be beyond `max_threads`, for owners that have less than half of those:
-        functions that never end keep their threads from all other owners, even after they were cancelled.
-      work_ends: Whether all work is known to end because it runs no user code: the thread of abandoned work comes back,
-        so no other thread replaces it.
+      max_threads: The maximum number of threads. By default, it is 32 or four per core, whichever is larger.
+      idle_seconds: The number of seconds that a thread waits for work before it ends.
+      counts_callers: Whether callers that run work on their own thread (`RunInline`) count as threads, so that at most
+        `max_threads` jobs run at the same time.
+      for_others: The number of threads beyond `max_threads` for owners that have less than half of `max_threads`.
+        Without them, functions that never end would deny all threads to other owners, even after being cancelled.
+      work_ends: Whether all work is known to end because it runs no user code. The thread of abandoned work then
+        becomes available again, so it is not replaced.
     """
 
     def __init__(
@@ -88,11 +92,11 @@ class LeafThreads:
         self._counts_callers = counts_callers
         self._work_ends = work_ends
         self._pool = ThreadPool(self.max_threads, idle_seconds, for_others)
-        # Threads refer to the pool only, so they end when this object is garbage-collected, as if it had been closed.
+        # Threads refer only to the pool. They end when this object is garbage-collected, as if it had been closed.
         weakref.finalize(self, self._pool.close).atexit = False
 
     def submit(self, work: Callable[[], _T]) -> Job[_T]:
-        """Runs `work` on a thread of the pool, in the caller's context variables.
+        """Runs `work` on a thread of the pool, in a copy of the caller's context.
 
         Raises:
           ClosedError: If the pool is closed.
@@ -108,11 +112,11 @@ class LeafThreads:
         """Runs `work` without blocking the event loop and returns its result.
 
         Args:
-          work: What to run; on the current thread if that is allowed (`RunInline`), else on one of the pool.
-          cancel: Called when the caller is cancelled while the work runs; it should make the work end early.
+          work: The function to run. It runs on the current thread if `RunInline` allows it, otherwise in the pool.
+          cancel: Called when the caller is cancelled while the work runs. It should make the work end early.
         """
         if runs_inline():
-            # An event loop, say, that the work itself starts has no driver as this coroutine has.
+            # The work may start an event loop of its own, whose coroutines have no driver like that of this coroutine.
             with RunInline(False):
                 return self.run_here(work)
         future = self.submit(work)
@@ -130,23 +134,23 @@ class LeafThreads:
             del future  # its error refers to this frame
 
     def run_here(self, work: Callable[[], _T]) -> _T:
-        """Runs `work` on the caller's thread, which counts as one of the pool's if callers do."""
+        """Runs `work` on the caller's thread, which counts as a thread of the pool if callers are counted."""
         return self._pool.run_here(work) if self._counts_callers else work()
 
     def abandon(self, job: Job[Any]) -> None:
-        """Gives up a job: if it has begun, its thread may never come back, else it never begins."""
+        """Abandons a job. A job that has not started is cancelled; a running job may keep its thread forever."""
         if job.cancel():
             self._pool.remove(job)
         elif not self._work_ends:
             self._pool.abandon(job)
 
     def give_up(self, job: Job[Any]) -> None:
-        """Gives up a job and drops its outcome."""
+        """Abandons a job and discards its outcome."""
         self.abandon(job)
         job.add_done_callback(drop_outcome)
 
     def close(self) -> None:
-        """Ends idle threads; submitted work still runs to its end. Idempotent."""
+        """Ends idle threads. Submitted work still runs to completion. Idempotent."""
         self._pool.close()
 
     def __repr__(self) -> str:
@@ -154,11 +158,11 @@ class LeafThreads:
 
 
 class SharedLeafThreads:
-    """One pool, with one bound, for several executors. It is open as long as one of them uses it.
+    """A pool of threads that several executors share, with a common limit. It is open while any executor uses it.
 
     Args:
-      most: How much work runs at the same time, that of callers included; by default on 32 threads, or four per core if
-        that is more, and on any number of callers' threads.
+      most: The maximum number of jobs that run at the same time, including work on callers' threads. By default, the
+        pool has 32 threads or four per core, whichever is larger, and work on callers' threads is not limited.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -169,14 +173,14 @@ class SharedLeafThreads:
         renew_after_fork(self)
 
     def lend(self) -> LeafThreads:
-        """Returns the pool; the user returns it once with `give_back` and does not close it."""
+        """Returns the pool. The caller must call `give_back` exactly once, and must not close the pool."""
         with self._lock:
             self._users += 1
             self._threads = self._threads or LeafThreads(self._most, counts_callers=self._most is not None)
             return self._threads
 
     def give_back(self) -> None:
-        """Counts one user less, and closes the pool after the last."""
+        """Ends the use of the pool by one caller of `lend`. The pool is closed when its last user has returned it."""
         with self._lock:
             self._users -= 1
             if self._users or self._threads is None:
@@ -185,68 +189,80 @@ class SharedLeafThreads:
         threads.close()
 
     def renew(self) -> None:
-        """See `after_fork`. Users on threads that the child does not have only keep the pool open."""
+        """Replaces the lock in a forked child; see `after_fork`.
+
+        Users on threads that do not exist in the child are still counted. They only keep the pool open.
+        """
         self._lock = threading.Lock()
 
 
 _M = TypeVar("_M", bound=Message)
 
-# Messages up to this size are handled on the loop: at worst a byte costs a microsecond.
+# Messages up to this size are processed on the event loop, at a cost of at most one microsecond per byte.
 LOOP_BYTES = 16 << 10
-# Larger pieces of raw bytes are copied at gigabytes a second.
+# Raw bytes up to this size are copied on the event loop, at a rate of gigabytes per second.
 LOOP_COPY_BYTES = 4 << 20
-# A byte of a struct or a list costs many times what one of an array does.
+# A byte of a struct or a list costs this many times as much as a byte of an array.
 PIECES_WEIGHT = 8
-# Larger work has threads of its own, so that smaller work does not wait for it.
+# Larger work has threads of its own, so that smaller work does not wait for larger work.
 _LIGHT_BYTES = 1 << 20
 _light_threads = LeafThreads(2, idle_seconds=1.0, work_ends=True)
 _threads = LeafThreads(4, idle_seconds=1.0, work_ends=True)
 
 
 async def off_loop(work: Callable[[], _T]) -> _T:
-    """Runs work of fedstack's own on a thread and returns its result; on this thread where that blocks no loop."""
+    """Runs internal work of fedstack without blocking an event loop, and returns its result.
+
+    The work runs on a thread of a pool, or on the current thread if `RunInline` allows it.
+    """
     return await _threads.run(work)
 
 
 async def sized(size: int, work: Callable[[], _T], most: int = LOOP_BYTES) -> _T:
-    """Runs work on data of a size: on a thread if it is large."""
+    """Runs work on data of a given size and returns its result.
+
+    Args:
+      size: The size of the data in bytes.
+      work: The function to run. It runs on the current thread for small data, and on a thread of a pool for large data.
+      most: The maximum size of small data in bytes.
+    """
     if size <= most:
         return work()
     return await (_light_threads if size <= _LIGHT_BYTES else _threads).run(work)
 
 
 async def read_message(message: type[_M], content: bytes) -> _M:
-    """Parses a message, on a thread if it is large.
+    """Parses a message, on a thread of a pool if it is large.
 
     Raises:
-      InvalidValueError: If the bytes are not such a message.
+      InvalidValueError: If `content` is not a valid message of this type.
     """
     return await sized(len(content), lambda: parsed(message, content))
 
 
 def parsed(message: type[_M], content: bytes) -> _M:
-    """Parses a message on this thread; see `read_message`."""
+    """Parses a message on the current thread; see `read_message`."""
     try:
         return message.FromString(content)
     except DecodeError as error:
         raise InvalidValueError(
-            f"Expected a {message.DESCRIPTOR.name}, found {len(content)} bytes that are not one, or are nested too "
-            f"deep: {error}"
+            f"Expected a {message.DESCRIPTOR.name}, found {len(content)} bytes that cannot be parsed or are nested too "
+            f"deeply: {error}"
         ) from error
 
 
 @functools.cache
 def _controller():
-    import threadpoolctl  # looks at every loaded library, so not before there is a second thread
+    import threadpoolctl  # imported only when a second thread runs, because it inspects every loaded library
 
     return threadpoolctl.ThreadpoolController()
 
 
 class _BlasLimit:
-    """The limit of this process, and its users.
+    """The limit on the BLAS threads of this process, and the users of this limit.
 
-    Two leaf threads whose matrix products each start two BLAS threads are slower than one leaf thread (measured: 129
-    against 176 ms).
+    Without the limit, two leaf threads whose matrix products each start two BLAS threads are slower than a single leaf
+    thread (176 ms versus 129 ms in a measurement).
     """
 
     def __init__(self) -> None:
@@ -255,9 +271,10 @@ class _BlasLimit:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Forgets the users, which a forked child does not have; its next user restores the setting.
+        """Removes the users in a forked child, where their threads do not exist.
 
-        Restoring it at once might start threads of BLAS, and most children only run another program.
+        The BLAS setting is restored after the next use of the limit. Restoring it immediately could start BLAS threads,
+        although most children only run another program.
         """
         self._lock = threading.Lock()
         self._users: set[object] = set()
@@ -281,7 +298,7 @@ _limit = _BlasLimit()
 
 @contextlib.contextmanager
 def one_blas_thread() -> Generator[None, None, None]:
-    """Limits BLAS to one thread while any thread is inside such a block; the last one restores the setting."""
+    """Limits BLAS to one thread while any thread is inside a block. The end of the last block restores the setting."""
     user = object()
     _limit.add(user)
     try:

@@ -1,4 +1,4 @@
-"""Measures programs, so that later runs know whether threads pay and how many clients fit a block."""
+"""Measures programs, so that later runs can decide whether to use helper threads and how large to make blocks."""
 
 import sys
 import time
@@ -13,20 +13,22 @@ from fedstack.executors.concurrency.progress import name_of
 from fedstack.foundations.caches import made_once
 from fedstack.transport.wire.frames import RunningClients
 
-# The most runs for which no second thread is tried.
+# The maximum number of consecutive runs that do not try a second thread.
 _MOST_RUNS_WITHOUT_HELPERS = 64
 
 
 @attrs.define(eq=False)
 class Measurements:
-    """The speed of a linked program. Several threads write; an update that gets lost is measured again.
+    """The measured speed of a linked program.
+
+    Several threads may update the measurements without a lock; an update that is lost is measured again.
 
     Attributes:
-      seconds_per_call: The time of one run on one thread when last measured; `None` before the first.
-      result_bytes: The size of the arrays that one client yields, when last measured.
-      runs: How often the program ran for many clients with threads available.
-      runs_without_helpers: The number of further runs for which no second thread is tried, because it did not pay.
-      misses: How often in a row it did not pay.
+      seconds_per_call: The last measured time of one run on one thread; `None` before the first measurement.
+      result_bytes: The last measured size of the arrays that one client yields.
+      runs: The number of runs for many clients in which threads were available.
+      runs_without_helpers: The number of upcoming runs that do not try a second thread, because it was not worthwhile.
+      misses: The number of consecutive tries in which a second thread was not worthwhile.
     """
 
     seconds_per_call: float | None = None
@@ -36,28 +38,28 @@ class Measurements:
     misses: int = 0
 
     def note_helper(self, pays: bool) -> None:
-        """Records whether a second thread pays; after each miss in a row the next try comes later."""
+        """Records whether a second thread is worthwhile. Each consecutive miss delays the next try further."""
         self.misses = 0 if pays else self.misses + 1
         self.runs_without_helpers = 0 if pays else min(1 << self.misses, _MOST_RUNS_WITHOUT_HELPERS)
 
 
 @made_once
 def measurements_of(program: Program) -> Measurements:
-    """Returns the measurements of a linked program, one object for all executors that run it."""
+    """Returns the measurements of a linked program, which all executors that run the program share."""
     return Measurements()
 
 
 def preemptions() -> int:
-    """Returns how often the system preempted this thread; 0 where it does not say."""
+    """Returns the number of times that the system has preempted this thread; 0 if the system does not report it."""
     if sys.platform != "linux":
         return 0
-    import resource  # not everywhere
+    import resource  # not available on all platforms
 
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 class _OneRun:
-    """One run of a program, as progress reports it."""
+    """A single run of a program, in the form that the progress of an invocation reports."""
 
     def __init__(self, program: Program, begin: float) -> None:
         self._program = program
@@ -68,12 +70,12 @@ class _OneRun:
 
 
 def timed_run(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
-    """Runs a linked program once and measures it."""
+    """Runs a linked program once, records the time, and returns the results."""
     begin = time.perf_counter()
     progress = current_scope().progress
     run = None if progress is None else _OneRun(program, begin)
     if progress is not None and run is not None:
-        progress.watch(run)  # held weakly: it ends with this function
+        progress.watch(run)  # a weak reference, which ends with this function
     results = run_once(program, inputs)
     measurements_of(program).seconds_per_call = time.perf_counter() - begin
     return results

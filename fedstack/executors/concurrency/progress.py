@@ -1,6 +1,6 @@
-"""Counts the clients of an invocation, knows what runs, and emits the events of its phases.
+"""Counts the clients of an invocation, tracks its running work, and emits the events of its phases.
 
-`ProgressCounts` belongs to an invocation. A `PhaseReport` feeds it with the heartbeats of a worker, and
+`ProgressCounts` contains the counts of an invocation. A `PhaseReport` updates them from the heartbeats of a worker, and
 `observed_phase` emits the events of a phase.
 """
 
@@ -31,23 +31,26 @@ _MAX_NAME = 100
 
 
 class ReportsWork(Protocol):
-    """Does work of an invocation and reports what runs."""
+    """An object that performs work of an invocation and reports its running clients."""
 
     def work(self) -> Iterable[RunningClients]:
-        """Returns what runs now; called from any thread."""
+        """Returns the work that is currently running. May be called from any thread."""
         ...
 
 
 class ProgressListener(Protocol):
-    """Receives the progress of an invocation, on leaf threads; it must be quick. A listener that raises is detached."""
+    """A receiver of the progress of an invocation.
+
+    Its methods are called on leaf threads and must return quickly. A listener that raises an exception is detached.
+    """
 
     def changed(self, counts: "ProgressCounts") -> None:
-        """Called after each block of clients."""
+        """Receives the counts after each change."""
         ...
 
 
 class ProgressCounts:
-    """The numbers of clients of an invocation that are done, running and failed, over all its phases so far."""
+    """The numbers of done, running and failed clients of an invocation, over all its phases so far."""
 
     def __init__(self, listener: ProgressListener | None = None) -> None:
         self.total = 0
@@ -56,22 +59,22 @@ class ProgressCounts:
         self.failures = 0
         self._listener = listener
         self._lock = threading.Lock()
-        # Each is in here while it works, which may be longer than its caller waits.
+        # A worker stays in this set until it has finished, which may be after its caller has stopped waiting.
         self._workers: weakref.WeakSet[ReportsWork] = weakref.WeakSet()
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Detaches the listener in a forked child; it belongs to the parent."""
+        """Detaches the listener in a forked child, because the listener belongs to the parent."""
         self._lock = threading.Lock()
         self._listener = None
         self._workers = weakref.WeakSet()
 
     def expect(self, clients: int) -> None:
-        """Adds the clients of a phase that begins."""
+        """Adds the clients of a phase that starts to the total."""
         self._change(total=clients)
 
     def started(self, clients: int) -> None:
-        """Counts clients that have begun."""
+        """Counts clients that have started."""
         self._change(running=clients)
 
     def finished(self, clients: int) -> None:
@@ -79,11 +82,16 @@ class ProgressCounts:
         self._change(running=-clients, done=clients)
 
     def failed(self, clients: int, given_up: int = 0) -> None:
-        """Counts clients that failed, and others that had begun and were given up."""
+        """Counts clients that failed.
+
+        Args:
+          clients: The number of clients that failed.
+          given_up: The number of further clients that had started but were abandoned.
+        """
         self._change(running=-clients - given_up, failures=clients, given_up=given_up)
 
     def restart(self) -> None:
-        """Forgets a failed attempt, which is repeated as a whole."""
+        """Resets the counts after a failed attempt, because the whole invocation is repeated."""
         with self._lock:
             self.total = self.done = self.running = self.failures = 0
             self._workers.clear()
@@ -91,12 +99,12 @@ class ProgressCounts:
             self._listener.changed(self)
 
     def watch(self, worker: ReportsWork) -> None:
-        """Adds what works for the invocation, held weakly."""
+        """Adds a worker whose running work is reported. Only a weak reference to the worker is kept."""
         with self._lock:
             self._workers.add(worker)
 
     def work(self) -> list[RunningClients]:
-        """Returns the work that has run for longest, longest first."""
+        """Returns the longest-running work, in descending order of run time."""
         with self._lock:
             workers = list(self._workers)
         found = [work for worker in workers for work in worker.work()]
@@ -116,10 +124,10 @@ class ProgressCounts:
 
 
 class ObservedCounts(ProgressCounts):
-    """Counts that observers see as events.
+    """Counts whose changes are reported to observers as events.
 
     Attributes:
-      span: The part of a call that these clients belong to.
+      span: The part of a call to which the clients belong.
     """
 
     def __init__(self, span: Span = NO_SPAN) -> None:
@@ -149,21 +157,21 @@ def name_of(program: Program) -> str:
     return ", ".join(shown + ["…"] * (len(names) > len(shown)))
 
 
-# The most running clients that are kept of a heartbeat.
+# The maximum number of running clients that are kept from a heartbeat.
 _MOST_RUNNING = 1000
 
 
 class PhaseReport:
-    """The progress of a phase at a worker, passed on to the invocation's progress while the block runs.
+    """The progress of a phase on a worker, which is added to the progress of the invocation while the block runs.
 
-    Reports are corrected to what is possible: no client ends twice, or before it begins.
+    Inconsistent heartbeats are corrected, so that no client ends twice or before it has started.
 
     Args:
-      progress: The progress of the invocation, if it is counted.
-      clients: The number of clients of the phase at this worker.
+      progress: The progress of the invocation; `None` if it is not counted.
+      clients: The number of clients of the phase on this worker.
 
     Attributes:
-      running: The clients that ran when the worker last named some, up to a limit.
+      running: The running clients that the worker last named, up to a limit.
     """
 
     def __init__(self, progress: ClientCounter | None, clients: int) -> None:
@@ -187,13 +195,13 @@ class PhaseReport:
         if kind is None:
             self._reach(self._clients, self._clients - self._failed, self._failed)
         else:
-            # The worker's last report may be some time ago.
+            # The worker's last heartbeat may be outdated, so the failed client is counted here if necessary.
             failed = max(self._failed, int(isinstance(error, FedstackError) and error.client_index is not None))
             begun = max(self._begun, self._done + failed)
             self._reach(begun, self._done, failed, begun - self._done - failed)
 
     def heard(self, beat: Heartbeat) -> None:
-        """Handles a heartbeat."""
+        """Updates the progress from a heartbeat of the worker."""
         self._work, self._heard = beat.work, time.monotonic()
         if any(work.clients for work in beat.work):
             starts = [(work.first_client, min(work.clients, _MOST_RUNNING)) for work in beat.work]
@@ -203,7 +211,7 @@ class PhaseReport:
         self._reach(begun, done, min(max(self._failed, beat.failed), begun - done))
 
     def work(self) -> list[RunningClients]:
-        """Returns what ran at the last heartbeat; a change brings the next heartbeat soon."""
+        """Returns the work that was running at the last heartbeat. Each change leads to another heartbeat soon."""
         since = time.monotonic() - self._heard
         return [attrs.evolve(work, seconds=work.seconds + since) for work in self._work]
 
@@ -225,18 +233,24 @@ class PhaseReport:
 
 @attrs.define
 class PhaseNote:
-    """Facts about a phase that are collected while it runs at a worker.
+    """Data about a phase that is collected while the phase runs on a worker.
 
     Attributes:
-      bytes_sent: The bytes sent to the worker.
-      bytes_received: The bytes of its response.
+      bytes_sent: The number of bytes sent to the worker.
+      bytes_received: The number of bytes of the worker's response.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
 
     def folded(self, what: str, clients: int, seconds: float) -> None:
-        """Emits the event that the aggregations of the phase have their results."""
+        """Emits the event that the aggregations of the phase are complete.
+
+        Args:
+          what: The URIs of the aggregations.
+          clients: The number of clients.
+          seconds: The time that was needed to compute the results.
+        """
         observers.tell(Folded(**current_scope().span.ids, what=what, clients=clients, seconds=seconds))
 
 
@@ -244,17 +258,17 @@ _UNOBSERVED = contextlib.nullcontext()
 
 
 def observed_phase(program: Program, clients: range, worker: str = "") -> AbstractContextManager[PhaseNote | None]:
-    """Emits the events of a phase, or a part of one, around the block; does nothing without observers.
+    """Returns a context manager that emits the events of a phase, or of a part of a phase.
 
-    The block runs in the span of the phase.
+    The block of the context manager runs in the span of the phase. Without observers, the context manager does nothing.
 
     Args:
       program: The program of the clients.
-      clients: The clients.
-      worker: The address of the worker; empty for a phase that runs here.
+      clients: The indices of the clients.
+      worker: The address of the worker; empty for a phase that runs in this process.
 
     Returns:
-      A context manager that yields a note for the facts about the phase; `None` without observers.
+      A context manager that yields a `PhaseNote`, or `None` without observers.
     """
     return _observed(program, clients, worker) if observers.present else _UNOBSERVED
 

@@ -1,6 +1,6 @@
-"""Runs jobs on threads, which start and end as needed, within a bound and as far as the system allows.
+"""Runs jobs on a bounded pool of threads, which start and end as needed.
 
-Owners of jobs take turns at the threads, so that an owner with many jobs delays its own and not those of others.
+Threads are assigned to the owners of jobs in turn, so that an owner with many jobs does not delay the jobs of others.
 """
 
 import contextlib
@@ -22,24 +22,24 @@ _T = TypeVar("_T")
 
 
 class TurnQueue(Generic[_T]):
-    """A queue whose owners take turns; each gets its own items in their order."""
+    """A queue that serves the owners of its items in turn, and returns the items of each owner in order."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, deque[_T]] = OrderedDict()
         self._size = 0
 
     def append(self, item: _T, owner: str) -> None:
-        """Adds an item behind the others of its owner."""
+        """Adds an item after the other items of its owner."""
         self._items.setdefault(owner, deque()).append(item)
         self._size += 1
 
     @property
     def owners(self) -> Iterator[str]:
-        """The owners, in the order of their turns."""
+        """The owners of items, in the order in which they are served."""
         return iter(self._items)
 
     def popleft(self, owner: str | None = None) -> _T:
-        """Takes out the first item of an owner; by default of the first owner."""
+        """Removes and returns the first item of an owner, by default of the first owner."""
         owner = next(self.owners) if owner is None else owner
         items = self._items[owner]
         item = items.popleft()
@@ -51,7 +51,7 @@ class TurnQueue(Generic[_T]):
         return item
 
     def remove(self, item: _T) -> None:
-        """Takes out an item, if it is there."""
+        """Removes an item if the queue contains it."""
         for owner, items in self._items.items():
             if item in items:
                 items.remove(item)
@@ -61,7 +61,7 @@ class TurnQueue(Generic[_T]):
                 return
 
     def take_all(self) -> list[_T]:
-        """Takes out everything."""
+        """Removes and returns all items."""
         found = list(self)
         self._items.clear()
         self._size = 0
@@ -79,7 +79,7 @@ class TurnQueue(Generic[_T]):
 
 
 class _Serving(threading.local):
-    """The jobs that the current thread runs, one inside another."""
+    """The nested jobs that the current thread is running."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,9 +93,9 @@ _pools: "set[weakref.ref[ThreadPool]]" = set()
 
 @contextlib.contextmanager
 def waiting() -> Generator[None, None, None]:
-    """Lets the pools that the current thread works for use another thread while this one only waits.
+    """Lets the pools of the current thread use another thread while this thread waits in the block.
 
-    Otherwise work that waits for other work of the same pool could wait forever.
+    Without this, work that waits for other work of the same pool could wait forever.
     """
     seats = tuple(_serving.seats)
     for pool, seat in seats:
@@ -108,7 +108,13 @@ def waiting() -> Generator[None, None, None]:
 
 
 class ThreadPool:
-    """The jobs of a `LeafThreads`, and the threads that run them."""
+    """The jobs of a `LeafThreads`, and the threads that run these jobs.
+
+    Args:
+      max_threads: The maximum number of threads.
+      idle_seconds: The number of seconds that a thread waits for a job before it ends.
+      for_others: The number of threads beyond `max_threads` for owners that have few threads; see `LeafThreads`.
+    """
 
     def __init__(self, max_threads: int, idle_seconds: float, for_others: int = 0) -> None:
         self._max_threads = max_threads
@@ -120,30 +126,34 @@ class ThreadPool:
         _pools.add(weakref.ref(self, _pools.discard))
 
     def renew(self) -> None:
-        """Starts without threads and jobs: a forked child does not have its parent's threads."""
+        """Removes all threads and jobs in a forked child, which does not have the threads of its parent."""
         self.threads = 0
         self._jobs: TurnQueue[Job[Any]] = TurnQueue()
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)  # for guests
+        self._room = threading.Condition(self._lock)  # for callers that run work on their own threads
         self._idle = 0
         self._is_woken = False  # whether an idle thread was woken and has not taken a job yet
         self._starting: set[int] = set()
-        # The lock that each idle thread waits for, by thread identity: the last to come is the first to go.
+        # The lock on which each idle thread waits, by thread identity. The thread that became idle last is woken first.
         self.waiting: dict[int, threading.Lock] = {}
-        # How many threads are unavailable (they wait, or were given up), and how many of these may be replaced.
+        # The number of unavailable threads, which wait or run abandoned work, and how many of them may be replaced.
         self._away = 0
         self._replaced = 0
-        # How many threads work for each owner, not counting those that may be replaced.
+        # The number of threads that work for each owner, excluding threads that may be replaced.
         self._held: Counter[str] = Counter()
-        self._waiting_guests = 0  # callers that want to run work themselves
+        self._waiting_guests = 0  # the number of callers that wait to run work on their own threads
 
     @property
     def busy(self) -> int:
-        """The number of threads that work."""
+        """The number of threads that are running jobs."""
         return max(0, self.threads - self._idle)
 
     def add(self, job: Job[Any]) -> None:
-        """Adds a job, and starts a thread for it if none is free."""
+        """Adds a job, and starts a thread for it if no thread is idle.
+
+        Raises:
+          ClosedError: If the pool is closed.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("The threads of this executor are closed; create a new executor")
@@ -154,21 +164,24 @@ class ThreadPool:
             self._start_threads()
 
     def _wake(self) -> None:
-        """Wakes an idle thread for the jobs, unless one is woken already: it wakes the next when it takes a job.
+        """Wakes an idle thread for the jobs, unless a thread has already been woken.
 
-        If jobs are short, the first thread runs them all. Waking a thread for each job would only make them wait for
-        each other and the interpreter lock.
+        A thread that takes a job wakes the next idle thread. If jobs are short, the first thread runs all of them; if a
+        thread were woken for each job, the threads would only wait for each other and for the interpreter lock.
         """
         if self._jobs and self.waiting and not self._is_woken:
             self._is_woken = True
             self.waiting.popitem()[1].release()
 
     def run_here(self, work: Callable[[], _T]) -> _T:
-        """Waits until the pool has room, then runs work on the caller's thread, which counts as one of the pool's."""
+        """Waits until the pool has a free slot, then runs `work` on the caller's thread.
+
+        The caller's thread occupies a slot of the pool while it runs `work`.
+        """
         if _serving.seats and any(pool is self for pool, _ in _serving.seats):
-            return work()  # the thread counts already
+            return work()  # the thread is already counted
         with self._lock:
-            # An idle thread makes room: it checks the number of threads before it begins a job.
+            # An idle thread counts as a free slot, because it checks the number of threads before it starts a job.
             self._waiting_guests += 1
             try:
                 while self.threads - self._idle - self._replaced >= self._max_threads:
@@ -183,7 +196,7 @@ class ThreadPool:
         finally:
             _serving.seats.pop()
             with self._lock:
-                if self._lock is lock:  # a forked child counts from zero
+                if self._lock is lock:  # not in a forked child, which has reset its counts
                     self.threads -= 1
                 self._let_callers_in()
                 has_jobs = bool(self._jobs)
@@ -191,19 +204,20 @@ class ThreadPool:
                 self._start_threads()
 
     def _let_callers_in(self) -> None:
-        """Lets callers that want to run work themselves check again for room."""
+        """Notifies callers that wait to run work on their own threads, so that they check again for a free slot."""
         if self._waiting_guests:
             self._room.notify_all()
 
     def remove(self, job: Job[Any]) -> None:
-        """Removes a job that was cancelled before it began."""
+        """Removes a job that was cancelled before it started."""
         with self._lock:
             self._jobs.remove(job)
 
     def _start_threads(self) -> None:
-        """Starts a thread for each job that no idle thread is left for, within the limit.
+        """Starts a thread for each job for which there is no idle thread, up to the limit.
 
-        If the system starts none, jobs wait for the existing threads; if none of those will come back, jobs fail.
+        If the system cannot start a thread, jobs wait for existing threads. If all existing threads are unavailable,
+        the jobs fail.
         """
         failure = ""
         while True:
@@ -228,12 +242,12 @@ class ThreadPool:
             job.refuse(failure)
 
     def _start_threads_for_others(self) -> None:
-        """Starts one more thread for owners who still wait after the current thread has taken a job."""
+        """Starts another thread if owners are still waiting after the current thread has taken a job."""
         if self._for_others and self._jobs and not self._idle:
             self._start_threads()
 
     def _take_back(self, number: int) -> None:
-        """Stops counting a thread whose start failed; if it begins after all, it ends at once."""
+        """Stops counting a thread that failed to start. If it starts nevertheless, it ends immediately."""
         with self._lock:
             if number in self._starting:
                 self._starting.remove(number)
@@ -241,7 +255,12 @@ class ThreadPool:
                 self._idle -= 1
 
     def set_aside(self, seat: Seat, waits: int) -> None:
-        """Counts that a thread begins to wait for other work, or with -1, has stopped waiting."""
+        """Records that a thread starts or stops waiting for other work.
+
+        Args:
+          seat: The state of the thread.
+          waits: 1 when the thread starts to wait, -1 when it stops.
+        """
         with self._lock:
             self._count(seat, -1)
             seat.waits += waits
@@ -250,7 +269,7 @@ class ThreadPool:
         self._start_threads()
 
     def abandon(self, job: Job[Any]) -> None:
-        """Gives a job up: its thread may never come back."""
+        """Abandons a running job, whose thread may never become available again."""
         with self._lock:
             if job.abandoned or job.done():
                 return
@@ -265,7 +284,12 @@ class ThreadPool:
             observers.tell(WorkCancelled(**job.scope.span.ids))
 
     def _count(self, seat: Seat, sign: int) -> None:
-        """Adjusts the number of unavailable threads by a thread, if it is one."""
+        """Adds a thread to the counts of unavailable and replaced threads, or removes it from them.
+
+        Args:
+          seat: The state of the thread.
+          sign: 1 to add the thread, -1 to remove it.
+        """
         self._away += sign * (seat.waits > 0 or seat.abandoned)
         is_replaced = seat.waits > 0 or seat.is_replaced
         self._replaced += sign * is_replaced
@@ -278,10 +302,13 @@ class ThreadPool:
             del self._held[owner]
 
     def _spared_for(self, more: int = 0) -> str | None:
-        """Returns the owner whose job may have a thread beyond the bound: one with less than half of the threads.
+        """Returns an owner that may use a thread beyond the limit, because it has less than half of the threads.
 
         Args:
-          more: The number of threads to start for it.
+          more: The number of threads to start for the owner.
+
+        Returns:
+          The first such owner; `None` if there is none, or if no further thread is allowed.
         """
         if self.threads + more - self._replaced > self._max_threads + self._for_others:
             return None
@@ -306,12 +333,16 @@ class ThreadPool:
                     if job.scope.abandoned is not None:
                         job.scope.abandoned.remove(job.is_replaced)
             _serving.seats.clear()
-            del job  # an idle thread must not keep its last job's data alive
+            del job  # an idle thread must not keep the data of its last job alive
             job = self._next_job()
             self._start_threads_for_others()
 
     def _next_job(self) -> Job[Any] | None:
-        """Waits for a job, on a thread that counts as idle; `None` means that the thread ends and no longer counts."""
+        """Waits for a job and returns it.
+
+        The calling thread must be counted as idle. If the result is `None`, the thread is no longer counted and must
+        end.
+        """
         with self._lock:
             if not self._is_surplus():
                 self._wait()
@@ -325,7 +356,7 @@ class ThreadPool:
             return job
 
     def _wait(self) -> None:
-        """Waits, under the lock, until there are jobs or the idle time has passed."""
+        """Waits until there are jobs, the pool is closed, or the idle time has passed. The caller holds the lock."""
         thread, door, in_time = threading.get_ident(), threading.Lock(), True
         while in_time and not self._jobs and not self._closed:
             door.acquire(blocking=False)
@@ -336,20 +367,21 @@ class ThreadPool:
             finally:
                 self._lock.acquire()
             if self.waiting.pop(thread, None) is None:
-                self._is_woken = False  # this thread was woken, and is here now
+                self._is_woken = False  # this thread was the one that was woken
 
     def _is_surplus(self) -> bool:
-        """Returns whether there are too many threads, because abandoned work has ended or callers work themselves.
+        """Returns whether there are too many threads, because abandoned work has ended or callers run work themselves.
 
-        A thread that comes back from abandoned work stays for the jobs, unless other owners have threads of their own.
+        A thread whose abandoned work has ended is kept for the queued jobs, unless the pool has extra threads for other
+        owners.
         """
         is_beyond = self.threads - self._replaced > self._max_threads
         return is_beyond and (self._for_others > 0 or self.threads - 1 > self._away)
 
     def close(self) -> None:
-        """Ends idle threads now, and the others after their work."""
+        """Ends idle threads immediately, and busy threads after their work."""
         if not is_renewed():
-            return  # a forked child has none
+            return  # a forked child has no threads
         with self._lock:
             self._closed = True
             while self.waiting:
@@ -357,7 +389,7 @@ class ThreadPool:
 
 
 def count_threads() -> tuple[int, int]:
-    """Returns the number of threads of all pools of this process, and how many of them are busy."""
+    """Returns the number of threads of all pools of this process, and the number of busy threads."""
     pools = open_pools()
     return sum(pool.threads for pool in pools), sum(pool.busy for pool in pools)
 

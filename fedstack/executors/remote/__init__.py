@@ -1,1 +1,1 @@
-"""Values and phases in other processes."""
+"""Remote execution: values and client phases in other processes."""

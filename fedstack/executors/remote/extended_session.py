@@ -1,4 +1,4 @@
-"""Holds values in fedstack's own services: with few calls, values of any size, and leases."""
+"""Defines sessions on fedstack's services, which use few calls and support values of any size and leases."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ from fedstack.transport.wire.connection_errors import never_arrived
 from fedstack.transport.wire.parcels import WHOLE_BYTES
 
 _T = TypeVar("_T")
-# The largest value that is held back until a computation needs it, and the most such values and bytes in total.
+# The maximum size of a value that is held back until a computation needs it, and the limits on all held-back values.
 _SMALL_BYTES = WHOLE_BYTES
 _MAX_PENDING = 1000
 _MAX_PENDING_BYTES = 4 << 20
@@ -40,12 +40,12 @@ _LEASE_SECONDS = 60.0
 async def open_session(
     stub: ExecutorStub, cardinalities: CardinalitiesType, worker_index: int | None = None
 ) -> RemoteSession:
-    """Performs the handshake with a peer and opens a session, with extensions if the peer has them.
+    """Performs the handshake with a peer and opens a session, with fedstack's extensions if the peer supports them.
 
     Args:
       stub: Calls the peer.
-      cardinalities: How many participants there are, by placement.
-      worker_index: The peer's index among the caller's workers, for functions that ask.
+      cardinalities: The number of participants by placement.
+      worker_index: The index of the peer among the caller's workers, which functions can read.
     """
     peer = await stub.handshake()
     counts = [
@@ -61,10 +61,11 @@ async def open_session(
 
 
 class ExtendedSession(RemoteSession):
-    """A session with one of fedstack's own services.
+    """A session on one of fedstack's services.
 
-    Ids are chosen here, so a creation may be repeated. Small values are held back and sent with the first call that
-    needs them; computations are sent at once, because the peer may reject them, or take long to load them.
+    The client chooses the ids of values, so that it can safely repeat a creation. Small values are held back and sent
+    with the first call that needs them. Computations are sent immediately, because the peer may reject them or take
+    long to load them.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ExtendedSession(RemoteSession):
 
     def call(self, function: str, argument: str | None) -> Made:
         creation = Creation(id=next(self._ids))
-        creation.call.function_ref.id = function  # in place: assigning messages copies them
+        creation.call.function_ref.id = function  # set in place, because assigning a message copies it
         if argument is not None:
             creation.call.argument_ref.id = argument
         return self._keep_back(creation, (function,) if argument is None else (function, argument))
@@ -121,7 +122,10 @@ class ExtendedSession(RemoteSession):
         return self._send_with_others(creation, needs, data)
 
     async def _send_with_others(self, creation: Creation, needs: Sequence[str], data: bytes) -> str:
-        """Sends a creation with all creations that are held back, unless others have sent them meanwhile."""
+        """Sends a creation together with all creations that are held back, and returns the id of its value.
+
+        If other calls have sent the held-back creations in the meantime, this creation is held back as well.
+        """
         if not self._pending.add_if_room(creation, needs, data):
             self._pending.add(creation, needs, data)
             with self._forgotten_on_failure(creation.id):
@@ -130,7 +134,7 @@ class ExtendedSession(RemoteSession):
 
     @contextlib.contextmanager
     def _forgotten_on_failure(self, value: str) -> Generator[None, None, None]:
-        """Releases a value that its caller never receives: its creation failed or was cancelled in transit."""
+        """Releases a value if its creation fails or is cancelled in the block, because its caller never receives it."""
         try:
             yield
         except BaseException:
@@ -142,7 +146,7 @@ class ExtendedSession(RemoteSession):
         await self._answered(creations, self._repeated(lambda: self._evaluate(creations)))
 
     async def _answered(self, creations: Sequence[Pending], call: Awaitable[_T]) -> _T:
-        """Awaits a call that carries creations, and records at its end whether they have reached the peer."""
+        """Returns the result of a call that contains creations, and records whether the creations succeeded."""
         created = False
         try:
             result = await call
@@ -152,7 +156,16 @@ class ExtendedSession(RemoteSession):
             self._pending.arrived(creations, created)
 
     async def _evaluate(self, creations: Sequence[Pending], value: str = "", type_spec: Type | None = None) -> object:
-        """Creates missing values, and returns the named value, if any."""
+        """Creates values on the peer, and returns the payload of a value.
+
+        Args:
+          creations: The values to create.
+          value: The id of the value to compute; empty to compute no value.
+          type_spec: The type of the computed value.
+
+        Returns:
+          The payload of the computed value; `None` if no value was computed.
+        """
         messages = [creation.message for creation in creations]
         request = extended.EvaluateRequest(executor=self.executor, creation=messages)
         if value:
@@ -161,9 +174,9 @@ class ExtendedSession(RemoteSession):
         return await evaluate(self.stub, self._peer, request, segments, type_spec)
 
     async def _repeated(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Makes a call that creates or starts something; repeats it if it fails in transit.
+        """Calls a method that creates or starts values, and retries it if the connection fails.
 
-        Since ids are chosen here, it may arrive twice.
+        The client chooses the ids, so it is safe if the peer receives the same request twice.
         """
         lost: WorkerUnavailableError | None = None
         try:
@@ -171,7 +184,8 @@ class ExtendedSession(RemoteSession):
                 try:
                     return await call()
                 except WorkerUnavailableError as error:
-                    # The peer's absence now says nothing about the attempt, which may have ended the worker.
+                    # If the peer is now unreachable, the error of the first attempt is kept, because that attempt may
+                    # have crashed the worker.
                     lost = lost if lost is not None and never_arrived(error) else error
             assert lost is not None
             raise lost
@@ -184,7 +198,7 @@ class ExtendedSession(RemoteSession):
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         creations = self._pending.needed_for(values)
-        # Finished values that were dropped are released with it: in a chain of large values the peer holds only a few.
+        # The same call releases dropped values, so that the peer stores only a few values of a chain of large ones.
         with self._released() as released:
             request = extended.StartRequest(
                 executor=self.executor,
@@ -199,7 +213,10 @@ class ExtendedSession(RemoteSession):
 
     @contextlib.contextmanager
     def _released(self) -> Generator[Sequence[str], None, None]:
-        """Yields the values for the peer to release with the block's call; drops them again if the call fails."""
+        """Yields the ids of values to release with the call in the block.
+
+        If the call fails, the values are queued again for a later release.
+        """
         there, waiting = self._pending.drop(self.take_forgotten())
         for value in waiting:
             self.forget(value)
@@ -221,7 +238,7 @@ class ExtendedSession(RemoteSession):
             if there:
                 await super().dispose(there)
         except RemoteError as error:
-            if error.code != "NOT_FOUND":  # some of them may never have arrived
+            if error.code != "NOT_FOUND":  # the peer may never have received some of the values
                 raise
         return waiting
 

@@ -1,7 +1,8 @@
-"""Holds back small creations until a computation needs them, and then sends them with it.
+"""Holds back small creations of values until a computation needs them, and then sends them with the computation.
 
-The client chooses the ids, and a creation that arrives twice is created once. So the first call that needs a creation
-may send it, as may several calls at once, and again after an error; a creation that no call needs is never sent.
+The client chooses the ids of values, and a peer that receives a creation twice creates the value only once. The first
+call that needs a creation can therefore send it, several calls can send it concurrently, and it can be sent again after
+an error. A creation that no call needs is never sent.
 """
 
 import threading
@@ -16,14 +17,14 @@ from fedstack.proto.extensions_pb2 import Creation
 
 @attrs.frozen(eq=False)
 class Pending:
-    """A creation that the peer is not known to have.
+    """A creation that the peer is not known to have received.
 
     Attributes:
-      id: Its id at the peer.
+      id: The id of the value on the peer.
       message: The message to send.
-      needs: The ids of the values that it uses.
-      data: A copy of the bytes of its large arrays at its creation: the arrays belong to the user.
-      size: Its total size in bytes.
+      needs: The ids of the values that the creation uses.
+      data: The bytes of the value's large arrays. They are copied on creation, because the arrays belong to the user.
+      size: The total size of the creation in bytes.
     """
 
     id: str
@@ -34,20 +35,20 @@ class Pending:
 
 
 def pending(message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> Pending:
-    """Returns a creation in the form in which it is sent; for the arguments see `Pending`."""
+    """Returns a `Pending` for a message; for the arguments, see `Pending`."""
     return Pending(message.id, message, tuple(needs), data, message.ByteSize() + len(data))
 
 
 class PendingCreations:
-    """The creations that the peer is not known to have. Thread-safe.
+    """The creations of a session that the peer is not known to have received. Thread-safe.
 
     Args:
-      most: How many creations to hold back.
-      most_bytes: How many bytes to hold back.
+      most: The maximum number of creations to hold back.
+      most_bytes: The maximum total size of the creations to hold back, in bytes.
 
     Attributes:
-      bytes: Their size in bytes.
-      unsent_bytes: The size in bytes of those that are not being sent.
+      bytes: The total size of the creations in bytes.
+      unsent_bytes: The total size of the creations that are not being sent, in bytes.
     """
 
     def __init__(self, most: int = 1000, most_bytes: int = 1 << 20) -> None:
@@ -64,7 +65,10 @@ class PendingCreations:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """See `after_fork`. A child sends nothing, so pending creations do not matter there."""
+        """Replaces the lock in a forked child; see `after_fork`.
+
+        A child sends no creations, so the pending ones are left unchanged.
+        """
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -72,11 +76,11 @@ class PendingCreations:
 
     @property
     def unsent(self) -> int:
-        """How many of them are not being sent."""
+        """The number of creations that are not being sent."""
         return len(self._unsent)
 
     def add_if_room(self, message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> bool:
-        """Adds a creation unless it is time to send the unsent creations; returns whether it was added."""
+        """Adds a creation unless this would exceed a limit, and returns whether it was added."""
         found = pending(message, needs, data)
         with self._lock:
             if len(self._unsent) >= self._most or self.unsent_bytes + found.size > self._most_bytes:
@@ -85,7 +89,7 @@ class PendingCreations:
             return True
 
     def add(self, message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> None:
-        """Adds a creation, however many there are; for the arguments see `Pending`."""
+        """Adds a creation regardless of the limits; for the arguments, see `Pending`."""
         found = pending(message, needs, data)
         with self._lock:
             self._add(found)
@@ -97,14 +101,18 @@ class PendingCreations:
         self._note_unsent(found.id)
 
     def needed_for(self, values: Iterable[str]) -> list[Pending]:
-        """Returns the creations that some values need, each after those that it uses, and marks them as in transit."""
+        """Returns the pending creations that the given values need, and marks them as in transit.
+
+        Each creation follows the creations that it uses.
+        """
         with self._lock:
             return self._sent(values)
 
     def everything_unsent(self) -> list[Pending]:
-        """Returns the unsent creations, like `needed_for`: many may ask at once, and each gets different creations.
+        """Returns all unsent creations in the order of `needed_for`, and marks them as in transit.
 
-        The values that they use are included even if they are being sent, because they may arrive later.
+        Concurrent callers receive different unsent creations. Creations that the unsent ones use are included even if
+        they are already being sent, because the peer may receive the other message later.
         """
         with self._lock:
             return self._sent([value for value in self._pending if value in self._unsent])
@@ -129,11 +137,12 @@ class PendingCreations:
         return list(found.values())
 
     def arrived(self, creations: Iterable[Pending], created: bool) -> None:
-        """Records the answer to creations in transit.
+        """Records the outcome of a call that contained creations.
 
         Args:
           creations: The creations that were sent.
-          created: Whether the peer has them now; if not, they are sent again with the next call that needs them.
+          created: Whether the peer has created the values. If not, the creations are sent again with the next call that
+            needs them.
         """
         with self._lock:
             for creation in creations:
@@ -150,11 +159,12 @@ class PendingCreations:
                         self._note_unsent(creation.id)
 
     def drop(self, values: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Drops values that nothing refers to anymore.
+        """Drops values that are no longer referenced.
 
         Returns:
-          The values that the peer has, or may have after an error; and the values that have to wait: they are in
-          transit, or are needed for a creation that is held back.
+          A tuple of two lists of ids: the values to dispose of, because the peer has them or may have them after an
+          error; and the values that cannot be dropped yet, because they are in transit or a held-back creation needs
+          them.
         """
         there: list[str] = []
         waiting: list[str] = []

@@ -1,7 +1,7 @@
-"""Writes client phases and their results as messages, and reads them back, on either side of the wire.
+"""Converts client phases to messages on the sender's side, and back to phases on the worker's side.
 
-The parts that do not change from run to run (program, folds, types) are written once per phase and kept with it. Values
-are packed: their large arrays are sent beside the message.
+The parts of a message that do not change between runs (program, folds, types) are written once per phase and cached.
+Values are packed, which means that their large arrays are sent separately from the message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +42,13 @@ Computation = computation_pb2.Computation
 _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 KeptInput = Callable[[str], "tuple[Column, Type]"]
-# Functions sent by value include the objects that they capture; there are as many phases as cached plans.
+# The number of phases is limited to the number of cached plans. The size is limited as well, because functions that are
+# sent by value include the objects that they capture.
 _templates: "SharedCache[object, _PhaseTemplate]" = SharedCache(1000, 256 << 20)
 
 
 class _PhaseTemplate(NamedTuple):
-    """A request without values, and the versions of its functions."""
+    """A request without values, together with the versions of its functions."""
 
     versions: tuple[bytes, ...]
     template: PhaseRequest
@@ -55,14 +56,14 @@ class _PhaseTemplate(NamedTuple):
 
 @attrs.frozen
 class ReceivedPhase:
-    """A received phase.
+    """A phase that was read from a message.
 
     Attributes:
-      phase: The phase. Parts of it that refer to the rest of a schedule are empty.
-      inputs: A column for each of its inputs.
-      arguments: The server's arguments of its folds.
-      clients: The clients, counted over the whole federation.
-      input_bytes: The size of the inputs that were sent with it, in bytes.
+      phase: The phase. Its references to other parts of a schedule are empty.
+      inputs: A column for each input of the phase.
+      arguments: The server's arguments of the folds.
+      clients: The indices of the clients in the whole federation.
+      input_bytes: The size of each input in the message, in bytes.
     """
 
     phase: Phase
@@ -83,27 +84,27 @@ def write_phase(
     copies: PhaseCopies | None = None,
     sends_code: bool = False,
 ) -> PhaseRequest:
-    """Writes a phase for a range of clients.
+    """Returns the request to run a phase for a range of clients.
 
     Args:
       phase: The phase.
-      inputs: A column for each input of its program.
-      arguments: The server's arguments of its folds.
-      clients: The clients, counted over the whole federation.
+      inputs: A column for each input of the phase's program.
+      arguments: The server's arguments of the folds.
+      clients: The indices of the clients in the whole federation.
       packer: Packs the values.
       portable: Converts the carriers of a computation to carriers that the peer can load.
-      portable_key: Distinguishes the functions that may be given as `portable`.
+      portable_key: A key that identifies `portable`; functions that differ have different keys.
       copies: The inputs that the peer already has.
-      sends_code: Whether functions may be sent by value, and so may have changed since the phase was last sent.
+      sends_code: Whether functions may be sent by value. Such functions may have changed since the phase was last sent.
 
     Raises:
-      CarrierError: If a leaf function of this phase, or of a phase that follows, cannot be sent.
+      CarrierError: If a leaf function of this phase or of a following phase cannot be sent.
     """
     request = PhaseRequest()
     request.CopyFrom(_kept_template(phase, portable, portable_key, sends_code))
     following = phase.following
     while following is not None and portable_key not in _template_keys(following):
-        _kept_template(following, portable, portable_key, sends_code)  # fail early if a function cannot be sent
+        _kept_template(following, portable, portable_key, sends_code)  # fails early if a function cannot be sent
         following = following.following
     request.first_client = clients.start
     request.clients = len(clients)
@@ -119,7 +120,7 @@ def write_values(
     packer: Packer,
     copies: PhaseCopies | None = None,
 ) -> None:
-    """Writes the values of a phase into a request that has none yet; the arguments are those of `write_phase`."""
+    """Adds the values of a phase to a request that contains no values yet; for the arguments, see `write_phase`."""
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
         message, path = request.input[index], f"input {index} of the client work"
         if not isinstance(value, SharedColumn):
@@ -139,43 +140,43 @@ def write_values(
 
 
 def write_span(span: Span, message: messages.Span) -> None:
-    """Writes the sender's position in a call."""
+    """Writes the sender's position in a call to a message."""
     message.trace, message.call, message.id = span.trace, span.call, span.id
 
 
 def read_span(message: messages.Span) -> Span:
-    """Returns the sender's position in a call; an empty span if it is missing or has invalid ids."""
+    """Returns the sender's position in a call; an empty span if the message has no valid ids."""
     ids = message.trace, message.call, message.id
     return Span(*ids) if all(map(is_id, ids)) else NO_SPAN
 
 
 def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseRequest:
-    """Returns the request without values, which is cached."""
+    """Returns the request without values from the cache, and creates it if necessary."""
     versions = _code_versions(phase) if sends_code else ()
     keys = _template_keys(phase)
     kept = _templates.get(keys.get(portable_key))
     if kept is None or kept.versions != versions:
         kept = _PhaseTemplate(versions, _template(phase, portable))
-        # One key for all versions of its functions, so that the latest version replaces the previous one.
+        # All versions of the functions share a key, so that the latest version replaces the previous one.
         _templates.put(keys.setdefault(portable_key, object()), kept, kept.template.ByteSize())
     return kept.template
 
 
 @made_once
 def _template_keys(phase: Phase) -> dict[object, object]:
-    """Returns the keys of the requests without values of a phase, by their `portable_key`."""
+    """Returns the cache keys of a phase's requests without values, by `portable_key`."""
     return {}
 
 
 def _code_versions(phase: Phase) -> tuple[bytes, ...]:
-    """Returns the versions of a phase's functions, which change if functions sent by value have changed."""
+    """Returns the versions of a phase's functions. A version changes if a function that is sent by value changes."""
     versions = map(code_version, _contents_of(phase))
     return tuple(version for version in versions if version is not None)
 
 
 @made_once
 def _contents_of(phase: Phase) -> list[any_pb2.Any]:
-    """Returns the contents of the leaf functions of a phase."""
+    """Returns the contents of the `data` blocks of a phase's leaf functions."""
     programs = [phase.program, *(program for fold in phase.folds for program in fold.functions)]
     leaves = [leaf for program in programs for leaf in _leaves_of(program)]
     return [leaf.data.content for leaf in leaves if leaf.HasField("data")]
@@ -191,7 +192,7 @@ def _leaves_of(program: Program) -> Iterator[Computation]:
 
 
 def _template(phase: Phase, portable: Portable) -> PhaseRequest:
-    """Returns the request without values."""
+    """Returns a new request without values for a phase."""
     request = PhaseRequest(held=[position for position, _ in phase.held])
     request.program.CopyFrom(portable(program_to_ir(phase.program, phase.input_types, phase.result_types)))
     for member in phase.input_types:
@@ -210,25 +211,27 @@ def _template(phase: Phase, portable: Portable) -> PhaseRequest:
 
 
 def computations_of(request: PhaseRequest) -> Sequence[Computation]:
-    """Returns the computations in a request."""
+    """Returns all computations that a request contains."""
     return [request.program, *(function.computation for fold in request.fold for function in fold.function)]
 
 
 def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) -> ReceivedPhase:
-    """Reads a phase; its declarations are checked like those of any received computation.
+    """Returns the phase in a request. Its type declarations are checked like those of any received computation.
 
     Args:
       request: The message.
-      unpacker: Unpacks the values; it knows the number of clients.
-      find_kept: Returns a kept input, and the type of its members, by id.
+      unpacker: Unpacks the values. It must have been created with the number of clients.
+      find_kept: Returns the kept input with a given id and the type of its members.
 
     Raises:
-      InvalidComputationError: If it is malformed.
-      TypeMismatchError: If parts of it do not fit each other.
+      InvalidComputationError: If the phase is malformed.
+      TypeMismatchError: If the types of its parts are inconsistent.
     """
     signature = type_from_proto(request.program.type)
     if not isinstance(signature, FunctionType):
-        raise InvalidComputationError(f"Expected a function as the program of a phase, found one of type {signature}")
+        raise InvalidComputationError(
+            f"Expected a function as the program of a phase, found a computation of type {signature}"
+        )
     program = program_from_ir(plans.plan_content(request.program), len(request.input))
     results = [member for _, member in fields_of(cast(StructType, signature.result))]
     inputs: list[Column] = []
@@ -268,15 +271,17 @@ def _kept(found: tuple[Column, Type], member: Type, clients: int, index: int) ->
     column, kept_type = found
     if len(column) != clients or kept_type != member:
         raise InvalidValueError(
-            f"Expected the id of {clients} values of {member} as input {index} of a phase, found one of {len(column)} "
-            f"values of {kept_type}"
+            f"Expected the id of {clients} values of {member} as input {index} of a phase, found the id of "
+            f"{len(column)} values of {kept_type}"
         )
     return column
 
 
 def _result(results: Sequence[Type], position: int) -> Type:
     if position >= len(results):
-        raise InvalidComputationError(f"Expected a result from 0 to {len(results) - 1}, found {position}")
+        raise InvalidComputationError(
+            f"Expected a result index from 0 to {len(results) - 1} in a phase, found {position}"
+        )
     return results[position]
 
 
@@ -295,8 +300,8 @@ def _read_fold(message: PhaseRequest.Fold, results: Sequence[Type], unpacker: Un
     wanted = (len(members) + len(server_types), len(functions))
     if wanted != (intrinsic.arity - len(intrinsic.functions), len(intrinsic.functions)) or not members:
         raise InvalidComputationError(
-            f"Expected {intrinsic.arity} arguments for {message.uri}, found {len(members)} of clients, "
-            f"{len(server_types)} of the server and {len(functions)} functions"
+            f"Expected {intrinsic.arity} arguments for {message.uri}, found {len(members)} from clients, "
+            f"{len(server_types)} from the server and {len(functions)} functions"
         )
     arguments = [next(callables) if i in intrinsic.functions else next(operands) for i in range(intrinsic.arity)]
     result = cast(FederatedType, intrinsic.rule(arguments))
@@ -323,24 +328,26 @@ def _read_function(
     inputs = [member for _, member in fields_of(cast(StructType, declared.parameter))]
     results = fields_of(cast(StructType, declared.result))
     if len(results) != 1:
-        raise InvalidComputationError(f"Expected a function with one result, found one with {len(results)}")
+        raise InvalidComputationError(
+            f"Expected a function with one result in an aggregation, found a function with {len(results)} results"
+        )
     captures: list[object] = []
     for capture, wanted in zip(message.capture, inputs[1:]):
         type_spec = type_from_proto(capture.type)
         if not wanted.is_assignable_from(type_spec):
-            raise InvalidComputationError(f"Expected a captured {wanted}, found {type_spec}")
+            raise InvalidComputationError(f"Expected a captured value of type {wanted}, found {type_spec}")
         captures.append(unpacker.unpack(capture.value, type_spec))
     return program, ProgramTypes(tuple(inputs), results[0][1]), captures
 
 
 def check_first_client(request: PhaseRequest) -> None:
-    """Checks that the indices of the clients are within range, before they are used.
+    """Checks that the indices of the clients are within the supported range.
 
     Raises:
-      InvalidValueError: If they are not.
+      InvalidValueError: If an index is too large.
     """
     if request.first_client + request.clients > _MAX_INDEX:
         raise InvalidValueError(
-            f"Expected clients with indices up to {_MAX_INDEX} in a phase, found {request.clients} from "
-            f"{request.first_client} on"
+            f"Expected clients with indices up to {_MAX_INDEX} in a phase, found {request.clients} clients starting at "
+            f"index {request.first_client}"
         )

@@ -1,4 +1,7 @@
-"""Writes the clients' contributions to a phase as a message, and reads and checks it: a worker may be wrong."""
+"""Converts the contributions of clients to a phase to a message, and back.
+
+The reader checks all contributions, because a worker may send wrong ones.
+"""
 
 from collections.abc import Sequence
 from typing import cast
@@ -22,11 +25,11 @@ _MAX_LEVEL = 62
 def write_result(
     phase: Phase, states: Sequence[FoldState | None], result: PhaseResult, packer: Packer
 ) -> PhaseResponse:
-    """Writes the contributions of a range of clients.
+    """Returns a message with the contributions of a range of clients.
 
     Args:
       phase: The phase.
-      states: The result of `partial_states` for its folds.
+      states: The states of the phase's folds, as returned by `partial_states`.
       result: The contributions.
       packer: Packs the values.
     """
@@ -69,26 +72,27 @@ def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], leaf: LeafFold
 def read_result(
     phase: Phase, states: Sequence[FoldState | None], clients: range, response: PhaseResponse, unpacker: Unpacker
 ) -> "ReceivedResult":
-    """Reads a worker's report of the contributions of a range of clients.
+    """Returns the contributions of a range of clients from a worker's response.
 
     Args:
       phase: The phase that was sent.
-      states: The result of `partial_states` for its folds.
-      clients: The clients that it was sent for.
-      response: The answer.
-      unpacker: Unpacks the values; it knows the number of clients.
+      states: The states of the phase's folds, as returned by `partial_states`.
+      clients: The clients of the request.
+      response: The response.
+      unpacker: Unpacks the values. It must have been created with the number of clients.
 
     Returns:
-      The contributions, which are complete once their bytes have arrived.
+      The contributions, which are complete once their bytes have been received.
 
     Raises:
-      InvalidValueError: If the answer does not fit the request.
-      TypeMismatchError: If its values do not fit their types.
+      InvalidValueError: If the response does not match the request.
+      TypeMismatchError: If a value does not match its type.
     """
     if (len(response.fold), len(response.held)) != (len(phase.folds), len(phase.held)):
         raise InvalidValueError(
             f"Expected the results of {len(phase.folds)} aggregations and {len(phase.held)} columns, found "
-            f"{len(response.fold)} and {len(response.held)}"
+            f"{len(response.fold)} aggregations and {len(response.held)} columns; check that the worker runs the same "
+            "version of fedstack"
         )
     trees: list[list[Partial]] = []
 
@@ -98,7 +102,10 @@ def read_result(
 
     def read_all(message: PhaseResponse.Contribution, leaves: Sequence[LeafFold]) -> list[list[Partial]]:
         if len(message.tree) != len(leaves):
-            raise InvalidValueError(f"Expected the folds of {len(leaves)} tensors, found {len(message.tree)}")
+            raise InvalidValueError(
+                f"Expected the folds of {len(leaves)} tensors, found {len(message.tree)} folds; check that the worker "
+                "runs the same version of fedstack"
+            )
         return [read(tree, leaf) for tree, leaf in zip(message.tree, leaves)]
 
     partials: list[object] = []
@@ -120,21 +127,24 @@ def read_result(
 
 
 class ReceivedResult:
-    """A result whose bytes may still be in transit."""
+    """A result of a phase whose bytes may not have been received yet."""
 
     def __init__(self, result: PhaseResult, trees: Sequence[list[Partial]]) -> None:
         self._result = result
         self._trees = trees
 
     def complete(self) -> PhaseResult:
-        """Returns the result, after all bytes have arrived. Its folds may be written into: the result owns them."""
+        """Returns the result. Call this method after all bytes have been received.
+
+        The result owns the memory of its partial results, so that the caller may overwrite them.
+        """
         for tree in self._trees:
             tree[:] = [_owned(partial) for partial in tree]
         return self._result
 
 
 def _owned(partial: Partial) -> Partial:
-    """Takes ownership of the memory of a partial fold if it has its own memory, rather than a part of a message."""
+    """Returns a partial result that owns its array, if the array has memory of its own and is not part of a message."""
     buffer = whole_buffer(partial.value) if np.ndim(partial.value) else None
     return partial if buffer is None else partial._replace(value=buffer, owned=True)
 
@@ -149,12 +159,12 @@ def _read_tree(tree: PhaseResponse.Tree, leaf: LeafFold, clients: range, unpacke
         value = cast(np.ndarray, unpacker.unpack(message.value, leaf.partial_type, f"the fold of value{leaf.path}"))
         partials.append(Partial(message.level, message.position, value, False))
     if expected != clients.stop:
-        raise _wrong_clients(clients, f"{expected - clients.start} of them")
+        raise _wrong_clients(clients, f"{expected - clients.start} of these clients")
     return partials
 
 
 def _wrong_clients(clients: range, found: object) -> InvalidValueError:
     return InvalidValueError(
-        f"Expected the fold of clients {clients.start} to {clients.stop - 1}, found {found}; the worker runs another "
-        "version, or does not do what it reports"
+        f"Expected the fold of clients {clients.start} to {clients.stop - 1}, found {found}; check that the worker "
+        "runs the same version of fedstack"
     )

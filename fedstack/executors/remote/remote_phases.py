@@ -1,4 +1,4 @@
-"""Runs client phases in another process: in one round trip, whatever the phase contains."""
+"""Runs each client phase in another process with a single round trip."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 
 
 class RemotePhases(PhaseRunner):
-    """Runs client phases at one peer, each for any number of clients, in the current session.
+    """A runner of client phases on a peer, in the current session and for any number of clients per phase.
 
     Args:
-      sessions: Opens the sessions that the phases run in.
+      sessions: Opens the sessions in which the phases run.
     """
 
     def __init__(self, sessions: SessionOpener) -> None:
@@ -45,46 +45,46 @@ class RemotePhases(PhaseRunner):
 
     @property
     def has_session(self) -> bool:
-        """Whether there is a session that is not known to have ended."""
+        """Whether a session is open that is not known to have ended."""
         return self._sessions.current is not None
 
     async def open(self) -> bool:
-        """Opens the session if there is none yet; returns whether the peer runs client phases in it."""
+        """Opens a session unless one is open, and returns whether the peer supports client phases."""
         peer = (await self._sessions.get()).session.peer
         return peer is not None and peer.phases
 
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        """Runs a client phase at the peer in one call.
+        """Runs a client phase on the peer in a single call.
 
         Args:
           phase: The phase.
-          inputs: A column of exactly these clients for each input of its program.
+          inputs: For each input of the phase's program, a column of exactly the given clients.
           arguments: The server's arguments of the folds.
-          clients: The indices of the clients, counted over the whole federation.
+          clients: The indices of the clients in the whole federation.
 
         Raises:
           CarrierError: If a leaf function cannot be sent.
           InvalidValueError: If the peer does not run phases.
-          WorkerUnavailableError: If the peer has gone away.
+          WorkerUnavailableError: If the peer is no longer reachable.
         """
         return await self._in_session(lambda session: _run(session, phase, inputs, arguments, clients))
 
     async def search_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
     ) -> None:
-        """Has the peer search for a client that ends its process, in child processes of its own.
+        """Has the peer search, in child processes, for a client that crashes the process in which it runs.
 
         Args:
           phase: The phase.
-          inputs: A column of exactly these clients for each input of its program.
-          arguments: The server's arguments of its folds.
-          suspects: The clients.
+          inputs: For each input of the phase's program, a column of exactly the suspected clients.
+          arguments: The server's arguments of the folds.
+          suspects: The suspected clients.
 
         Raises:
-          LeafError: If there is such a client, or several clients that do so together.
-          WorkerUnavailableError: If the peer has gone away.
+          LeafError: If a client crashes the process, or several clients do so together.
+          WorkerUnavailableError: If the peer is no longer reachable.
         """
         await self._in_session(lambda session: _search(session, phase, inputs, arguments, suspects))
 
@@ -93,12 +93,16 @@ class RemotePhases(PhaseRunner):
         try:
             return await self._sessions.watched(keeper, work(keeper.session))
         except StaleSessionError:
-            # The peer was restarted, or the lease expired; the work needs nothing from the old session.
+            # The peer was restarted or the lease expired. The work does not depend on the old session, so it is
+            # repeated in a new one.
             keeper = await self._sessions.get()
             return await self._sessions.watched(keeper, work(keeper.session))
 
     async def end(self) -> None:
-        """Ends the session, on the transport's loop, so that several can end at the same time. Idempotent."""
+        """Ends the session. Idempotent.
+
+        This coroutine runs on the transport's event loop, so that several sessions can be ended concurrently.
+        """
         await self._sessions.end()
 
     def __repr__(self) -> str:
@@ -111,8 +115,8 @@ async def _run(
     peer = session.peer
     if peer is None:
         raise InvalidValueError(
-            f"Expected a worker that runs client phases, found {session.stub.address}, which is a plain executor "
-            "service; compose FederatingExecutors, each over one: FederatingExecutor(RemoteExecutor(…), num_clients)"
+            f"Expected a worker that runs client phases, found {session.stub.address}, which is an executor service "
+            "without fedstack's extensions; wrap its executor: FederatingExecutor(RemoteExecutor(…), num_clients)"
         )
     with observed_phase(phase.program, clients, session.stub.address) as note:
         return await _run_told(session, phase, inputs, arguments, clients, peer, note)
@@ -151,7 +155,7 @@ async def _run_told(
         try:
             received = await session.stub.io.run(call(report))
         except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
-            copies.give_up()  # the answer may have been in transit
+            copies.give_up()  # the peer may have kept inputs even though the response was not received
             losses = current_scope().losses
             address = session.stub.address
             if losses is not None and _has_broken_off(error, address):
@@ -164,7 +168,7 @@ async def _search(
     session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
 ) -> None:
     peer = session.peer
-    assert peer is not None, "only peers that say so are asked to search"
+    assert peer is not None, "only peers that report the feature are asked to search"
     clients = suspects.clients
     request, packer = await _written(session, phase, inputs, arguments, clients, peer, None)
     request.isolate = True
@@ -187,7 +191,10 @@ async def _written(
     peer: messages.HandshakeResponse,
     copies: PhaseCopies | None,
 ) -> tuple[messages.PhaseRequest, Packer]:
-    """Writes a phase for the peer of a session; on a thread if values have to be fetched first."""
+    """Returns the request to run a phase on the peer of a session, and the packer with its large arrays.
+
+    If values have to be fetched first, the request is written on a thread.
+    """
     packer = packer_for(session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
@@ -202,10 +209,13 @@ async def _written(
 
 
 def _status(session: RemoteSession) -> int | None:
-    """Returns the exit status of the peer's process if its supervisor knows it."""
+    """Returns the exit status of the peer's process; `None` if its supervisor does not know it."""
     return getattr(session.stub.loss(), "exit_status", None)
 
 
 def _has_broken_off(error: BaseException, address: str) -> bool:
-    """Returns whether the peer went away while working: it was reachable, and neither silent nor told to stop."""
+    """Returns whether the peer's process was lost during the work.
+
+    This excludes peers that could not be reached, stopped responding or were asked to stop.
+    """
     return isinstance(error, WorkerUnavailableError) and error.causes.get(address) == BROKEN_OFF.found

@@ -1,4 +1,4 @@
-"""Records the values that an executor creates as ids of values in another process."""
+"""Defines the recorder of remote executors, which represents each value by its id in another process."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from fedstack.executors.remote.streaming_session import StreamingSession
 
 
 class RemoteRecorder(Recorder[SessionValue]):
-    """Creates values at a peer. It checks no types: the caller gives the type of each value.
+    """A recorder that creates values on a peer. It does not check types; the caller passes the type of each value.
 
-    A function is sent at once. Small values, and values made from other values, get their ids at once too; a fedstack
-    worker receives them together with the first call that needs them.
+    Functions are sent immediately. With a fedstack worker, small values and values that are derived from other values
+    receive an id immediately, but are sent together with the first call that needs them.
 
     Args:
-      sessions: Opens the sessions that hold the values.
+      sessions: Opens the sessions that contain the values.
       stream_structs: Whether structs are sent and fetched leaf by leaf.
     """
 
@@ -30,7 +30,7 @@ class RemoteRecorder(Recorder[SessionValue]):
 
     @property
     def known_clients(self) -> int | None:
-        # The peer would refuse other numbers too, but only later, when it receives the value.
+        # The peer also rejects any other number of clients, but only later, when it receives the value.
         return (self._sessions.cardinalities or {}).get(CLIENTS)
 
     async def computation(
@@ -53,7 +53,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         return await self._made(owner, keeper, self._moving(keeper.session).put(payload, type_spec), type_spec)
 
     async def streamed(self, owner: VerbExecutor, payload: object, type_spec: Type) -> SessionValue:
-        """Sends a payload; each leaf of a struct in its own calls."""
+        """Sends a payload and returns its value. The leaves of a struct are sent in separate calls."""
         keeper = await self._sessions.get()
         return await self._made(owner, keeper, StreamingSession(keeper.session).put(payload, type_spec), type_spec)
 
@@ -87,7 +87,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         return payload
 
     async def start(self, values: Sequence[SessionValue], waiting: int = 0) -> dict[SessionValue, Exception | None]:
-        """Runs values of one session; returns for those that end first their error, or `None` if they succeeded."""
+        """Computes values of one session on the peer; see `RemoteExecutor.start`."""
         keeper = values[0].keeper if values else await self._sessions.get()
         by_id = {value.id: value for value in values}
         work = keeper.session.start({value.id: value.type_signature for value in values}, waiting)
@@ -98,7 +98,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         return {by_id[value_id]: error for value_id, error in outcomes.items()}
 
     async def stop(self, values: Sequence[SessionValue]) -> None:
-        """Stops running values of one session."""
+        """Stops the computation of values, which must all belong to the same session."""
         keeper = values[0].keeper
         await self._sessions.call(keeper, keeper.session.stop([value.id for value in values]))
 
@@ -106,12 +106,13 @@ class RemoteRecorder(Recorder[SessionValue]):
         """Checks that the session of a value still exists.
 
         Raises:
-          StaleSessionError: If it has ended.
+          StaleSessionError: If the session has ended.
         """
         if value.keeper is not self._sessions.current:
             raise StaleSessionError(
-                f"Expected a value of the current session at {self._sessions.stub.address} as {role}, found one of a "
-                f"session that has ended: {value.session.lost or 'the cardinalities have changed'}; create it again"
+                f"Expected a value of the current session at {self._sessions.stub.address} as {role}, found a value of "
+                f"a session that has ended ({value.session.lost or 'the cardinalities have changed'}); create the "
+                "value again"
             )
 
     def _moving(self, session: RemoteSession) -> MovesValues:

@@ -1,4 +1,7 @@
-"""Holds values in another process, one session per executor: at fedstack's own peers, and at any other."""
+"""Defines sessions, each of which contains the values of an executor in another process.
+
+The peer is one of fedstack's services or any other executor service.
+"""
 
 import abc
 import asyncio
@@ -21,17 +24,19 @@ from fedstack.transport.wire.status import RemoteTraceback
 
 Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
-# The result of creating a value: its id or, if something has to be sent first, a coroutine for the transport's loop.
+# The result of creating a value: its id or, if a message has to be sent first, a coroutine that returns the id. The
+# coroutine runs on the transport's event loop.
 Made: TypeAlias = "str | Coroutine[Any, Any, str]"
 _E = TypeVar("_E", bound=BaseException)
 
-_PLAIN_ADVICE = "use a fedstack worker: what answers is a plain executor service, which takes no Python code"
+_PLAIN_ADVICE = "use a fedstack worker; the peer is a plain executor service, which accepts no Python code"
 
 
 def naming_the_worker(error: _E, stub: ExecutorStub) -> _E | FedstackError:
-    """Returns an error that names its worker, if another worker may accept what this one refuses.
+    """Returns an error that names the worker, if the cause of the error is a restriction of this particular worker.
 
-    This applies to a `CarrierError`, and to a `ResourceLimitError` that the worker has raised.
+    This applies to a `CarrierError`, and to a `ResourceLimitError` that the worker has raised. Other errors are
+    returned unchanged.
     """
     if not isinstance(error, (CarrierError, ResourceLimitError)):
         return error
@@ -44,15 +49,15 @@ def naming_the_worker(error: _E, stub: ExecutorStub) -> _E | FedstackError:
 
 
 def checked_stub(stub: object) -> ExecutorStub:
-    """Returns a stub.
+    """Returns the argument if it is a stub.
 
     Raises:
-      InvalidValueError: If it is not a stub but, for example, an address.
+      InvalidValueError: If the argument is not a stub but, for example, an address.
     """
     if isinstance(stub, ExecutorStub):
         return stub
     raise InvalidValueError(
-        f"Expected a stub that calls the peer, found {describe(stub)}; for an address write "
+        f"Expected a stub that calls the peer, found {describe(stub)}; for an address, call "
         "RemoteExecutor.connect(address)"
     )
 
@@ -62,9 +67,9 @@ class CarrierRules:
     """The form in which functions are sent to a peer. Peers with equal rules receive them in the same form.
 
     Attributes:
-      in_process: Whether the peer is in this process, and finds Python functions here.
-      takes_code: Whether it accepts functions by value if they cannot be imported there.
-      advice: What to do about functions that it does not accept.
+      in_process: Whether the peer is in this process, and can therefore use Python functions directly.
+      takes_code: Whether the peer accepts functions by value if it cannot import them.
+      advice: How to fix a function that the peer does not accept, for the error message.
     """
 
     in_process: bool
@@ -77,7 +82,7 @@ class CarrierRules:
         return self.takes_code and not self.in_process
 
     def portable(self, computation: Computation) -> Computation:
-        """Returns a computation with carriers that the peer can load.
+        """Returns the computation with carriers that the peer can load.
 
         Raises:
           CarrierError: If a leaf function cannot be sent to the peer.
@@ -88,10 +93,10 @@ class CarrierRules:
 
 
 class MovesValues(Protocol):
-    """Creates values at a peer and fetches them."""
+    """An object that creates values on a peer and fetches them."""
 
     def put(self, payload: object, type_spec: Type) -> Made:
-        """Creates a value. It is packed on the calling thread at once, since that may take a while."""
+        """Creates a value. The payload is packed immediately, on the calling thread, because packing may take long."""
         ...
 
     def compute(self, value: str, type_spec: Type) -> Coroutine[Any, Any, object]:
@@ -100,16 +105,17 @@ class MovesValues(Protocol):
 
 
 class RemoteSession(abc.ABC):
-    """A session with one peer. Any thread may create values; coroutines run on the transport's loop.
+    """A session on a peer. Any thread may create values; coroutines run on the transport's event loop.
 
     Attributes:
       stub: Calls the peer.
-      executor: The peer's id of the session.
+      executor: The id of the session on the peer.
       carriers: The form in which functions are sent to the peer.
-      lost: Why it can no longer be used; empty as long as it can.
-      lease_seconds: How long it may be silent, in seconds; `None` if it needs no renewal.
-      forget: Called with the ids of values that the peer may have and that nothing here refers to.
-      take_forgotten: Returns some of these ids that the peer has not been told about yet.
+      lost: The reason why the session is no longer usable; empty while it is usable.
+      lease_seconds: The number of seconds after which the lease expires without renewal; `None` for a session without a
+        lease.
+      forget: Queues the id of a value that is no longer referenced, so that the peer releases the value.
+      take_forgotten: Returns some of the queued ids, which the caller must send to the peer.
     """
 
     def __init__(
@@ -129,23 +135,23 @@ class RemoteSession(abc.ABC):
 
     @abc.abstractmethod
     def put(self, payload: object, type_spec: Type) -> Made:
-        """Creates a value. It is packed on the calling thread at once, since that may take a while."""
+        """Creates a value. The payload is packed immediately, on the calling thread, because packing may take long."""
 
     @abc.abstractmethod
     def put_computation(self, computation: Computation) -> Made:
-        """Creates a function, or the value of a computation."""
+        """Creates a value from a computation, which is either a function or computes a value."""
 
     @abc.abstractmethod
     def call(self, function: str, argument: str | None) -> Made:
-        """Calls a function."""
+        """Creates the result of a call."""
 
     @abc.abstractmethod
     def struct(self, members: Named) -> Made:
-        """Packs values into a struct."""
+        """Creates a struct of values."""
 
     @abc.abstractmethod
     def selection(self, source: str, index: int) -> Made:
-        """Selects a member."""
+        """Creates the value of a member of a struct."""
 
     @abc.abstractmethod
     async def compute(self, value: str, type_spec: Type) -> object:
@@ -153,20 +159,21 @@ class RemoteSession(abc.ABC):
 
     @property
     def peer(self) -> extended.HandshakeResponse | None:
-        """The peer's description of itself; `None` for a peer without extensions."""
+        """The peer's response to the handshake; `None` for a peer without fedstack's extensions."""
         return None
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
-        """Runs values, which stay at the peer; returns for those that end first their error, or `None` on success.
-
-        A peer without extensions sends their content too.
+        """Computes values on the peer, where the results stay. A peer without fedstack's extensions also sends them.
 
         Args:
-          values: Their ids and types.
-          waiting: How many more values wait here.
+          values: The types of the values, by id.
+          waiting: The number of further values that the caller has queued.
+
+        Returns:
+          The values that finished first, by id, each with its error or, if the value succeeded, `None`.
 
         Raises:
-          RetryableError: If the peer has gone away.
+          RetryableError: If the peer is no longer reachable.
         """
         work = (self.compute(value, type_spec) for value, type_spec in values.items())
         ended = await asyncio.gather(*work, return_exceptions=True)
@@ -177,26 +184,26 @@ class RemoteSession(abc.ABC):
         return dict(zip(values, outcomes))
 
     async def stop(self, values: Sequence[str]) -> None:
-        """Stops running values if the peer can, and releases them."""
+        """Stops the computation of values if the peer supports it, and releases the values."""
         await self.dispose(values)
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
-        """Releases values; returns those that cannot be released yet, to be retried later."""
+        """Releases values, and returns the ids of values that cannot be released yet and must be retried later."""
         refs = [plain.ValueRef(id=value) for value in values]
         await self.stub.dispose(plain.DisposeRequest(executor=self.executor, value_ref=refs))
         return ()
 
     async def renew(self) -> bool:
-        """Renews the lease; returns whether the peer still knows the session."""
+        """Renews the lease, and returns whether the session still exists on the peer."""
         return True
 
     async def end(self) -> None:
-        """Ends the session."""
+        """Ends the session on the peer."""
         await self.stub.dispose_executor(plain.DisposeExecutorRequest(executor=self.executor))
 
 
 class PlainSession(RemoteSession):
-    """A session with a peer that has only the executor service: value by value, each in one message."""
+    """A session on a peer without fedstack's extensions, which transfers each value in a single message."""
 
     def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId) -> None:
         super().__init__(stub, executor, CarrierRules(stub.keeps_handles, stub.sends_code, _PLAIN_ADVICE))
@@ -205,9 +212,9 @@ class PlainSession(RemoteSession):
         value = value_to_proto(payload, type_spec)
         if value.ByteSize() > MOST_MESSAGE_BYTES:
             raise ResourceLimitError(
-                f"Expected a value of at most {MOST_MESSAGE_BYTES} bytes for {self.stub.address}, which takes it in "
-                f"one message, found {value.ByteSize()} bytes of type {type_spec}; create its members one by one, or "
-                "use a fedstack worker"
+                f"Expected a value of at most {MOST_MESSAGE_BYTES} bytes for {self.stub.address}, which accepts each "
+                f"value in a single message, found {value.ByteSize()} bytes of type {type_spec}; create the members of "
+                "the value one by one, or use a fedstack worker"
             )
         return self._create(value)
 
@@ -241,7 +248,7 @@ class PlainSession(RemoteSession):
 
 
 def elements_of(members: Named) -> list[plain.CreateStructRequest.Element]:
-    """Returns the elements of a struct."""
+    """Returns the messages for the elements of a struct."""
     return [
         plain.CreateStructRequest.Element(name=name or "", value_ref=plain.ValueRef(id=value))
         for name, value in members

@@ -1,4 +1,4 @@
-"""Packs values into parcels for a peer, and unpacks the answers."""
+"""Packs values for a peer, and unpacks the peer's responses."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,27 @@ _T = TypeVar("_T")
 
 
 def packer_for(stub: ExecutorStub) -> Packer:
-    """Returns a packer for one message to one of fedstack's own services."""
+    """Returns a packer for a single message to one of fedstack's services."""
     return Packer(stub.chunking.large_bytes, references=True)
 
 
 def pack_value(
     typed: extended.TypedValue, payload: object, type_spec: Type, peer: extended.HandshakeResponse, stub: ExecutorStub
 ) -> Sequence[Segment]:
-    """Packs a value for one of fedstack's own services into an empty message; returns the bytes to send with it.
+    """Packs a value for one of fedstack's services.
+
+    Args:
+      typed: An empty message, into which the value is written.
+      payload: The payload of the value.
+      type_spec: The type of the value.
+      peer: The peer's response to the handshake.
+      stub: Calls the peer.
+
+    Returns:
+      The bytes of large arrays, to send together with the message.
 
     Raises:
-      ResourceLimitError: If it has more bytes than the peer accepts.
+      ResourceLimitError: If the value has more bytes than the peer accepts.
     """
     packer = packer_for(stub)
     write_typed(payload, type_spec, packer, typed)
@@ -44,11 +54,15 @@ def pack_value(
 
 
 def check_size(size: int, limit: int, what: Callable[[], str], stub: ServiceStub) -> None:
-    """Checks a size against a peer's limit, before anything is sent."""
+    """Checks a size against the limit of a peer, before any data is sent.
+
+    Raises:
+      ResourceLimitError: If the size exceeds the limit.
+    """
     if size > limit:
         raise ResourceLimitError(
-            f"Expected at most {limit} bytes in a value or phase, found {size} in {what()}; send less at once, or "
-            f"start the worker with a larger --max-value-bytes; for the worker at {stub.address}"
+            f"Expected at most {limit} bytes in a value or phase, found {size} bytes in {what()}; send less data at "
+            f"once, or start the worker with a larger --max-value-bytes; for the worker at {stub.address}"
         )
 
 
@@ -59,7 +73,18 @@ async def evaluate(
     segments: Sequence[Segment],
     type_spec: Type | None = None,
 ) -> object:
-    """Creates values of any size; returns the payload of the value that the request names, of the given type."""
+    """Creates values of any size on a peer.
+
+    Args:
+      stub: Calls the peer.
+      peer: The peer's response to the handshake.
+      request: The request, with the values to create and, optionally, the id of a value to compute.
+      segments: The bytes of the values' large arrays.
+      type_spec: The type of the value to compute; `None` if the request names no such value.
+
+    Returns:
+      The payload of the computed value; `None` if the request names no such value.
+    """
     unpacker = Unpacker(for_results=True)
 
     def read(header: extended.EvaluateResponse) -> object:
@@ -76,7 +101,11 @@ async def start(
     request: extended.StartRequest,
     segments: Sequence[Segment] = (),
 ) -> Mapping[str, Exception | None]:
-    """Runs the values that a request names; returns for those that have ended their error, or `None`."""
+    """Starts the computation of the values that a request names.
+
+    Returns:
+      The values that have finished, by id, each with its error or, if the value succeeded, `None`.
+    """
     answer = await stub.start(request, segments, peer.heartbeat_seconds)
     unpacker = Unpacker(max_bytes=0)
     response = await receive(answer, extended.StartResponse, lambda response: response, unpacker)
@@ -92,23 +121,23 @@ def _error_of(outcome: extended.StartResponse.Outcome, address: str) -> Exceptio
 
 
 async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M], _T], unpacker: Unpacker) -> _T:
-    """Receives an answer: a header, and the bytes that belong to it.
+    """Receives a response, which consists of a header and the bytes of its large arrays.
 
     Args:
-      answer: A call of a stub, or its answer if that came in one message.
+      answer: A call of a stub, or its response if this was received in a single message.
       message: The type of the header.
       read: Reads the header, using the unpacker.
       unpacker: Provides the buffers for the bytes, once the header has been read.
 
     Returns:
-      The result of `read`, once the bytes have arrived.
+      The result of `read`, once all bytes have been received.
 
     Raises:
-      DeadlineExceededError: If the peer was silent for too long.
-      InvalidValueError: If it sent something else.
+      DeadlineExceededError: If the peer did not respond in time.
+      InvalidValueError: If the response is invalid.
     """
     if isinstance(answer, Parcel):
-        if len(answer.header) <= LOOP_BYTES and not answer.segments:  # the fast path for small, complete answers
+        if len(answer.header) <= LOOP_BYTES and not answer.segments:  # the fast path for small, complete responses
             result = read(parsed(message, answer.header))
             if unpacker.buffers:
                 SegmentReader(unpacker.buffers).finish()

@@ -1,4 +1,4 @@
-"""Defines the values that another process holds."""
+"""Defines the values of remote executors, which are stored in another process."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class SessionValue(VerbValue):
-    """A value in another process, which may release it once nothing refers to this anymore.
+    """A value in another process. The peer may release the value once this object is garbage-collected.
 
     Attributes:
-      keeper: Keeps the session that it belongs to.
-      id: Its id there.
-      source: Its source: a computation, or other values; empty once it has run.
+      keeper: The keeper of the session to which the value belongs.
+      id: The id of the value in the session.
+      source: The computation or the values from which the value was created; `None` once the value has been computed.
     """
 
     keeps_payload = False
@@ -42,14 +42,14 @@ class SessionValue(VerbValue):
         super().__init__(executor, type_spec)
         self._fetcher = fetcher
         self.keeper = keeper
-        self.source = source  # a Python function lives as long as the computation made from it
+        self.source = source  # keeps the computation object alive, and with it the Python function
         self.id = value_id
-        # Not needed at exit: the session ends, or its lease expires.
+        # No disposal at exit, because the session ends or its lease expires.
         weakref.finalize(self, keeper.forget, value_id).atexit = False
 
     @property
     def session(self) -> RemoteSession:
-        """The session that the value belongs to."""
+        """The session to which the value belongs."""
         return self.keeper.session
 
     @property
@@ -57,14 +57,17 @@ class SessionValue(VerbValue):
         return self.id
 
     def has_run(self) -> None:
-        """Releases its source: in a chain of calls, each value would keep the previous one at the peer."""
+        """Drops the source once the value has been computed.
+
+        Otherwise, each value in a chain of calls would keep the previous value on the peer.
+        """
         self.source = None
 
     async def pull(self) -> object:
         """Computes the value and fetches its payload.
 
         Raises:
-          WorkerUnavailableError: If the peer has gone away.
+          WorkerUnavailableError: If the peer is no longer reachable.
         """
         self._executor.check_open()
         self._fetcher.check(self, "the value")
@@ -77,18 +80,25 @@ class SessionValue(VerbValue):
 
 
 def naming_intrinsics(error: FedstackError, *values: SessionValue | None) -> FedstackError:
-    """Returns an error that names intrinsics that a plain peer may not know; the peer's own error uses other words."""
+    """Returns an error that names the intrinsics that may be unknown to a peer without fedstack's extensions.
+
+    The error message of such a peer may not name these intrinsics.
+
+    Args:
+      error: The error of the peer.
+      values: The values of the failed call.
+    """
     if not isinstance(error, (InvalidValueError, RemoteError)) or isinstance(error.__cause__, RemoteTraceback):
-        return error  # one of fedstack's errors, which is clear already
+        return error  # an error of fedstack, which is already clear
     found = dict.fromkeys(filter(_is_lowered, _intrinsics_in(values)))
     if not found:
         return error
-    place = f"not every executor service runs {', '.join(found)}: use a context, which does that in this process"
+    place = f"not every executor service supports {', '.join(found)}; use a context, which runs these in this process"
     return with_place(error, place)
 
 
 def _intrinsics_in(source: object) -> Iterator[str]:
-    """Yields the intrinsics in the sources of plain peers' values."""
+    """Yields the intrinsics in the sources of values, for values on peers without fedstack's extensions."""
     if isinstance(source, ConcreteComputation):
         source = source.to_proto()
     if isinstance(source, computation_pb2.Computation):
@@ -101,7 +111,7 @@ def _intrinsics_in(source: object) -> Iterator[str]:
 
 
 def _is_lowered(uri: str) -> bool:
-    """Returns whether other systems lower an intrinsic to other intrinsics before they send it."""
+    """Returns whether other systems replace an intrinsic by simpler intrinsics before they send a computation."""
     intrinsic = INTRINSICS.get(uri)
     aggregates = intrinsic is not None and intrinsic.aggregates and uri != "federated_aggregate"
     return aggregates or uri.startswith("generic_") or uri in ("sequence_sum", "federated_secure_select")

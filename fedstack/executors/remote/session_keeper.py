@@ -1,4 +1,4 @@
-"""Keeps a remote session alive and tidy in the background: renews its lease, disposes of values in batches, ends it."""
+"""Maintains a remote session in the background: it renews the lease, disposes of values, and ends the session."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,20 @@ from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.wire.disposal import DisposalQueue
 
 _logger = logging.getLogger(__name__)
-# How long an unreferenced value may wait for its batch to fill.
+# The maximum number of seconds that an unreferenced value waits for its batch to fill.
 _DISPOSAL_SECONDS = 1.0
-# Less than callers of `close` wait, so that a silent peer is recognized in time.
+# The time limit for ending a session. It is less than the time that callers of `close` wait, so that an unresponsive
+# peer is detected in time.
 _END_SECONDS = 1.5
 _END_SECONDS_IN_VAIN = 0.5
 
 
 class SessionKeeper:
-    """Maintains one session, on the transport's loop, from `start` to `end`.
+    """The background maintenance of a session, on the transport's event loop, from `start` to `end`.
 
     Args:
       session: The session.
-      dispose_batch_size: How many values are disposed of in one call.
+      dispose_batch_size: The number of values that one call disposes of.
       clock: Returns the time in seconds.
     """
 
@@ -46,26 +47,26 @@ class SessionKeeper:
         session.forget, session.take_forgotten = self.forget, self._take_few
 
     def start(self) -> None:
-        """Begins to maintain the session; called on the transport's loop."""
+        """Starts the maintenance of the session. Call this method on the transport's event loop."""
         self.session.stub.io.ticks.add(self._look)
 
     def forget(self, value: str) -> None:
-        """Records that nothing refers to a value anymore. Only enqueues it, since finalizers call this."""
+        """Queues a value that is no longer referenced for disposal. It is safe to call this method in finalizers."""
         self._queue.add(value)
 
     def give_up(self) -> None:
-        """Requests the end of the session, from anywhere, including finalizers."""
+        """Requests the end of the session. It is safe to call this method anywhere, including in finalizers."""
         self._ending = True
 
     async def end(self) -> None:
-        """Disposes of the remaining values, and ends the session at the peer. Never raises."""
+        """Disposes of the remaining values and ends the session on the peer. Never raises."""
         self._ending = True
         self.session.stub.io.ticks.discard(self._look)
         current = cast("asyncio.Task[None]", asyncio.current_task())
         self.session.stub.before_closing(current)
         if self._task is not None and not self._task.done() and self._task is not current:
             self._task.cancel()
-            # A connection that is closed at the same time fails the call with its own error.
+            # If the connection is closed at the same time, the task fails with an error of the connection.
             with contextlib.suppress(asyncio.CancelledError, FedstackError):
                 await self._task
         if not self.session.lost:
@@ -89,13 +90,16 @@ class SessionKeeper:
             await self.session.end()
 
     def _take_few(self) -> Sequence[str]:
-        """Returns the dropped values if they are few, to send with another call; otherwise they go in batches."""
+        """Returns the queued values if they are few, so that another call can include them.
+
+        If there are many, none are returned, and they are disposed of in batches.
+        """
         if len(self._queue) >= self._batch_size:
             return ()
         return [value for batch in self._queue.take(force=True) for value in batch]
 
     def _look(self) -> None:
-        """Starts due work, if there is any: there may be thousands of sessions, few of which need any."""
+        """Starts a maintenance task if work is due. Of thousands of sessions, usually only a few have work due."""
         if self._task is not None and not self._task.done():
             return
         if self._ending or (not self.session.lost and (self._queue.is_due or self._is_renewal_due())):
@@ -117,10 +121,10 @@ class SessionKeeper:
     async def _renew(self) -> None:
         try:
             if not await self.session.renew():
-                self.session.lost = "its lease ran out, or the worker was restarted"
+                self.session.lost = "its lease has expired, or the worker was restarted"
             self._renewed = self._clock()
         except (FedstackError, RetryableError) as error:
-            # Renewal is retried until the next call finds out that the worker is gone.
+            # The renewal is retried until the next call determines whether the worker is lost.
             _logger.debug("Renewing the lease of a session at %s failed: %s", self.session.stub.address, error)
 
     async def _dispose(self, batches: Sequence[Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Opens a session at a peer on demand, and a new session when that is lost; calls go through it."""
+"""Opens a session on a peer on demand, and opens a new session when the current session is lost."""
 
 import asyncio
 import weakref
@@ -26,19 +26,19 @@ _T = TypeVar("_T")
 
 
 class SessionOpener:
-    """One session at a peer at any time, from any thread and event loop.
+    """An opener of sessions on a peer, which can be used from any thread and event loop.
 
-    The session ends once nothing refers to this anymore.
+    At most one session is open at a time. It also ends when this object is garbage-collected.
 
     Args:
-      stub: Calls the peer. It stays open.
-      dispose_batch_size: How many values are disposed of in one call; a partial batch is sent after a second.
+      stub: Calls the peer. The opener does not close it.
+      dispose_batch_size: The number of values that one call disposes of. A smaller batch is sent after one second.
 
     Attributes:
       stub: Calls the peer.
-      cardinalities: How many participants the sessions have, by placement; `None` if not set.
-      connect_seconds: How long to wait for a peer that is unreachable, in seconds; `None` to fail at once.
-      worker_index: The peer's index among the caller's workers, for functions that ask; `None` if it has none.
+      cardinalities: The number of participants in the sessions, by placement; `None` if not set.
+      connect_seconds: How many seconds to wait for an unreachable peer; `None` to fail immediately.
+      worker_index: The index of the peer among the caller's workers, which functions can read; `None` for no index.
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20) -> None:
@@ -54,26 +54,26 @@ class SessionOpener:
 
     @property
     def closed(self) -> bool:
-        """Whether this was closed, and opens no more sessions."""
+        """Whether the opener is closed and opens no more sessions."""
         return self._closed
 
     @property
     def current(self) -> SessionKeeper | None:
-        """The current session, if it is not known to have ended."""
+        """The keeper of the current session; `None` if no session is open or the session is known to have ended."""
         keeper = self._keeper
         return None if keeper is None or keeper.session.lost else keeper
 
     def restart(self, cardinalities: CardinalitiesType) -> None:
-        """Ends the session; the next one has these numbers of participants."""
+        """Ends the current session, and sets the numbers of participants for the next session."""
         self.cardinalities = cardinalities
         self._leave()
 
     async def connect(self) -> None:
-        """Returns once the peer can be reached and answers.
+        """Waits until the peer is reachable and has completed the handshake.
 
         Raises:
-          WorkerUnavailableError: If it cannot be reached.
-          AuthenticationError: If it rejects this client.
+          WorkerUnavailableError: If the peer cannot be reached.
+          AuthenticationError: If the peer rejects this client.
         """
         await need_event_loop()
         await self.stub.io.run(self._shake_hands())
@@ -83,7 +83,7 @@ class SessionOpener:
         await self.stub.handshake()
 
     async def _reach(self) -> None:
-        """Waits for the peer if `connect_seconds` is set."""
+        """Waits until the peer is reachable, if `connect_seconds` is set."""
         if self.connect_seconds is not None:
             try:
                 await reach(self.stub, self.connect_seconds)
@@ -91,12 +91,12 @@ class SessionOpener:
                 raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     async def get(self) -> SessionKeeper:
-        """Returns the session; opens one if there is none."""
+        """Returns the keeper of the current session, and opens a session if there is none."""
         await need_event_loop()
         return self.current or await self.stub.io.run(self._open())
 
     async def _open(self) -> SessionKeeper:
-        """Opens a session, once for all concurrent callers; runs on the transport's loop."""
+        """Opens a session, which all concurrent callers share. Runs on the transport's event loop."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(self._open_once())
             self._opening.add_done_callback(consume_exception)
@@ -116,23 +116,25 @@ class SessionOpener:
             keeper.start()
             self._keeper = keeper
             if not self._closed and cardinalities is self.cardinalities:
-                # The keeper does not refer to this: once nothing refers to the keeper anymore, the session ends too.
+                # The keeper does not refer to this opener, so the session ends when the opener is garbage-collected.
                 weakref.finalize(self, keeper.give_up).atexit = False
                 return keeper
-            # Meanwhile this was closed, or the numbers of participants changed: open a session for those.
+            # Meanwhile, the opener was closed or the numbers of participants changed, so this session is not usable.
             self._keeper = None
             await keeper.end()
             if self._closed:
-                raise ClosedError(f"The executor at {self.stub.address} was closed while it connected")
+                raise ClosedError(
+                    f"The executor at {self.stub.address} was closed while it was connecting; create a new executor"
+                )
 
     async def call(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs a call in a session, on the transport's loop."""
-        # The inner coroutine goes to the loop directly: inside another one, it would never be awaited if that were
-        # cancelled before its first step.
+        """Runs a call in a session, on the transport's event loop, and returns its result."""
+        # The coroutine of the call is passed to the loop directly. If it were wrapped in another coroutine, it would
+        # never be awaited if the outer coroutine were cancelled before its first step.
         return await self.watched(keeper, self.stub.io.run(work))
 
     async def watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
-        """Awaits a call, and records it if its error shows that the session or the peer is lost."""
+        """Returns the result of a call, and records a loss if its error shows that the session or the peer is lost."""
         try:
             result = await work
             self.stub.is_reached = True
@@ -149,7 +151,7 @@ class SessionOpener:
     def _check_still_open(self) -> None:
         if self._closed:
             raise ClosedError(
-                f"The executor at {self.stub.address} was closed during a call; close it when its calls have ended"
+                f"The executor at {self.stub.address} was closed during a call; close it after its calls have ended"
             ) from None
 
     def _leave(self) -> None:
@@ -158,14 +160,20 @@ class SessionOpener:
             self.stub.io.finish(keeper.end())
 
     async def end(self) -> None:
-        """Does the same as `close`, on the transport's loop, so that several can end at the same time."""
+        """Ends the session like `close`, but as a coroutine, so that several sessions can be ended concurrently.
+
+        Call this method on the transport's event loop.
+        """
         self._closed = True
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.end()
 
     def close(self) -> None:
-        """Ends the session at the peer, which frees its values. Idempotent; never raises, even for a dead peer."""
+        """Ends the session on the peer, which frees its values.
+
+        Idempotent; never raises, even if the peer is unreachable.
+        """
         self._closed = True
         self._leave()
 

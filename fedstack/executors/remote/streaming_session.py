@@ -1,7 +1,7 @@
 """Sends and fetches structs leaf by leaf, so that no message is larger than a leaf.
 
-A federated value of structs becomes a struct of federated values, which the peer zips; to fetch it, each of its fields
-is extracted by a map at the peer.
+A federated value of structs is sent as a struct of federated values, which the peer zips. To fetch a federated value of
+structs, the peer extracts each field with a map.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _AT_ONCE = 16
 
 
 class StreamingSession:
-    """Creates and computes values leaf by leaf, in a session that transfers whole values."""
+    """An adapter that creates and computes values leaf by leaf, in a session that transfers whole values."""
 
     def __init__(self, session: RemoteSession) -> None:
         self._session = session
@@ -51,7 +51,7 @@ class StreamingSession:
 
 
 class _Streamer:
-    """Moves one value, a bounded number of its leaves at a time."""
+    """The transfer of a single value, with a limited number of concurrent transfers of leaves."""
 
     def __init__(self, session: RemoteSession) -> None:
         self._session = session
@@ -59,25 +59,29 @@ class _Streamer:
         self._made: list[str] = []
 
     async def _step(self, made: Made) -> str:
-        """Returns the id of an intermediate value, from which others are made or which is part of another."""
+        """Waits until an intermediate value has been created, records its id for `let_go`, and returns the id."""
         if not isinstance(made, str):
             work = made
             try:
                 async with self._slots:
                     made = await work
             finally:
-                work.close()  # in case it was cancelled before it began
+                work.close()  # in case the call was cancelled before the work started
         self._made.append(made)
         return made
 
     def let_go(self, except_for: str = "") -> None:
-        """Releases the intermediate values at the peer."""
+        """Releases the intermediate values on the peer.
+
+        Args:
+          except_for: The id of the value to keep, if any.
+        """
         for value in self._made:
             if value != except_for:
                 self._session.forget(value)
 
     async def put(self, payload: object, type_spec: Type) -> str:
-        """Creates a value."""
+        """Creates a value and returns its id."""
         if isinstance(type_spec, StructType) and fields_of(type_spec):
             return await self._put_members(cast("Sequence[object]", payload), type_spec)
         if isinstance(type_spec, FederatedType) and _has_fields(type_spec.member):
@@ -104,7 +108,7 @@ class _Streamer:
         return await self._step(self._session.put_computation(function))
 
     async def compute(self, value: str, type_spec: Type) -> object:
-        """Fetches a value."""
+        """Computes a value and returns its payload."""
         if isinstance(type_spec, StructType) and fields_of(type_spec):
             return tuple(
                 await gather([self._member(value, index, t) for index, (_, t) in enumerate(fields_of(type_spec))])
@@ -123,7 +127,7 @@ class _Streamer:
         return await self.compute(await self._step(self._session.selection(value, index)), type_spec)
 
     async def _mapped(self, value: str, source: FederatedType, index: int, wanted: FederatedType) -> object:
-        """Fetches one field of a federated value of structs, extracted by a map at the peer."""
+        """Returns one field of a federated value of structs, which the peer extracts with a map."""
         whole = reference("value", source)
         member = function_of("member", source.member, selection(reference("member", source.member), index))
         if source.placement is not CLIENTS:

@@ -1,4 +1,4 @@
-"""Creates stubs from all kinds of worker targets: addresses, clusters, channels, pools."""
+"""Creates stubs for all kinds of worker targets: addresses, clusters, channels and pools."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
@@ -12,22 +12,22 @@ from fedstack.transport.wire.addresses import Target, TargetResolver, resolve_ta
 
 
 class WorkerSource(Protocol):
-    """Workers together with the credentials to dial them with, such as a `local_worker_pool`."""
+    """A group of workers with the credentials for connecting to them, such as a `local_worker_pool`."""
 
     @property
     def targets(self) -> Sequence[str]:
-        """The addresses."""
+        """The addresses of the workers."""
         ...
 
     @property
     def credentials(self) -> ClientCredentials | None:
-        """Certificates and the token."""
+        """The certificates and the token for the workers; `None` for no credentials."""
         ...
 
 
 @runtime_checkable
 class KnowsLosses(Protocol):
-    """A source of workers that knows when one of them has ended."""
+    """A source of workers that knows which of its workers have ended."""
 
     def loss_of(self, target: str) -> FedstackError | None:
         """Returns the error to raise for a worker that has ended; `None` for a running worker."""
@@ -42,13 +42,13 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
     """Returns a stub for each target.
 
     Raises:
-      InvalidValueError: If a target is invalid, or credentials are given for a target that has its own.
-      ClosedError: If the pool is closed.
+      InvalidValueError: If a target is invalid, or credentials are passed for a target that has its own.
+      ClosedError: If the targets belong to a pool that is closed.
     """
     if not (credentials is None or isinstance(cast(object, credentials), ClientCredentials)):
         raise InvalidValueError(
-            f"Expected credentials as fedstack.ClientCredentials, found {type(credentials).__name__}; for a token give "
-            "fedstack.ClientCredentials(token=...)"
+            f"Expected credentials as fedstack.ClientCredentials, found {type(credentials).__name__}; for a token, "
+            "pass fedstack.ClientCredentials(token=...)"
         )
     source = cast(WorkerSource, targets) if hasattr(targets, "targets") else None
     given = credentials
@@ -63,7 +63,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             stubs.append(target)
         elif isinstance(target, (str, Target)) or hasattr(target, "resolve"):
             from fedstack.transport.grpc.grpc_connection import (
-                GrpcConnection,  # imports gRPC, which only its users need
+                GrpcConnection,  # imported here because it imports gRPC, which not all users need
             )
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
@@ -77,7 +77,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             name = "the peer of a channel" if channels == 1 else f"the peer of channel {channels}"
             stubs.append(ExecutorStub(ChannelConnection(target, name)))
         else:
-            advice = "; give its target" if hasattr(target, "target") else ""
+            advice = "; pass its target attribute" if hasattr(target, "target") else ""
             raise InvalidValueError(
                 f"Expected the address of a worker, as in 'localhost:8000', a ClusterSpec, a channel or a stub, found "
                 f"{describe(target)}{advice}"
@@ -86,16 +86,20 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
 
 
 def _check_none(credentials: ClientCredentials | None, what: str) -> None:
-    """Checks that no credentials are given for a target that would ignore them."""
+    """Checks that no credentials are passed for a target that would ignore them."""
     if credentials is not None:
         raise InvalidValueError(
-            f"Expected no credentials for a {what}, which brings its own, found {credentials!r}; give the address of "
-            f"the worker in place of the {what}, or leave credentials out"
+            f"Expected no credentials for a {what}, which has its own, found {credentials!r}; pass the address of the "
+            f"worker instead of the {what}, or omit credentials"
         )
 
 
 def _check_open(source: object, targets: Sequence[Target]) -> None:
-    """Raises a source's error for workers that have ended permanently."""
+    """Checks that no worker of a source has ended permanently.
+
+    Raises:
+      ClosedError: If a worker has ended permanently.
+    """
     if isinstance(source, KnowsLosses):
         for target in targets:
             loss = source.loss_of(target.address)

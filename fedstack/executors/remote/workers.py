@@ -1,4 +1,4 @@
-"""Defines workers that run client phases, as members, and their features."""
+"""Defines the members of a membership that run client phases, and their features."""
 
 from typing import TypeAlias
 
@@ -11,12 +11,12 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 
 @attrs.frozen
 class Features:
-    """A worker's capabilities, as it reports them.
+    """The capabilities that a worker reports.
 
     Attributes:
-      phases: Whether it runs whole client phases.
-      searches: Whether it searches for clients that end its process, in its own child processes.
-      threads: The most functions that it runs at the same time; `None` if it does not report it.
+      phases: Whether the worker runs whole client phases.
+      searches: Whether the worker can search, in child processes, for clients that crash its process.
+      threads: The maximum number of functions that the worker runs at the same time; `None` if it is not reported.
     """
 
     phases: bool = False
@@ -26,10 +26,10 @@ class Features:
 
 @attrs.define(eq=False, repr=False)
 class Worker(Member[ExecutorStub]):
-    """A worker.
+    """A worker that runs client phases.
 
     Attributes:
-      features: Its capabilities, as reported in its last answer.
+      features: The capabilities that the worker reported in its last response.
     """
 
     features: Features = Features()

@@ -1,1 +1,1 @@
-"""The other side of a remote executor: what a worker lets in, and how it runs a phase, from bytes to bytes."""
+"""The worker's counterpart of a remote executor: it checks received messages and runs the phases in them."""

@@ -1,13 +1,15 @@
-"""Runs a client phase that another process has sent: bytes in, bytes out, without a service or a connection.
+"""Runs a client phase from a serialized request to a serialized response, independently of services and connections.
 
     receive → admit → run → reply
 
-`receive` (`receiving.py`) reads the message. `admit` checks its content and allocates buffers for its arrays; it runs
-and loads nothing of the sender's. Then the bytes of the arrays are read. `run` loads the functions and runs the phase,
-and `reply` writes the contributions of the clients. `answer` does all of it after `receive`.
+`receive` (`receiving.py`) reads the message. `admit` checks the content of the message and allocates buffers for its
+arrays, without running or loading any code from the sender. Then the bytes of the arrays are read. `run` loads the
+functions and runs the phase, and `reply` serializes the contributions of the clients. `answer` performs all steps after
+`receive`.
 
-The differences between workers are in their `PhaseHost`. The executor service makes one for a session, a process that
-searches for a client that ends it makes its own, and so can a worker that another engine starts.
+A `PhaseHost` encapsulates the differences between workers. The executor service creates a host for each session. A
+process that searches for a client that crashes workers has a host of its own, as can a worker that is started by
+another execution engine.
 """
 
 import abc
@@ -41,15 +43,17 @@ from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.frames import CHUNK_BYTES
 from fedstack.transport.wire.parcels import Parcel
 
-# The bytes of an array's dtype and shape.
+# The allowance for the dtype and shape of an array, in bytes.
 ARRAY_SPARE_BYTES = 64
-# Writing or reading so many clients, or tensors, takes about a millisecond.
+# Serializing or parsing this many clients or tensors takes about a millisecond.
 _FEW_CLIENTS = 1000
 _FEW_LEAVES = 200
 
 
 class PhaseHost(abc.ABC):
-    """Provides what phases run with. Keeps nothing between them unless a subclass does.
+    """A provider of the engines and resources with which phases run.
+
+    This base class keeps no inputs between phases; subclasses may.
 
     Args:
       admission: Checks incoming phases.
@@ -60,15 +64,15 @@ class PhaseHost(abc.ABC):
 
     @abc.abstractmethod
     def lend(self, clients: int) -> AbstractContextManager[PhaseRunner]:
-        """Lends an engine for phases of so many clients."""
+        """Returns a context manager that yields a runner of phases for the given number of clients."""
 
     def unpacker(self, clients: int) -> Unpacker:
-        """Returns an unpacker for a phase of so many clients."""
+        """Returns an unpacker for a phase with the given number of clients."""
         return Unpacker(max_bytes=self.admission.max_bytes, clients=clients)
 
     @property
     def chunk_bytes(self) -> int:
-        """The most bytes in a piece of a response, for transports that cut it."""
+        """The maximum number of bytes in a chunk of a response, for transports that split responses."""
         return CHUNK_BYTES
 
     def packer(self) -> Packer:
@@ -76,33 +80,34 @@ class PhaseHost(abc.ABC):
         return Packer()
 
     def check_new_id(self, value_id: str) -> None:
-        """Checks the id that the sender has chosen for an input to keep."""
+        """Checks the id under which the sender wants an input to be kept."""
         return
 
     def find(self, value_id: str) -> tuple[Column, Type]:
-        """Returns an input that an earlier phase has kept, and the type of its members.
+        """Returns an input that was kept by an earlier phase, and the type of its members.
 
         Raises:
-          InvalidValueError: If there is none.
+          InvalidValueError: If no input is kept under this id.
         """
         raise InvalidValueError(
-            f"Expected a phase with all its inputs, found a reference to a kept one, {value_id[:80]!r}"
+            f"Expected a phase that contains all its inputs, found a reference to the kept input {value_id[:80]!r}; "
+            "send the input with the phase, because this worker keeps no inputs"
         )
 
     async def keep(self, value_id: str, column: Column, member: Type, size: int) -> bool:
-        """Keeps an input for later phases, if there is room; returns whether it does."""
+        """Keeps an input for later phases if the host supports it and has room, and returns whether it was kept."""
         return False
 
 
 @attrs.frozen
 class AdmittedPhase:
-    """A phase that may run once the buffers of its unpacker are filled.
+    """A checked phase, which can run as soon as the buffers of its unpacker are filled.
 
     Attributes:
       request: The message.
       phase: The parsed message.
-      unpacker: Has the buffers.
-      leaves: The functions to load.
+      unpacker: The unpacker that contains the buffers.
+      leaves: The leaf computations to load.
     """
 
     request: PhaseRequest
@@ -112,14 +117,14 @@ class AdmittedPhase:
 
 
 async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPhase:
-    """Checks a phase, and allocates the buffers of its arrays.
+    """Checks a phase and allocates the buffers for its arrays.
 
     Args:
       received: The message.
       host: The host that will run the phase.
 
     Raises:
-      FedstackError: If the phase is malformed, has a function that is not allowed, or is too large.
+      FedstackError: If the phase is malformed, contains a function that is not allowed, or is too large.
     """
     request, admission = received.message, host.admission
     computations = computations_of(request)
@@ -144,14 +149,14 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
 
 
 async def run(admitted: AdmittedPhase, engine: PhaseRunner, host: PhaseHost) -> PhaseResult:
-    """Runs an admitted phase, in the scope of the current work."""
+    """Runs an admitted phase in the current scope and returns its result."""
     await host.admission.load(admitted.leaves)
     found = admitted.phase
     return await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
 
 
 async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunner, host: PhaseHost) -> Parcel:
-    """Returns the contributions of the clients, written on a thread if that takes long."""
+    """Returns the serialized contributions of the clients. Large results are serialized on a thread."""
     phase, packer = admitted.phase.phase, host.packer()
     kept = await _kept(admitted, host)
 
@@ -172,7 +177,7 @@ async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunne
 
 
 async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
-    """Keeps the inputs that the sender wants to refer to later; returns the ids of those that were kept."""
+    """Keeps the inputs that the sender wants to refer to later, and returns the ids of the kept inputs."""
     found = admitted.phase
     inputs = zip(admitted.request.input, found.inputs, found.phase.input_types, found.input_bytes)
     return [
@@ -183,7 +188,7 @@ async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
 
 
 async def answer(received: Received[PhaseRequest], host: PhaseHost) -> Parcel:
-    """Admits a received phase, reads the bytes of its arrays, runs it, and replies."""
+    """Admits a received phase, reads the bytes of its arrays, runs the phase, and returns the response."""
     admitted = await admit(received, host)
     with host.lend(received.message.clients) as engine:
         await received.fill(admitted.unpacker)

@@ -1,4 +1,4 @@
-"""Receives the messages and arrays of other processes, checks their functions and loads these before use."""
+"""Receives messages and arrays from other processes, and checks and loads the functions in these messages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
@@ -33,12 +33,12 @@ _M = TypeVar("_M", bound=Message)
 
 @attrs.frozen
 class Received(Generic[_M]):
-    """A received message, before the bytes of the arrays that belong to it.
+    """A received message whose arrays have not been read yet.
 
     Attributes:
       message: The message.
-      size: The bytes of the message.
-      rest: The source of the arrays' bytes.
+      size: The size of the message in bytes.
+      rest: The source of the bytes of the arrays.
     """
 
     message: _M
@@ -49,13 +49,13 @@ class Received(Generic[_M]):
         """Reads the bytes of the arrays into the buffers of an unpacker.
 
         Raises:
-          InvalidValueError: If there are more or fewer bytes than the message announced.
+          InvalidValueError: If the number of bytes differs from the number that the message announced.
         """
         await self.fill_next(unpacker)
         await self.end()
 
     async def fill_next(self, unpacker: Unpacker) -> None:
-        """Reads the bytes for one of several unpackers; call `end` after the last."""
+        """Reads the bytes for one of several unpackers. Call `end` after the last unpacker."""
         if not unpacker.buffers:
             unpacker.finish()
             return
@@ -64,10 +64,10 @@ class Received(Generic[_M]):
         await sized(size, unpacker.finish, LOOP_COPY_BYTES)
 
     async def end(self) -> None:
-        """Checks that there are no more bytes.
+        """Checks that all bytes have been read.
 
         Raises:
-          InvalidValueError: If there are.
+          InvalidValueError: If further bytes follow.
         """
         await self.rest.read_into(())
 
@@ -76,7 +76,7 @@ async def receive(incoming: Incoming, message: type[_M]) -> Received[_M]:
     """Reads the message of a parcel.
 
     Raises:
-      InvalidValueError: If the header is not such a message.
+      InvalidValueError: If the header is not a message of this type.
     """
     header = await incoming.header()
     return Received(await read_message(message, header), len(header), incoming)
@@ -86,14 +86,16 @@ _LOADING_THREADS = 4
 
 
 class Admission:
-    """Admits the leaves that a policy allows. It has no limits on sizes; a service adds its own.
+    """The admission control for received computations, which accepts only leaf computations that a policy allows.
+
+    This base class does not limit sizes; services add limits in subclasses.
 
     Args:
-      policy: The leaves that senders may bring.
+      policy: The policy that determines which leaf computations senders may use.
 
     Attributes:
-      leaves: The loaded leaves.
-      scope: The scope of the senders' work.
+      leaves: The loaded leaf computations.
+      scope: The scope in which the work of senders runs.
     """
 
     def __init__(self, policy: CarrierPolicy) -> None:
@@ -103,11 +105,14 @@ class Admission:
         self._loading = LeafThreads(_LOADING_THREADS)
 
     async def admit(self, computation: computation_pb2.Computation, size: int) -> None:
-        """Checks a computation and loads its functions; one that cannot be loaded fails when it is used.
+        """Checks a computation and loads its functions. A function that cannot be loaded fails when it is used.
 
         Args:
           computation: The computation.
-          size: The bytes of the computation, or of its message.
+          size: The size of the computation or of the message that contains it, in bytes.
+
+        Raises:
+          CarrierError: If the policy does not allow a leaf.
         """
         if size <= LOOP_BYTES and needs_runtime_import(computation):
             leaves = await off_loop(lambda: self.check(computation))
@@ -116,7 +121,7 @@ class Admission:
         await self.load(leaves)
 
     def check(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
-        """Checks the leaves of a computation, and returns those that have to be loaded.
+        """Checks the leaves of a computation, and returns the leaves that have to be loaded.
 
         Raises:
           CarrierError: If the policy does not allow a leaf.
@@ -125,12 +130,12 @@ class Admission:
         return leaves_to_load(computation, self.leaves)
 
     async def load(self, leaves: Sequence[computation_pb2.Computation]) -> None:
-        """Loads leaves on a thread, in the scope of the current work: they may import anything, which takes time."""
+        """Loads leaves on a thread, in the current scope. Loading may import modules, which takes time."""
         if leaves:
             await self._loading.run(lambda: [self.leaves.prepare(leaf) for leaf in leaves])
 
     def differing_modules(self, computations: Iterable[computation_pb2.Computation]) -> Sequence[str]:
-        """Lists the modules of functions that the sender has another version of."""
+        """Returns the names of modules that the computations use and of which the sender has a different version."""
         return differing_modules(computations, self.leaves)
 
     def check_clients(self, clients: int) -> None:
@@ -140,15 +145,15 @@ class Admission:
         """Checks the size of a value or phase.
 
         Args:
-          size: The bytes of its values as they were sent.
-          spare: How many of these may be dtypes, shapes and the like.
+          size: The number of bytes of the values in their serialized form.
+          spare: The number of these bytes that may belong to dtypes, shapes and similar metadata.
         """
 
     @property
     def max_bytes(self) -> int:
-        """The most bytes of arrays that may come with one message."""
+        """The maximum number of bytes of arrays that a message may contain."""
         return MOST_BYTES
 
     def close(self) -> None:
-        """Ends the threads. Idempotent."""
+        """Ends the threads that load leaf computations. Idempotent."""
         self._loading.close()

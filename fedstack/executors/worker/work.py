@@ -1,10 +1,10 @@
-"""Runs work for others: on the right thread, for as long as the caller listens and within the time it allows.
+"""Runs work on behalf of remote callers, as long as the caller listens and within the caller's time limit.
 
-Phases, closures and methods all come through here. Their work is a coroutine, which runs in one of two ways. Most work
-waits for something: for several functions, for other workers. It is a task, and each of its functions goes to a thread
-of its executor and back. A method that is a single function may be one of many that wait for each other, more than an
-executor has threads: it is a job of a thread of the service's, from argument to answer. With many calls in flight that
-is also a few percent faster.
+Phases, closures and methods are all run here. Their work is a coroutine, which runs in one of two ways. Most work waits
+for something, such as several functions or other workers. It runs as an asyncio task, and each of its functions runs on
+a thread of the executor. A method that consists of a single function may be one of many calls that wait for each other,
+possibly more than an executor has threads. It therefore runs as a single job on a thread of the service, from argument
+to result. With many concurrent calls, this is also a few percent faster.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
 _T = TypeVar("_T")
-# How often running work is checked for progress to report.
+# The interval at which running work is checked for progress.
 _LOOK_SECONDS = 1.0
 _MOST_SECONDS = 1e6
 
@@ -32,7 +32,8 @@ class Work(Generic[_T]):
 
     Args:
       work: The coroutine to run.
-      threads: Where to run work that is one function; `None` for work that waits for something, which is a task.
+      threads: The threads that run work that consists of a single function; `None` to run the work as an asyncio task,
+        for work that waits for something.
 
     Raises:
       ClosedError: If the threads are closed.
@@ -65,18 +66,18 @@ class Work(Generic[_T]):
             raise
 
     async def beats(self, progress: ProgressCounts, between: float, seconds: float = 0.0) -> AsyncIterator[Heartbeat]:
-        """Yields heartbeats until the work is done, and ends the work when its consumer stops listening.
+        """Yields heartbeats until the work is done, and stops the work if the consumer stops iterating.
 
-        A task is cancelled, and a function that has not begun never does. A function that already runs continues, and
-        its result is dropped.
+        To stop the work, a task is cancelled, and a function that has not started is not run. A function that is
+        already running continues, and its result is dropped.
 
         Args:
-          progress: The progress of the work. When it changes, a heartbeat comes sooner.
-          between: The most seconds between heartbeats.
-          seconds: How long the work may take; without a limit unless this is a positive number.
+          progress: The progress of the work. A change causes an earlier heartbeat.
+          between: The maximum number of seconds between heartbeats.
+          seconds: The time limit for the work in seconds. Values that are not positive mean no limit.
 
         Raises:
-          DeadlineExceededError: If the work takes longer.
+          DeadlineExceededError: If the work exceeds the time limit.
         """
         look = min(_LOOK_SECONDS, between)
         allowed = seconds if 0.0 < seconds < _MOST_SECONDS else math.inf  # NaN is neither
@@ -87,8 +88,8 @@ class Work(Generic[_T]):
             while not await self._is_done(wait):
                 if now() >= end:
                     raise DeadlineExceededError(
-                        f"The call was allowed {seconds:.3g} seconds and took longer; what it did until then is done; "
-                        "allow more time"
+                        f"Expected the call to end within {seconds:.3g} seconds, found it still running; allow more "
+                        "time (the effects of the call so far are not undone)"
                     )
                 pieces = progress.work()
                 found = progress.done, progress.running, progress.failures
@@ -102,7 +103,7 @@ class Work(Generic[_T]):
             raise
 
     async def _is_done(self, seconds: float) -> bool:
-        """Waits for the end, for so many seconds at most."""
+        """Waits at most the given number of seconds for the work, and returns whether it is done."""
         if isinstance(self._outcome, Job):
             return await arrival(self._outcome, seconds)
         if not self._outcome.done():
@@ -120,5 +121,5 @@ class Work(Generic[_T]):
     def result(self) -> _T:
         """Returns the result of work that is done, or raises its error."""
         if isinstance(self._outcome, Job):
-            self._work.close()  # the threads may have refused it, and Python warns of coroutines that never start
+            self._work.close()  # Python warns of coroutines that never start, which happens if the job was refused
         return self._outcome.result()

@@ -60,7 +60,7 @@ async def test_an_intrinsic_that_a_plain_service_may_not_know_is_named(service):
     executor = at_plain_service(service, keeps_handles=True)
     text = await refusal_of(executor, lambda x: intrinsic("federated_sum", mapped(x)))
     assert "Cannot embed a federated value." in text
-    assert "not every executor service runs federated_sum: use a context" in text
+    assert "not every executor service supports federated_sum; use a context" in text
 
 
 async def test_an_intrinsic_that_every_service_knows_is_not_blamed(service):

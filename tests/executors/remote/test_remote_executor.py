@@ -68,7 +68,7 @@ async def called(executor, computation, argument=None, type_spec=None):
 
 async def test_cardinalities_come_first(connection):
     executor = RemoteExecutor(ExecutorStub(connection))
-    with pytest.raises(InvalidValueError, match=r"Expected set_cardinalities\(\) before anything is created"):
+    with pytest.raises(InvalidValueError, match=r"call set_cardinalities\(\) first"):
         await executor.create_value(1, INT)
     assert connection.methods == []
     executor.set_cardinalities({})
@@ -89,7 +89,7 @@ async def test_new_cardinalities_end_the_old_session_and_its_values(make_remote,
         lambda: executor.create_struct([value]),
     ):
         with pytest.raises(
-            StaleSessionError, match=r"Expected a value of the current session at memory .* create it ag"
+            StaleSessionError, match=r"Expected a value of the current session at memory .* create the value ag"
         ):
             await use()
     assert await (await called(executor, count)).compute() == 2
@@ -128,7 +128,7 @@ async def test_an_executor_may_be_closed_while_it_connects(executor, connection,
     await eventually(lambda: connection.methods == ["OpenSession"])
     executor.close()
     io_loop.loop.call_soon_threadsafe(gate.set)
-    with pytest.raises(ClosedError, match="was closed while it connected"):
+    with pytest.raises(ClosedError, match="was closed while it was connecting"):
         await creating
     await eventually(lambda: len(service.status().session) == 0)
 
@@ -161,7 +161,7 @@ async def test_after_a_session_is_lost_its_values_are_of_no_use_and_new_ones_are
             await value.compute()
     again = await executor.create_value(2, INT)
     assert await again.compute() == 2
-    with pytest.raises(StaleSessionError, match="found one of a session that has ended"):
+    with pytest.raises(StaleSessionError, match="found a value of a session that has ended"):
         await executor.create_struct([value, again])
     assert service.status().session[0].id != session.id
 
@@ -313,7 +313,7 @@ async def test_a_value_that_is_too_large_for_the_peer_is_refused_before_it_is_se
     assert len(await (await executor.create_value(array, type_spec)).compute()) == 250
     array, type_spec = vector(251)
     with pytest.raises(
-        ResourceLimitError, match=r"Expected at most 1000 bytes in a value or phase, found 1004 in a value of"
+        ResourceLimitError, match=r"Expected at most 1000 bytes in a value or phase, found 1004 bytes in a value of"
     ):
         await executor.create_value(array, type_spec)
     assert len(connection.of("Evaluate")) == 1
@@ -424,7 +424,7 @@ def test_a_batch_of_no_size_is_refused(size: object) -> None:
 def test_what_is_no_stub_is_refused_when_the_executor_is_made(stub: object) -> None:
     with pytest.raises(
         InvalidValueError,
-        match="Expected a stub .*; for an address write RemoteExecutor.connect",
+        match="Expected a stub .*; for an address, call RemoteExecutor.connect",
     ):
         RemoteExecutor(stub)  # type: ignore[arg-type]
 

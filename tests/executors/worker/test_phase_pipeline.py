@@ -133,5 +133,5 @@ def test_an_input_that_was_kept_elsewhere_is_not_there():
         request.input[0].ClearField("value")
         request.input[0].kept = "an id"
 
-    with pytest.raises(InvalidValueError, match="all its inputs, found a reference to a kept one, 'an id'"):
+    with pytest.raises(InvalidValueError, match="all its inputs, found a reference to the kept input 'an id'"):
         answered(written(phase_of(lambda x: x), kept))

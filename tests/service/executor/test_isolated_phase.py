@@ -189,7 +189,7 @@ def test_inputs_that_are_kept_are_refused(starts: Callable[..., Children]) -> No
     request = request_for(phase_of(body))
     request.input[0].ClearField("value")
     request.input[0].kept = "earlier"
-    with pytest.raises(InvalidValueError, match="found a reference to a kept one"):
+    with pytest.raises(InvalidValueError, match="found a reference to the kept input"):
         search(request)
     assert children.started == []
 
