@@ -1,7 +1,7 @@
-"""fedstack runs federated computations: the executor stack for Federated Language.
+"""fedstack is a runtime for Federated Language: it executes federated computations.
 
-Computations are written with `federated_language`; this package gives leaf computations (`python_computation`),
-execution contexts to run them in, and the executors that contexts are made of (`fedstack.executors`).
+Computations are written with `federated_language`. This package provides leaf computations (`python_computation`),
+execution contexts in which computations run, and the executors of which contexts consist (`fedstack.executors`).
 """
 
 from fedstack import errors as errors

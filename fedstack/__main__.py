@@ -13,7 +13,11 @@ COMMANDS = tuple(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the subcommand that `argv`, by default the process's own arguments, names; returns the exit code."""
+    """Runs a subcommand and returns the exit code.
+
+    Args:
+      argv: The name of the subcommand and its arguments; by default the arguments of the process.
+    """
     return run_command_line(COMMANDS, __version__, argv)
 
 

@@ -1,3 +1,3 @@
-"""Holds the version, in the one place from which the build reads it too."""
+"""Defines the version of fedstack. The build reads the version from this module too."""
 
 __version__ = "0.1.0.dev0"

@@ -1,16 +1,16 @@
-"""Defines every exception that fedstack raises, in one tree.
+"""Defines all exceptions that fedstack raises, as one hierarchy.
 
-The branches answer one question: what can the user do about it?
+The classes are grouped by the action that a user can take:
 
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
 * fix the program around it: `ClosedError`, `ClosureCancelledError`, `ContextError`;
 * fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `JournalError`, `MembershipError`,
   `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
-* try again: everything that is also the language's `RetryableError`.
+* try again: all classes that also derive from the language's `RetryableError`.
 
-Each class is also the built-in that a Python user would catch. Messages say what was expected and what was
-found, where (executor, client index, value path), and what to do.
+Each class also derives from the built-in exception that a Python user would catch. Messages state the expectation, the
+actual value, the location (executor, client index, value path) and the remedy.
 """
 
 import concurrent.futures
@@ -19,22 +19,22 @@ from types import MappingProxyType
 
 from federated_language.framework import RetryableError
 
-# Messages name what clients call things, and those may call them anything.
+# The length of messages is limited because they contain names that clients choose, which may have any length.
 _MOST_CHARACTERS, _LAST_CHARACTERS = 16_000, 4_000
 
 
 class FedstackError(Exception):
-    """The root of all errors that fedstack raises on purpose. A long message lacks its middle.
+    """The base class of all errors that fedstack raises deliberately. The middle of very long messages is omitted.
 
     Attributes:
-      computation_name: The name of the function in which it came up, or that returned what does not fit; empty if it
-        was in none.
-      client_index: The zero-based index of the client at which the function ran, or `None` for work at the server.
-        Where a function at a client called a computation in which it ran, that is the client of the outer one.
-      executor_path: The executors that it went through, outermost first: at the worker, if one has sent it. It is empty
-        for what was wrong before anything ran.
-      causes: For an error of workers that cannot be reached or used, the address of each, and why, in a few words.
-      errors: Where a coordinator raises the first error of its calls, all of them.
+      computation_name: The name of the function that raised the error or returned an invalid result; empty if the error
+        does not concern a function.
+      client_index: The zero-based index of the client for which the function ran, or `None` for work on the server. If
+        a client's function called another computation in which the error occurred, this is the client of the function.
+      executor_path: The class names of the executors through which the error passed, outermost first. If a worker sent
+        the error, these are the worker's executors. The path is empty for errors that were detected before execution.
+      causes: A brief reason for each worker that could not be reached or used, by the worker's address.
+      errors: All errors of a coordinator's calls, if the coordinator raises the first of them.
     """
 
     computation_name: str = ""
@@ -55,19 +55,19 @@ def _cut(text: str) -> str:
 
 
 class InvalidComputationError(FedstackError, ValueError):
-    """The computation itself is malformed or asks for something that cannot be executed."""
+    """Raised if a computation is malformed or contains an operation that cannot be executed."""
 
 
 class UnsupportedIntrinsicError(InvalidComputationError, NotImplementedError):
-    """An intrinsic reached an executor that does not run it; the message names one that does."""
+    """Raised if an executor does not support an intrinsic. The message names an executor that supports it."""
 
 
 class LeafError(FedstackError, RuntimeError):
-    """A leaf computation (the user's own function) raised; the original exception is the `__cause__`.
+    """Raised if a leaf computation (a user's function) raised an exception, which is the `__cause__`.
 
-    The message carries the exception's class and text, the user's own lines of its traceback, the name of the
-    computation and, for work at clients, the index of the client. The same class is raised wherever the
-    function ran.
+    The message contains the class and the text of the original exception, the user's lines of the traceback, the name
+    of the computation and, for work on clients, the index of the client. The same class is raised whether the function
+    ran in this process or on a worker.
     """
 
     def __init__(self, message: str, *, computation_name: str = "", client_index: int | None = None) -> None:
@@ -77,109 +77,116 @@ class LeafError(FedstackError, RuntimeError):
 
 
 class TypeMismatchError(FedstackError, TypeError):
-    """A value does not fit the type it is used with; the message has both, and the path to the misfit."""
+    """Raised if a value does not match the expected type. The message contains the value, the type and the path."""
 
 
 class ForeignValueError(TypeMismatchError):
-    """A value was handed to another executor than the one that made it."""
+    """Raised if a value is passed to an executor that did not create it."""
 
 
 class InvalidValueError(FedstackError, ValueError):
-    """A value has the right type and a content that the computation does not allow."""
+    """Raised if a value has the right type but its content is not allowed."""
 
 
 class CardinalityError(InvalidValueError):
-    """Federated arguments disagree about the number of clients, or with the executor's number."""
+    """Raised if federated arguments have different numbers of clients, or a number that differs from the executor's."""
 
 
 class CarrierError(FedstackError, RuntimeError):
-    """A leaf computation cannot be loaded here, or cannot travel to where it should run."""
+    """Raised if a leaf computation cannot be loaded in this process, or cannot be sent to the process that runs it."""
 
 
 class ResourceLimitError(FedstackError, RuntimeError):
-    """A stated limit (depth, size, count) was exceeded."""
+    """Raised if a limit on depth, size or count is exceeded."""
 
 
 class ClosedError(FedstackError, RuntimeError):
-    """An executor, a context or a value of theirs was used after `close()`."""
+    """Raised if an executor, a context or one of their values is used after `close()`."""
 
 
 class ClosureCancelledError(FedstackError, concurrent.futures.CancelledError):
-    """A scheduled call, or that of a method, was cancelled: by its caller, for the error of another, or at the end."""
+    """Raised if a scheduled call or a method call was cancelled.
+
+    The call may have been cancelled by its caller, because of an error in another call, or when its coordinator or
+    client was closed.
+    """
 
 
 class ContextError(FedstackError, RuntimeError):
-    """A computation was called in a thread without a context, or the blocks of contexts ended in the wrong order."""
+    """Raised if a thread without a context calls a computation, or `with` blocks of contexts end in the wrong order."""
 
 
 class AddressError(FedstackError, OSError):
-    """A server cannot listen where it was told to; the message says what is in the way."""
+    """Raised if a server cannot listen on its address. The message explains the reason."""
 
 
 class JournalError(FedstackError, OSError):
-    """What a server has written down cannot be used: it is damaged, in use, or of another program; which file."""
+    """Raised if a file in which a server stores its state is damaged, in use or not a file of the server.
+
+    The message names the file.
+    """
 
 
 class MembershipError(InvalidValueError):
-    """A job or task is not in the cluster, or it is not plain which is meant; the message has those that are."""
+    """Raised if a job or task is not in the cluster or is ambiguous. The message lists the existing jobs or tasks."""
 
 
 class RetryLimitError(FedstackError, RetryableError, RuntimeError):
-    """Every attempt that the context was allowed failed with a retryable error; the last one is the cause.
+    """Raised if all attempts that the context allows failed with retryable errors. The last error is the cause.
 
-    It is retryable itself, as `LostWorkersError` is: what a later attempt may bring does not depend on which of the
-    errors that can pass was the last one.
+    Like `LostWorkersError`, this error is retryable itself, because a later call may succeed regardless of which
+    temporary error came last.
     """
 
 
 class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
-    """No worker can be reached; the message names addresses and last causes.
+    """Raised if no worker can be reached. The message contains the addresses and the most recent causes.
 
     Attributes:
-      comes_back: Whether it is known that the worker is away for a while only, as one that is being started anew.
-      advice: What to do where workers are lost again and again.
-      had_begun: Whether the worker that was lost had begun with its clients; `None` if that is not known.
-      exit_status: How its process has ended, as `subprocess` says it, where that is known.
+      comes_back: Whether the worker is known to be away only temporarily, for example because it is being restarted.
+      advice: The advice for the case that workers are lost repeatedly.
+      had_begun: Whether the lost worker had started to process its clients; `None` if this is unknown.
+      exit_status: The return code of the worker's process in the form of `subprocess`, if known; otherwise `None`.
     """
 
     comes_back: bool = False
     had_begun: bool | None = True
     exit_status: int | None = None
-    advice: str = "ask one with `fedstack check`"
+    advice: str = "test a worker with `fedstack check`"
 
 
 class NoWorkersError(WorkerUnavailableError):
-    """None of the workers is there; a context that has tried for long enough raises this as it is.
+    """Raised if none of the workers is available. A context raises this error unchanged after its last attempt.
 
     Attributes:
-      is_final: Whether none can come back, so that it is not tried again.
+      is_final: Whether no worker can become available again. If so, the context makes no further attempts.
     """
 
     is_final: bool = False
 
 
 class LostWorkersError(WorkerUnavailableError, RetryLimitError):
-    """A worker went away at every attempt that the context was allowed; the last loss is the cause."""
+    """Raised if workers were lost in all attempts that the context allows. The last loss is the cause."""
 
 
 class StaleSessionError(FedstackError, RetryableError, ConnectionError):
-    """A worker is there but has lost this client's session; everything must be created again."""
+    """Raised if a worker is reachable but has lost this client's session, so that all values must be created again."""
 
 
 class ProtocolVersionError(FedstackError, RuntimeError):
-    """Client and worker do not speak a common version of the protocol."""
+    """Raised if client and worker do not support a common version of the protocol."""
 
 
 class AuthenticationError(FedstackError, PermissionError):
-    """A peer refused our token or certificate, or we refused the peer's."""
+    """Raised if a peer rejects this process's token or certificate, or this process rejects the peer's certificate."""
 
 
 class DeadlineExceededError(FedstackError, RetryableError, TimeoutError):
-    """A peer did not answer, or gave no sign of life, in time."""
+    """Raised if a peer does not respond in time, or sends no sign of life."""
 
 
 class RemoteError(FedstackError, RuntimeError):
-    """A peer failed a call with a status that no other class stands for.
+    """Raised if a peer fails a call with a status that no other class represents.
 
     Attributes:
       code: The name of the status code, such as `INTERNAL`.

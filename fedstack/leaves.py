@@ -1,4 +1,4 @@
-"""The interface for runtimes of leaf computations that are not Python functions."""
+"""The public interface for runtimes of leaf computations that are not Python functions."""
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf import Leaf

@@ -1,1 +1,1 @@
-"""What all other rooms build on: texts and tracebacks of errors, checks, caches, deadlines, segments, forks."""
+"""The base of all other packages: error texts, tracebacks, argument checks, caches, deadlines, segments, forks."""

@@ -1,8 +1,9 @@
-"""Renews, in a forked child, the state that other threads of the parent may have been changing.
+"""Resets shared state in a forked child, because other threads of the parent may have been changing that state.
 
-A child has its parent's memory, but only the thread that forked. A lock that another thread held stays locked forever,
-and what it guards may be half changed. So every object that has a lock and outlives an invocation registers here. The
-state of an invocation does not: its threads are gone, and the child does not continue it.
+A child process inherits its parent's memory, but only the thread that forked. A lock that another thread held stays
+locked forever, and the state that the lock guards may be inconsistent. Therefore every object that has a lock and
+outlives an invocation registers here. Objects that belong to one invocation do not register: their threads no longer
+exist in the child, and the child does not continue the invocation.
 """
 
 import os
@@ -11,12 +12,12 @@ from typing import Protocol
 
 
 class Renewable(Protocol):
-    """An object that outlives an invocation, and that several threads change."""
+    """An object that outlives an invocation and is modified by several threads."""
 
     def renew(self) -> None:
-        """Replaces the locks, and drops state that a lost thread may have left half changed. It must not raise.
+        """Replaces the locks, and drops state that a lost thread may have left inconsistent. Must not raise.
 
-        Called in a forked child while it has one thread.
+        This method is called in a forked child while the child has only one thread.
         """
         ...
 
@@ -26,14 +27,15 @@ _process = os.getpid()
 
 
 def renew_after_fork(owner: Renewable) -> None:
-    """Has an object renewed in each forked child, as long as it is referenced."""
+    """Registers an object, so that every forked child calls its `renew`. The object is referenced weakly."""
     _registered.add(owner)
 
 
 def is_renewed() -> bool:
-    """Returns whether state that may come from a parent process is usable.
+    """Returns whether inherited state is safe to use: whether this process has renewed the registered objects.
 
-    It is not in the destructors of objects that only lost threads referenced: Python runs them before fork handlers.
+    The result is False in destructors that Python runs before the fork handlers, such as those of objects that only
+    the lost threads referenced.
     """
     return _process == os.getpid()
 

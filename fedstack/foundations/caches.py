@@ -1,4 +1,4 @@
-"""Defines the caches: of the entries used most recently, and of what is derived from an object of a plan."""
+"""Defines two kinds of caches: least-recently-used caches, and results that are stored in the object they describe."""
 
 import functools
 import threading
@@ -13,11 +13,11 @@ _V = TypeVar("_V")
 
 
 class BoundedCache(Generic[_K, _V]):
-    """A cache that drops the least recently used entries; for one thread at a time.
+    """A cache that evicts the least recently used entries. It is not thread-safe.
 
     Args:
-      max_items: The largest number of entries.
-      max_bytes: The largest total size in bytes; a single larger entry stays until the next one is added.
+      max_items: The maximum number of entries.
+      max_bytes: The maximum total size in bytes. A single larger entry is kept until the next entry is added.
     """
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
@@ -27,7 +27,7 @@ class BoundedCache(Generic[_K, _V]):
         self.bytes = 0
 
     def get(self, key: _K) -> _V | None:
-        """Returns the value of a key, and marks it as the most recently used."""
+        """Returns the value of a key and marks the entry as the most recently used; `None` if the key is unknown."""
         found = self._items.get(key)
         if found is None:
             return None
@@ -35,7 +35,7 @@ class BoundedCache(Generic[_K, _V]):
         return found[0]
 
     def put(self, key: _K, value: _V, size: int) -> None:
-        """Adds a value of the given size in bytes."""
+        """Adds or replaces the value of a key. `size` is the size of the value in bytes."""
         before = self._items.pop(key, None)
         self.bytes += size - (0 if before is None else before[1])
         self._items[key] = value, size
@@ -51,7 +51,7 @@ class BoundedCache(Generic[_K, _V]):
 
 
 class SharedCache(BoundedCache[_K, _V]):
-    """A `BoundedCache` for any number of threads. In a forked child it is empty if a thread was using it."""
+    """A thread-safe `BoundedCache`. A forked child starts with an empty cache if a thread was using it at the fork."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         super().__init__(max_items, max_bytes)
@@ -59,7 +59,7 @@ class SharedCache(BoundedCache[_K, _V]):
         renew_after_fork(self)
 
     def get(self, key: _K) -> _V | None:
-        # Repeats the method above, without calling it: this is on the path of each call.
+        # Repeats the inherited method instead of calling it, because every call of a computation comes through here.
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -78,15 +78,15 @@ class SharedCache(BoundedCache[_K, _V]):
         self._lock = threading.Lock()
 
 
-# The results of `made_once` for one object, by the decorated function.
+# The results that `made_once` stored in one object, by decorated function.
 Made: TypeAlias = dict[Callable[[Any], object], Any]
 
 
 def made_once(make: Callable[[_K], _V]) -> Callable[[_K], _V]:
-    """Decorates a function of an object of a plan: its result is computed once and stored in the object's `made`.
+    """Decorates a function of one object, so that its result is computed once and stored in the object's `made`.
 
-    The result lives as long as the object. Two threads may both compute it, but all callers get the one stored first.
-    Errors are not stored.
+    The result lives as long as the object. Two threads may both compute the result, but all callers receive the result
+    that was stored first. Errors are not stored.
     """
 
     @functools.wraps(make)

@@ -1,7 +1,7 @@
-"""Defines deadlines: one value that bounds awaiting, blocking and retrying; and the cheap timers below it.
+"""Defines `Deadline`, which limits awaiting, blocking and retrying, and the cheap timers on which it is built.
 
-Creating and cancelling a timer of asyncio takes a tenth of the time of a small call, and a call has two that nearly
-always end before they are due. So all timers of a loop (`LoopTimers`) share the one that is due first.
+Creating and cancelling an asyncio timer takes a tenth of the time of a small call, and each call has two timers that
+almost always end before they are due. Therefore all timers of a loop share a single asyncio timer (see `LoopTimers`).
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 from fedstack.foundations.traceback_filter import consume_exception
 
 _T = TypeVar("_T")
-# From this number of timers on, those that have ended are cleared away.
+# Timers that have ended are removed from the heap once it has at least this many entries.
 _MANY = 100
-# Work that has caught its cancellation is cancelled again after this time.
+# Work that catches its cancellation is cancelled again after this time.
 _AGAIN_SECONDS = 1.0
 
 
 class LoopTimer:
-    """Calls a function when it is due, unless it has ended before. Made by `LoopTimers.call_at`."""
+    """A timer that calls a function when it is due, unless it has been ended. Created by `LoopTimers.call_at`."""
 
     __slots__ = ("call",)
 
@@ -34,26 +34,26 @@ class LoopTimer:
         self.call: Callable[[], object] | None = call
 
     def end(self) -> None:
-        """Cancels the call. Idempotent."""
+        """Cancels the timer. This method is idempotent."""
         self.call = None
 
 
 class LoopTimers:
-    """The timers of one event loop, used on that loop only. The functions they call must not raise.
+    """The timers of one event loop. They may be used on that loop only, and the functions they call must not raise.
 
     Args:
-      loop: The loop, which references this object as long as there is a timer.
+      loop: The event loop. It references this object as long as a timer is pending.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._timers: list[tuple[float, int, LoopTimer]] = []  # a heap, in which ended timers stay for a while
+        self._timers: list[tuple[float, int, LoopTimer]] = []  # a heap, which may contain ended timers
         self._numbers = itertools.count()
         self._most = _MANY
         self._next: asyncio.TimerHandle | None = None
 
     def call_at(self, when: float, call: Callable[[], object]) -> LoopTimer:
-        """Calls a function at the given time of the loop, in an empty context."""
+        """Schedules a function to be called in an empty context at the given time of the loop's clock."""
         timer = LoopTimer(call)
         if len(self._timers) >= self._most:
             self._timers = [one for one in self._timers if one[2].call is not None]
@@ -65,7 +65,7 @@ class LoopTimers:
         return timer
 
     def _wait(self) -> None:
-        """Sets the loop's own timer to when the first timer is due."""
+        """Sets the loop's own timer to the time at which the first timer is due."""
         if self._next is not None:
             self._next.cancel()
         when = self._timers[0][0]
@@ -81,12 +81,12 @@ class LoopTimers:
             self._wait()
 
 
-# Weak, because timers may refer to their loop.
+# The references are weak because timers may refer to their loop.
 _timers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[LoopTimers]]" = weakref.WeakKeyDictionary()
 
 
 def timers_on(loop: asyncio.AbstractEventLoop) -> LoopTimers:
-    """Returns the timers of a loop."""
+    """Returns the timers of an event loop, which are created on first use."""
     known = _timers.get(loop)
     found = None if known is None else known()
     if found is None:
@@ -96,14 +96,14 @@ def timers_on(loop: asyncio.AbstractEventLoop) -> LoopTimers:
 
 
 class Deadline:
-    """The moment by which something has to be done. It is fixed: each wait has the time that earlier waits have left.
+    """A fixed point in time by which work must be done. Successive waits share the remaining time.
 
         deadline = Deadline(5.0)
         await deadline.wait(connect())
         return await deadline.wait(answer(), lambda: DeadlineExceededError("..."))
 
     Args:
-      seconds: How long from now; `None` or infinity for no limit.
+      seconds: The time from now until the deadline; `None` or infinity for no limit.
       clock: Returns the time in seconds.
     """
 
@@ -115,7 +115,7 @@ class Deadline:
 
     @property
     def left(self) -> float | None:
-        """The time left, in seconds, at least 0; `None` for no limit."""
+        """The remaining time in seconds, at least 0; `None` if there is no limit."""
         return None if self._at == math.inf else max(0.0, self._at - self._clock())
 
     @property
@@ -124,11 +124,12 @@ class Deadline:
         return self._clock() >= self._at
 
     async def wait(self, work: Awaitable[_T], late: Callable[[], Exception] = asyncio.TimeoutError) -> _T:
-        """Returns the result of work, or cancels it at the deadline and waits until it has ended.
+        """Returns the result of `work`, or cancels `work` at the deadline and waits until it has ended.
 
-        Work begins even if the deadline has passed. Cancellations from outside are not lost, as `asyncio.wait_for`
-        loses them before Python 3.12, and a TimeoutError of the work itself is raised as it is. From Python 3.11 on the
-        work gets no task of its own, which would cost a small call a tenth of its time.
+        The work starts even if the deadline has passed. Unlike `asyncio.wait_for` before Python 3.12, this method never
+        loses a cancellation from outside. A TimeoutError that the work itself raises is passed on unchanged. On Python
+        3.11 and later the work runs in the caller's task, because a separate task would make a small call take a tenth
+        longer.
 
         Args:
           work: A coroutine or a future.
@@ -152,7 +153,7 @@ class Deadline:
             limit.end()
 
     async def has_ended(self, *work: "asyncio.Future[Any]") -> bool:
-        """Waits for futures, and returns whether all have ended in time. It cancels none."""
+        """Waits for futures and returns whether all of them ended before the deadline. It never cancels a future."""
         if not all(one.done() for one in work):
             await asyncio.wait(work, timeout=self.left)
         return all(one.done() for one in work)
@@ -160,10 +161,10 @@ class Deadline:
     def wait_blocking(
         self, result: Callable[[float | None], _T], late: Callable[[], Exception] = asyncio.TimeoutError
     ) -> _T:
-        """Blocks this thread until another one has a result, and returns that. At the deadline nothing is cancelled.
+        """Blocks this thread until another thread has a result, and returns the result. It does not cancel the work.
 
         Args:
-          result: Returns the result within the given seconds, as `Future.result` does, or raises TimeoutError.
+          result: Accepts a timeout in seconds, and returns the result or raises TimeoutError, as `Future.result` does.
           late: Returns the error to raise at the deadline.
         """
         try:
@@ -174,18 +175,19 @@ class Deadline:
             raise
 
     def attempts(self, pauses: Iterable[float]) -> AsyncIterator[int]:
-        """Counts attempts from 0 on, with a pause after each, until there are no more pauses or the time is over.
+        """Yields the numbers of attempts, starting at 0, until the pauses are exhausted or the deadline has passed.
 
-        This is how fedstack does anything again and again, whether for a while or for ever: `tests/project` finds all
-        other loops that sleep. `iter(pause, None)` gives pauses that a function returns.
+        Loops that sleep between repetitions use this method or `attempts_blocking`; a test in `tests/project` rejects
+        other loops that sleep. To have a function compute each pause, pass `iter(function, None)`.
 
         Args:
-          pauses: How long to wait after each attempt, in seconds; the last attempt is made when the time is over.
+          pauses: The pause after each attempt, in seconds. The last pause is shortened to end at the deadline, so that
+            the last attempt takes place then.
         """
         return _Attempts(self, pauses)
 
     def attempts_blocking(self, pauses: Iterable[float]) -> Iterator[int]:
-        """Yields what `attempts` does, on a thread without an event loop."""
+        """Yields the numbers of attempts like `attempts`, but blocks the thread during the pauses."""
         yield 0
         for number, pause in enumerate(pauses, 1):
             if self.is_over:
@@ -198,7 +200,10 @@ class Deadline:
 
 
 class _Attempts(AsyncIterator[int]):
-    """Counts attempts for one loop. As a generator it would be closed by a task of its own when the loop is left."""
+    """An iterator over the numbers of attempts.
+
+    It is not a generator, because asyncio would create a task to close the generator when a caller leaves its loop.
+    """
 
     def __init__(self, deadline: Deadline, pauses: Iterable[float]) -> None:
         self._deadline = deadline
@@ -216,7 +221,7 @@ class _Attempts(AsyncIterator[int]):
 
 
 class _TimeLimit:
-    """Cancels the current task when the time is over, and again until the work that the task awaits has ended."""
+    """A limit that cancels the current task after some time, and repeatedly until the awaited work has ended."""
 
     def __init__(self, seconds: float) -> None:
         task = asyncio.current_task()
@@ -244,10 +249,10 @@ class _TimeLimit:
         self._wait(_AGAIN_SECONDS)
 
     def end(self) -> None:
-        """Ends the limit, and takes back its cancellations."""
+        """Ends the limit and withdraws its cancellation requests."""
         self._timer.end()
         for _ in range(self._requests):
-            getattr(self._task, "uncancel")()  # noqa: B009  # not on Python 3.10, where this class is not used
+            getattr(self._task, "uncancel")()  # noqa: B009  # Python 3.10 lacks it, but does not use this class
 
 
 def _cancelling(task: "asyncio.Task[Any]") -> int:
@@ -255,7 +260,7 @@ def _cancelling(task: "asyncio.Task[Any]") -> int:
 
 
 async def _in_task(work: Awaitable[_T], seconds: float, late: Callable[[], Exception]) -> _T:
-    """Implements `Deadline.wait` with a task, for Python 3.10, which does not count cancellations."""
+    """Implements `Deadline.wait` with a separate task for Python 3.10, which does not count cancellation requests."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=seconds)
@@ -267,24 +272,24 @@ async def _in_task(work: Awaitable[_T], seconds: float, late: Callable[[], Excep
             raise late() from None
         return task.result()
     except asyncio.CancelledError:
-        task.add_done_callback(consume_exception)  # the caller gets the cancellation, and nothing else
+        task.add_done_callback(consume_exception)  # the caller sees only the cancellation
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
         raise
     finally:
-        del task  # its error references this frame
+        del task  # breaks a reference cycle: the task's error references this frame
 
 
 def growing_pauses(first: float, longest: float) -> Iterator[float]:
-    """Yields pauses without end, each twice as long as the one before, up to the longest."""
+    """Yields an endless series of pauses in seconds. Each is twice as long as the previous one, up to `longest`."""
     while True:
         yield first
         first = min(2 * first, longest)
 
 
 async def let_others_run() -> None:
-    """Gives what else is ready on the loop its turn, in the middle of work that takes many steps."""
+    """Yields to the event loop once, so that other tasks can run between the steps of long work."""
     await asyncio.sleep(0)
 
 

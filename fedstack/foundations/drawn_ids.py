@@ -1,4 +1,4 @@
-"""Draws unique ids: at random, or in simulations from a seed."""
+"""Generates unique ids, either at random or, for simulations, from a seeded generator."""
 
 import contextlib
 import random
@@ -11,14 +11,14 @@ _drawing = threading.local()
 
 
 def draw_id(size: int = _BYTES) -> bytes:
-    """Returns unique, unpredictable bytes."""
+    """Returns `size` random bytes to use as a unique id; unpredictable except within `ids_from`."""
     chance: random.Random | None = getattr(_drawing, "chance", None)
     return secrets.token_bytes(size) if chance is None else chance.randbytes(size)
 
 
 @contextlib.contextmanager
 def ids_from(chance: random.Random) -> Generator[None, None, None]:
-    """Makes this thread draw its ids from a seeded generator within the block, for a simulation."""
+    """Returns a context manager within which `draw_id` uses the generator `chance` on this thread, for a simulation."""
     before = getattr(_drawing, "chance", None)
     _drawing.chance = chance
     try:

@@ -1,4 +1,4 @@
-"""Writes the texts of messages. Texts of others are shortened, and escaped since terminals obey control characters."""
+"""Formats text for messages. Text from users and peers is shortened, and its control characters are escaped."""
 
 import re
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from fedstack.errors import FedstackError
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-# About the size of a status message from a worker.
+# Approximately the maximum size of a worker's status message.
 _MAX_TEXT_BYTES = 4096
 _MAX_NAME = 200
-# How much of an exception group is written.
+# The limits on the exceptions of a group that are written.
 _MOST_IN_GROUP = 10
 _DEEPEST_GROUP = 3
 _FRAMES = '\n  File "'
@@ -20,14 +20,14 @@ _Error = TypeVar("_Error", bound=FedstackError)
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of a user's exception, with its notes and the exceptions of a group, for use in a message."""
+    """Returns the text of a user's exception for a message, including its notes and the exceptions of a group."""
     return shortened(printable(_text_of(error, _DEEPEST_GROUP)), _MAX_TEXT_BYTES)
 
 
 def _text_of(error: BaseException, depth: int) -> str:
     try:
         text = str(error)
-        notes: object = getattr(error, "__notes__", None)  # from Python 3.11 on, as groups are
+        notes: object = getattr(error, "__notes__", None)  # Python 3.11 introduced notes and groups
         if isinstance(notes, list) and notes:
             text += f" ({'; '.join(map(str, cast('list[object]', notes)))})"
         group: object = getattr(error, "exceptions", None)
@@ -48,7 +48,7 @@ def _text_of_group(exceptions: Sequence[object], depth: int) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Cuts the middle out of a text of more than `limit` bytes, and writes how many bytes are missing there."""
+    """Returns a text in which, above `limit` bytes, the number of omitted bytes replaces the middle."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text
@@ -59,7 +59,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def name_text(name: str) -> str:
-    """Returns a name from a peer or user, which may have any length, for use in a message."""
+    """Returns a name from a peer or user, escaped and shortened for use in a message."""
     shown = printable(name[:_MAX_NAME])
     return shown if len(name) <= _MAX_NAME else f"{shown}[… {len(name) - _MAX_NAME} more …]"
 
@@ -69,24 +69,24 @@ def _cut(size: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes control characters other than line feeds and tabs, and characters that UTF-8 cannot encode."""
+    """Returns a text with escaped control characters (except line feeds and tabs) and escaped surrogates."""
     carried = text.encode("utf-8", "backslashreplace").decode()
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], carried)
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """Writes a number with its noun: `1 client`, `2 clients`.
+    """Returns a number with its noun, such as `1 client` or `2 clients`.
 
     Args:
       number: The number.
-      what: The noun in the singular.
-      several: The plural; by default the singular with an s.
+      what: The singular form of the noun.
+      several: The plural form; by default the singular form with an appended "s".
     """
     return f"{number} {what if number == 1 else several or f'{what}s'}"
 
 
 def size_text(number: float) -> str:
-    """Writes a number of bytes for people: `31.4 KiB`."""
+    """Returns a number of bytes in a readable unit, such as `31.4 KiB`."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.4g} {unit}"
@@ -95,17 +95,17 @@ def size_text(number: float) -> str:
 
 
 def with_place(error: _Error, place: str) -> _Error:
-    """Returns a copy of an error whose message also says where it was raised, or what to do.
+    """Returns a copy of an error whose message also contains the place where it was raised, or advice.
 
-    A copy, because an error may be stored as the outcome of a value and raised again.
+    The original stays unchanged, because it may be stored as the outcome of a value and raised again.
 
     Args:
       error: The error.
-      place: The place, as in "at client 3", or the advice.
+      place: The place, such as "at client 3", or the advice.
     """
-    # The user's own lines come last in a message.
+    # The source lines of the user stay at the end of the message.
     message, frames, lines = str(error).partition(_FRAMES)
-    placed = type(error).__new__(type(error))  # copy() would need an __init__ that takes only the message
+    placed = type(error).__new__(type(error))  # copy() requires an __init__ that accepts the message alone
     vars(placed).update(vars(error))
     placed.args = (f"{message}; {place}{frames}{lines}", *error.args[1:])
     return placed.with_traceback(error.__traceback__)

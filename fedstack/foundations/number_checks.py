@@ -1,7 +1,7 @@
-"""Checks numbers and flags where users pass them: a later error would say less.
+"""Checks numbers and flags as soon as users pass them, so that the error message can name the parameter.
 
-`check_…` raises InvalidValueError whatever is wrong. `checked_…`, for arguments that describe data, raises
-TypeMismatchError where the value is of the wrong kind.
+Functions named `check_…` raise InvalidValueError for every mistake. Functions named `checked_…`, which are for
+arguments that describe data, raise TypeMismatchError if the value has the wrong type.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe
 
-# The limits of the fields in messages.
+# The limits of the corresponding message fields.
 MOST_CLIENTS = (1 << 31) - 1
 MOST_BYTES = (1 << 63) - 1
 MOST_MESSAGE_BYTES = (1 << 31) - 1
@@ -26,16 +26,16 @@ Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", object], None]
 
 
 def check_whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
-    """Returns a whole number of Python or NumPy as an `int`.
+    """Checks a whole number of Python or NumPy and returns it as an `int`.
 
     Args:
       name: The name of the parameter, for the message.
-      value: What the user passed.
-      least: The smallest allowed number.
-      most: The largest allowed number; `None` for no limit.
+      value: The value that the user passed.
+      least: The minimum.
+      most: The maximum; `None` for no limit.
 
     Raises:
-      InvalidValueError: If the value is not a whole number, or out of range.
+      InvalidValueError: If the value is not a whole number or is out of range.
     """
     number = whole_number_of(value)
     if number is None or number < least or (most is not None and number > most):
@@ -46,14 +46,14 @@ def check_whole_number(name: str, value: object, least: int, most: int | None = 
 
 
 def whole_number_of(value: object) -> int | None:
-    """Returns a whole number as an `int`; `None` for anything else, booleans included."""
+    """Returns a whole number as an `int`, or `None` for any other value, including booleans."""
     if type(value) is int:
         return value
     if isinstance(value, _BOOLS) or not isinstance(value, SupportsIndex):
         return None
     try:
         return operator.index(value)
-    except TypeError:  # an array that has more than one number
+    except TypeError:  # an array with more than one element
         return None
 
 
@@ -62,19 +62,19 @@ def check_number(name: str, value: object, *, positive: bool = False, endless: b
 
     Args:
       name: The name of the parameter, for the message.
-      value: What the user passed.
-      positive: Whether it must be more than 0.
-      endless: Whether it may be infinite.
+      value: The value that the user passed.
+      positive: Whether the number must be greater than 0.
+      endless: Whether the number may be infinite.
 
     Raises:
-      InvalidValueError: If the value is not a number, NaN, or out of range.
+      InvalidValueError: If the value is not a number, is NaN, or is out of range.
     """
     bounds = "of more than 0" if positive else "of at least 0"
     if isinstance(value, _BOOLS) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InvalidValueError(f"Expected {name} {bounds} as a number, found {describe(cast(object, value))}")
     try:
         number = float(cast(float, value))
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # a whole number with hundreds of digits
         number = math.copysign(math.inf, cast(int, value) > 0 or -1)
     if not (number > 0 if positive else number >= 0) or (math.isinf(number) and not endless):
         bounds += "" if endless else ", and finite" if math.isinf(number) else ""
@@ -100,14 +100,14 @@ def number_validator(*, positive: bool = False, endless: bool = False) -> Valida
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Returns a boolean of Python or NumPy as a `bool`.
+    """Checks a boolean of Python or NumPy and returns it as a `bool`.
 
     Args:
       name: The name of the parameter, for the message.
-      value: What the user passed.
+      value: The value that the user passed.
 
     Raises:
-      InvalidValueError: If the value is anything else, numbers included.
+      InvalidValueError: If the value is not a boolean. The numbers 0 and 1 are not booleans.
     """
     if not isinstance(value, _BOOLS):
         raise InvalidValueError(f"Expected {name} to be True or False, found {describe(value)}")
@@ -115,7 +115,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def checked_flag(name: str, value: object) -> bool:
-    """Returns a boolean of Python or NumPy as a `bool`.
+    """Checks a boolean of Python or NumPy and returns it as a `bool`.
 
     Raises:
       TypeMismatchError: If the value is not a boolean.
@@ -127,41 +127,43 @@ def checked_flag(name: str, value: object) -> bool:
 
 
 def checked_seed(name: str, value: object, most: int | None = None) -> int:
-    """Returns an integer from 0 up to `most`.
+    """Checks an integer from 0 to `most` and returns it as an `int`.
 
     Raises:
       TypeMismatchError: If the value is not an integer.
-      InvalidValueError: If it is out of range.
+      InvalidValueError: If the integer is out of range.
     """
     number = checked_integer(name, value)
     if number < 0:
-        raise InvalidValueError(f"Expected {name} to be zero or more, found {number}; give a non-negative integer")
+        raise InvalidValueError(f"Expected {name} to be zero or more, found {number}; pass a non-negative integer")
     if most is not None and number > most:
         bits = most.bit_length()
-        raise InvalidValueError(f"Expected {name} below 2**{bits}, found one of {number.bit_length()} bits")
+        raise InvalidValueError(
+            f"Expected {name} below 2**{bits}, found an integer of {number.bit_length()} bits; pass a smaller integer"
+        )
     return number
 
 
 def checked_positive(name: str, value: object) -> int:
-    """Returns an integer of one or more.
+    """Checks an integer of at least one and returns it as an `int`.
 
     Raises:
       TypeMismatchError: If the value is not an integer.
-      InvalidValueError: If it is less than one.
+      InvalidValueError: If the integer is less than one.
     """
     number = checked_integer(name, value)
     if number < 1:
-        raise InvalidValueError(f"Expected {name} to be one or more, found {number}; give a positive integer")
+        raise InvalidValueError(f"Expected {name} to be one or more, found {number}; pass a positive integer")
     return number
 
 
 def checked_integer(name: str, value: object) -> int:
-    """Returns an integer of Python or NumPy as an `int`.
+    """Checks an integer of Python or NumPy and returns it as an `int`.
 
     Raises:
       TypeMismatchError: If the value is not an integer.
     """
     number = whole_number_of(value)
     if number is None:
-        raise TypeMismatchError(f"Expected {name} to be an integer, found `{type(value).__name__}`; give an integer")
+        raise TypeMismatchError(f"Expected {name} to be an integer, found `{type(value).__name__}`; pass an integer")
     return number

@@ -1,4 +1,4 @@
-"""Shows users which names exist: those that a package imports on first use, and the options of a function."""
+"""Makes names visible to users: the lazily imported names of a package, and the options of a function."""
 
 import difflib
 import functools
@@ -10,19 +10,19 @@ from typing import Any, TypeVar, cast
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Options by the names that they have elsewhere, or had once.
+# The current names of options, by names that other libraries or earlier versions use.
 _OTHER_NAMES = {"max_threads": "max_concurrent_clients"}
 
 
 def takes_options(options: type | None = None, **defaults: object) -> Callable[[_F], _F]:
-    """Returns a decorator that refuses unknown options, and shows the known ones in signature and docstring.
+    """Returns a decorator that rejects unknown options and adds the known options to the signature and the docstring.
 
-    Type checkers read `**options: Unpack[...]`; completion and `help()` read the signature that is set here.
+    Type checkers read `**options: Unpack[...]`. Completion and `help()` read the signature that the decorator sets.
 
     Args:
-      options: The `TypedDict` of the function's `**options`; its docstring lists them as attributes. `None` for a
-        function that names its parameters itself.
-      **defaults: The defaults of the options.
+      options: The `TypedDict` of the function's `**options`, whose docstring lists the options as attributes. `None`
+        for a function whose parameters are all named.
+      **defaults: The default values of the options.
     """
 
     def decorate(function: _F) -> _F:
@@ -50,19 +50,19 @@ def takes_options(options: type | None = None, **defaults: object) -> Callable[[
 
 
 def defaults_of(*functions: Callable[..., object]) -> dict[str, Any]:
-    """Returns the defaults of the parameters of functions."""
+    """Returns the default values of the parameters of all given functions, by parameter name."""
     found = [each for function in functions for each in inspect.signature(function).parameters.values()]
     return {each.name: each.default for each in found if each.default is not each.empty}
 
 
 def options_for(function: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the options that are parameters of a function or class."""
+    """Returns the options that are parameters of the given function or class."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in parameters}
 
 
 def _with_attributes(function: Callable[..., object], options: type) -> str:
-    """Returns the docstring of a function, with the reference to the `TypedDict` replaced by its options."""
+    """Returns the docstring of a function, with the reference to the `TypedDict` replaced by the list of options."""
     _, _, attributes = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")
     return inspect.cleandoc(function.__doc__ or "").replace(f"  **options: See `{options.__name__}`.", attributes)
 
@@ -71,19 +71,19 @@ def _refuse(given: Mapping[str, object], known: Collection[str]) -> None:
     unknown = sorted(set(given) - set(known))
     names = {name: name for name in known} | {old: new for old, new in _OTHER_NAMES.items() if new in known}
     close = difflib.get_close_matches(unknown[0], names, 1)
-    advice = f"; write {names[close[0]]}" if close else "; leave it out"
+    advice = f"; write {names[close[0]]}" if close else "; remove it"
     raise TypeError(f"Expected options among {', '.join(sorted(known))}, found {', '.join(unknown)}{advice}")
 
 
 def lazy_names(
     package: str, modules: Mapping[str, str], subpackages: Collection[str] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Returns the `__getattr__` and the `__dir__` of a package.
+    """Returns the `__getattr__` and `__dir__` functions of a package that imports its names on first use.
 
     Args:
       package: The name of the package.
-      modules: The names that the package exports, each with its module below `fedstack`.
-      subpackages: Subpackages that are accessible without an import of their own.
+      modules: The exported names, each mapped to its module, which is relative to `fedstack`.
+      subpackages: The subpackages that are accessible without a separate import.
     """
 
     def get(name: str) -> object:
@@ -93,7 +93,7 @@ def lazy_names(
             return value
         if name in subpackages:
             return importlib.import_module(f"{package}.{name}")
-        # `name` and `obj` let Python suggest a similar name out of `names()`.
+        # With `name` and `obj`, Python suggests a similar name from `names()`.
         raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
 
     def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Defines segments, the memory beside a message: arrays are sent from where they are, and received in their place."""
+"""Defines segments, the memory that accompanies a message, so that arrays are sent and received without a copy."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 from fedstack.errors import InvalidValueError
 
 LARGE_BYTES = 16 * 1024
-"""Arrays of at least this size travel beside the message. Below it a segment costs more than the copy it saves."""
+"""The minimum size of arrays that are sent as segments. A smaller segment would cost more than the copy it avoids."""
 
 
 class Rows:
-    """Arrays of the same size that are sent one after the other.
+    """A series of arrays of equal size that are sent one after another.
 
-    They are pickled as plain memory: NumPy's pickles take ten times as long for arrays of some kilobytes.
+    Rows are pickled as plain memory, because NumPy's own pickling takes ten times as long for arrays of a few
+    kilobytes.
 
     Attributes:
-      arrays: The arrays, contiguous, of one shape, and of one dtype that Python's buffer protocol supports.
-      row_bytes: The size of each in bytes; at least 1.
+      arrays: The contiguous arrays. They have the same shape and the same dtype, which Python's buffer protocol
+        supports.
+      row_bytes: The size of each array in bytes; at least 1.
     """
 
     __slots__ = ("arrays", "row_bytes")
@@ -42,7 +44,7 @@ class Rows:
         return len(self)
 
     def copy(self) -> "Rows":
-        """Returns a copy in memory of its own."""
+        """Returns rows whose arrays are copies of these arrays."""
         return Rows([array.copy() for array in self.arrays])
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., "Rows"], tuple[Any, ...]]:
@@ -53,39 +55,39 @@ class Rows:
 
 
 def _pickled_rows(dtype: str, shape: Sequence[int], buffers: Sequence[Any]) -> Rows:
-    """Returns rows as read-only views of unpickled buffers."""
+    """Returns rows whose arrays are read-only views of unpickled buffers."""
     arrays = [np.frombuffer(memoryview(buffer).toreadonly(), dtype) for buffer in buffers]
     return Rows(arrays if len(shape) == 1 else [array.reshape(shape) for array in arrays])
 
 
 Segment: TypeAlias = memoryview | Rows
-# A segment that can be pickled and has `nbytes`.
+# A segment in a form that can be pickled and has `nbytes`.
 Memory: TypeAlias = NDArray[Any] | Rows
 
 
 def memory_of(segments: Iterable[Segment]) -> list[Memory]:
-    """Returns segments in a form that engines can pickle, and whose receiver unpacks it without a copy."""
+    """Returns segments in a form that engines can pickle and that the receiver can unpickle without a copy."""
     return [segment if isinstance(segment, Rows) else np.frombuffer(segment, np.uint8) for segment in segments]
 
 
 def joined(segments: Iterable[Segment], *before: bytes) -> bytes:
-    """Returns the bytes of segments, one after the other, behind a prefix."""
+    """Returns the concatenated bytes of segments, preceded by the bytes `before`."""
     pieces: list[Any] = [*before]
     for segment in segments:
-        # `join` reads arrays directly: a view of each would take time.
+        # `join` reads arrays directly, which is faster than a view of each array.
         pieces.extend(segment.arrays if isinstance(segment, Rows) else (segment,))
     return b"".join(pieces)
 
 
 class SegmentReader:
-    """Fills buffers with the data of a stream, in order.
+    """A reader that fills buffers, one after another, with the data of a stream.
 
     Args:
-      buffers: The memory of the arrays that the header announced: writable bytes, one-dimensional and contiguous.
+      buffers: The memory of the arrays that the header announced, as writable one-dimensional contiguous bytes.
 
     Attributes:
-      expected: The size of all buffers in bytes.
-      received: How many bytes have been filled.
+      expected: The total size of all buffers in bytes.
+      received: The number of bytes that have been received.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -101,19 +103,19 @@ class SegmentReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes are still to come."""
+        """The number of bytes that have not been received yet."""
         return self.expected - self.received
 
     def feed(self, data: memoryview) -> None:
-        """Takes the next bytes.
+        """Writes the next bytes of the stream into the buffers.
 
         Raises:
-          InvalidValueError: If there are more than announced; then nothing is written.
+          InvalidValueError: If the stream has more bytes than the header announced. Then no byte of `data` is written.
         """
         if self.received + len(data) > self.expected:
             raise InvalidValueError(
-                f"Expected {self.expected} bytes of data, as the header announced, found {self.received + len(data)} "
-                "or more; the peer contradicts itself"
+                f"Expected {self.expected} bytes of data, as the header announced, found at least "
+                f"{self.received + len(data)}; check that the peer runs a compatible version of fedstack"
             )
         self.received += len(data)
         while len(data):
@@ -125,15 +127,15 @@ class SegmentReader:
             data = data[count:]
 
     def finish(self) -> None:
-        """Checks at the end of the stream that all bytes have arrived.
+        """Checks at the end of the stream that all announced bytes have been received.
 
         Raises:
-          InvalidValueError: If some are missing.
+          InvalidValueError: If bytes are missing.
         """
         if not self.complete:
             raise InvalidValueError(
                 f"Expected {self.expected} bytes of data, as the header announced, found the end of the stream after "
-                f"{self.received}; the peer gave up or contradicts itself"
+                f"{self.received} bytes; check whether the peer stopped while it was sending"
             )
 
     def __repr__(self) -> str:

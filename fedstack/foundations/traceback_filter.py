@@ -1,7 +1,8 @@
-"""Cuts the frames of this package out of tracebacks: users look for their own lines there.
+"""Removes the frames of this package from tracebacks, so that users see the lines of their own code.
 
-Frames of the standard library between ours, such as those that load a module or enter a context, are cut too; those
-that a user's function calls stay. Cutting frames out of the errors themselves also frees their locals.
+Frames of the standard library that this package calls, such as the frames that load a module or enter a context, are
+removed as well. Frames of the standard library that a user's function calls are kept. Removing frames from an error
+also frees the local variables of the frames.
 """
 
 import inspect
@@ -29,7 +30,7 @@ _FRAME = re.compile(r'  File "(.+)", line (\d{1,9}), in .*')
 
 
 def users_frames(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
-    """Yields the frames that are neither this package's nor of the standard library on its behalf."""
+    """Yields the frames except those of this package and of the standard library functions that this package calls."""
     return _users(frames, lambda frame: frame.filename)
 
 
@@ -46,16 +47,16 @@ def _users(frames: Iterable[_T], filename: Callable[[_T], str]) -> Iterator[_T]:
 
 
 def called_by_us(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
-    """Returns the frames from the first of this package on: those before it start threads and programs."""
+    """Returns the frames starting with the first frame of this package. Earlier frames start threads and programs."""
     ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(_PACKAGE)]
     return frames[ours[0] :] if ours else frames
 
 
 def without_frames(error: _E) -> _E:
-    """Drops all frames from an error that is not printed any more, and from its causes and contexts.
+    """Drops the tracebacks of an error that will not be printed, and of its causes and contexts. Returns the error.
 
-    The locals of frames are arguments and messages of any size, and often an object that references the error. In such
-    a cycle the data of each failed call would stay in memory until the garbage collector runs.
+    The local variables of frames include arguments and messages of any size, and often an object that references the
+    error. Such a reference cycle would keep the data of each failed call in memory until the garbage collector runs.
     """
     for one in _chain(error):
         one.__traceback__ = None
@@ -63,23 +64,24 @@ def without_frames(error: _E) -> _E:
 
 
 def consume_exception(outcome: "Future[Any]") -> None:
-    """Retrieves the exception of a future, as its callback, so that asyncio does not log that it never was."""
+    """Retrieves the exception of a future as a done callback, so that asyncio does not log it as never retrieved."""
     if not outcome.cancelled():
         outcome.exception()
 
 
 def drop_outcome(outcome: Any) -> None:
-    """Drops the frames of the error of a future whose result is not used, as its callback or once it is done."""
+    """Drops the traceback of a failed future whose result is not used. Call it when the future is done."""
     try:
-        outcome.result()  # not exception(): futures keep a traceback of their own, and cancelled ones an error
+        outcome.result()  # exception() would not release the future's own traceback or cancellation error
     except BaseException as error:
         without_frames(error)
 
 
 def without_own_frames(error: _E) -> _E:
-    """Drops the frames of this package from an error that is stored or raised to the user, and from what caused it.
+    """Drops this package's frames from an error, its causes and its contexts. Returns the error.
 
-    The message and the user's call say what is wrong; and see `without_frames`.
+    Errors that are stored or raised to the user need no frames of this package: the message and the user's own frames
+    explain the mistake. `without_frames` describes why dropping the local variables matters.
     """
     for one in _chain(error):
         one.__traceback__ = _users_traceback(one.__traceback__)
@@ -87,7 +89,7 @@ def without_own_frames(error: _E) -> _E:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and its causes and contexts, each once: users may have made a cycle of causes."""
+    """Yields an error, its causes and its contexts. Each is yielded once, even if users created a cycle of causes."""
     found: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -99,7 +101,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _users_traceback(traceback: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback with the user's frames only."""
+    """Returns a traceback that has only the user's frames."""
     kept = list(_users(_entries(traceback), lambda entry: entry.tb_frame.f_code.co_filename))
     for entry in kept:
         _clear_callers(entry.tb_frame)
@@ -107,13 +109,13 @@ def _users_traceback(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def users_traceback(traceback: TracebackType | None, package: str) -> TracebackType | None:
-    """Returns a traceback without the frames of an installed package, and of other packages installed beside it.
+    """Returns a traceback without the frames of an installed package and of other packages in the same directory.
 
-    The first frame, that of the code which caught the error, always stays.
+    The first frame, which belongs to the code that caught the error, is always kept.
 
     Args:
-      traceback: The traceback. Its entries are linked anew.
-      package: The package. A traceback without it stays as it is.
+      traceback: The traceback. Its entries are modified.
+      package: The name of the package. A traceback without frames of this package is returned unchanged.
     """
     entries = _entries(traceback)
     paths = [PurePath(entry.tb_frame.f_code.co_filename).parts for entry in entries]
@@ -138,22 +140,22 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 
 def _clear_callers(frame: FrameType) -> None:
-    """Clears the locals of this package's frames that called a user's frame, if they have ended."""
+    """Clears the local variables of finished frames of this package that called a user's frame."""
     caller = frame.f_back
-    while caller is not None and caller.f_back is not None:  # without f_back it may be a suspended coroutine's
+    while caller is not None and caller.f_back is not None:  # without f_back, it may be a suspended coroutine
         if caller.f_code.co_filename.startswith(_PACKAGE):
             try:
                 caller.clear()
-            except RuntimeError:  # it is running
+            except RuntimeError:  # the frame is still running
                 return
         caller = caller.f_back
 
 
 def interrupts(error: BaseException) -> bool:
-    """Returns whether an exception interrupted a user's function, rather than being raised by it.
+    """Returns whether an exception interrupted a user's function, as opposed to being raised by the function.
 
-    Ctrl-C does, the end of a debugger's session, and an exception of a signal handler. A cancellation does not: one
-    that a function raises comes from a loop inside it, as a caller's cancellation never enters the function.
+    Ctrl-C, the end of a debugging session and an exception of a signal handler are interruptions. A cancellation is
+    not: the cancellation of a call never enters the function, so a `CancelledError` comes from the function's own loop.
     """
     if isinstance(error, CancelledError):
         return False
@@ -165,13 +167,16 @@ def interrupts(error: BaseException) -> bool:
 
 
 def users_lines(error: BaseException) -> str:
-    """Returns the user's frames of a traceback for the end of a message: a line feed and the frames, or nothing."""
+    """Returns a line feed and the user's frames of an error, to append to a message; empty if there are none."""
     lines = "".join(format_list(list(users_frames(extract_tb(error.__traceback__))))).rstrip()
     return f"\n{lines}" if lines else ""
 
 
 def without_calling_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without its outermost frames as far as they are this package's or between such."""
+    """Removes the outermost frames of this package from a traceback and returns the remaining traceback.
+
+    Outermost frames of the standard library are removed only if a frame of this package follows them.
+    """
     following = traceback
     while following is not None:
         filename = following.tb_frame.f_code.co_filename
@@ -184,10 +189,10 @@ def without_calling_frames(traceback: TracebackType | None) -> TracebackType | N
 
 
 def cut_own_frames(printed: TracebackException) -> bool:
-    """Leaves only the user's frames in a traceback that is to be printed, and in those of causes and contexts.
+    """Removes all frames but the user's from a formatted exception and from its causes and contexts.
 
     Returns:
-      Whether any frames are left.
+      Whether any frames remain.
     """
     has_frames = False
     waiting: list[TracebackException | None] = [printed]
@@ -207,13 +212,13 @@ def _is_standard(filename: str) -> bool:
 
 
 def with_source_lines(text: str) -> str:
-    """Adds missing source lines to the text of a traceback, those of notebook cells and of the program itself.
+    """Returns the text of a traceback with the missing source lines of notebook cells and of the main program.
 
-    Other processes have the functions of a notebook, but not its cells. Other files are not read: the author of the
-    text may be untrusted, and the result may be passed on.
+    A traceback from another process lacks these lines, because the process has the functions of a notebook but not its
+    cells. No other files are read: the author of the text may be untrusted, and the result may be forwarded.
 
     Args:
-      text: A traceback as Python prints it, or a message that ends in one.
+      text: A traceback in the format that Python prints, or a message that ends with a traceback.
     """
     lines = text.split("\n")
     made: list[str] = []
@@ -227,9 +232,9 @@ def with_source_lines(text: str) -> str:
 
 
 def _line(filename: str, number: int) -> str:
-    """Returns a line of a cell or of the program; empty if there is none."""
+    """Returns a source line of a notebook cell or of the main program; empty if the line is not found."""
     entry = linecache.cache.get(filename)
-    is_cell = entry is not None and len(entry) == 4 and entry[1] is None  # it has no file, so no modification time
+    is_cell = entry is not None and len(entry) == 4 and entry[1] is None  # cells have no mtime
     if is_cell or filename == getattr(sys.modules.get("__main__"), "__file__", None):
         return linecache.getline(filename, number).strip()
     return ""

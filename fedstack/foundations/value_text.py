@@ -1,4 +1,4 @@
-"""Describes values of users in messages, and recognises tables."""
+"""Describes users' values in messages, and recognises tables among these values."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
@@ -7,17 +7,17 @@ import numpy as np
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """Returns the repr of a value, cut to `limit` characters."""
+    """Returns the repr of a value, truncated to `limit` characters."""
     try:
         text = repr(value)
-    except Exception as error:  # a user's class, a list that contains itself, an integer of too many digits
+    except Exception as error:  # raised by a user's class, or for an integer with too many digits
         text = f"whose repr raises {type(error).__name__}"
-    text = " ".join(text.split()) if "\n" in text else text  # arrays have lines
+    text = " ".join(text.split()) if "\n" in text else text  # the repr of an array has several lines
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def describe(value: object) -> str:
-    """Describes a value by its type and, where that is short, its content."""
+    """Returns a description of a value: its type and, for small values, its content."""
     if is_data_frame(value):
         names = cast("Iterable[object]", getattr(value, "column_names", None) or value.columns)
         return f"a {type(value).__name__} with the columns {shorten(list(names))}"
@@ -43,25 +43,26 @@ class DataFrameLike(Protocol):
 
 
 def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
-    """Returns whether a value is a table with named columns. An array with named fields is not."""
+    """Returns whether a value is a table with named columns. NumPy arrays with named fields do not count."""
     return not is_lazy(value) and isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
 
 
 def is_lazy(value: object) -> bool:
-    """Returns whether a value is a table that has yet to be computed, as polars' `lazy()` returns."""
+    """Returns whether a value is a table that has not been computed yet, such as the result of polars' `lazy()`."""
     return hasattr(type(value), "collect") and hasattr(type(value), "columns")
 
 
 class ArrowTable(Protocol):
-    """A table that exports its columns by Arrow's C stream protocol, such as those of pyarrow and polars."""
+    """A table that exports its columns through Arrow's C stream interface, such as a pyarrow or polars table."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
 def speaks_arrow(value: object) -> bool:
-    """Returns whether a table or column is to be read by Arrow's C protocols.
+    """Returns whether to read a table or column through Arrow's C data interface.
 
-    Those of pandas support them too, but export NaN as a missing value, so they are read by their own methods.
+    Pandas objects also support the interface, but they export NaN as a missing value. Therefore they are read through
+    their own methods.
     """
     kind = type(value)
     return (hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")) and not hasattr(kind, "isna")

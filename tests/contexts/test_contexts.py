@@ -57,7 +57,7 @@ def test_the_default_context_belongs_to_the_thread_that_set_it():
         return total([1, 2])
 
     assert in_thread(set_and_run) == 6
-    with pytest.raises(RuntimeError, match="which has no execution context; call fedstack.set_sync_local"):
+    with pytest.raises(RuntimeError, match="Expected an execution context .*; first call fedstack.set_sync_local"):
         in_thread_raising(lambda: total([1]))
 
 

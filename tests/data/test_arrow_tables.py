@@ -147,7 +147,7 @@ def test_a_table_where_values_of_clients_are_wanted_is_called_by_its_columns() -
     clients = fl.FederatedType(fl.StructType([("n", (np.int64, [None]))]), fl.CLIENTS)
     with pytest.raises(TypeMismatchError, match=r"found a Table with the columns .*by_client"):
         normalize_argument(TABLE, clients)
-    with pytest.raises(TypeMismatchError, match=r"give {c: df\[c\]\.to_numpy\(\) for c in df\.column_names}, or"):
+    with pytest.raises(TypeMismatchError, match=r"pass {c: df\[c\]\.to_numpy\(\) for c in df\.column_names}, or"):
         normalize_argument([TABLE], clients)
 
 
@@ -157,7 +157,7 @@ def test_an_arrow_column_is_an_argument_unless_a_value_is_missing() -> None:
         WIDE,
         3,
     ]
-    with pytest.raises(InvalidValueError, match=r"column of double, found none in row 0 \(1 missing\); at arg"):
+    with pytest.raises(InvalidValueError, match=r"column of double, found no value in row 0 \(1 missing\); at arg"):
         normalize_argument(pa.array([None, 0.5]), fl.TensorType(np.float64, [2]))
 
 

@@ -32,7 +32,7 @@ def test_what_can_be_iterated_again_is_a_sequence(elements):
     [(iter([1]), "list_iterator"), ((x for x in [1]), "generator"), (map(str, [1]), "map"), (zip([1]), "zip")],
 )
 def test_one_shot_iterator_is_refused_by_name(iterator, name):
-    with pytest.raises(TypeMismatchError, match=f"found the one-shot iterator `{name}`; at arg.data; give a list"):
+    with pytest.raises(TypeMismatchError, match=f"found the one-shot iterator `{name}`; at arg.data; pass a list"):
         check_re_iterable(iterator, "arg.data")
 
 
@@ -68,7 +68,7 @@ def test_from_generator_iterations_do_not_disturb_each_other():
 
 
 def test_from_generator_refuses_a_generator():
-    with pytest.raises(TypeMismatchError, match="found `generator`; at from_generator; give the function itself"):
+    with pytest.raises(TypeMismatchError, match="found `generator`; at from_generator; pass the function itself"):
         from_generator(x for x in range(3))
 
 
@@ -183,7 +183,7 @@ def test_passes_change_nothing_where_rows_are_not_shuffled():
             np.zeros(3),
             {"shuffle_seed": 2**1024},
             InvalidValueError,
-            r"shuffle_seed below 2\*\*1024, found one",
+            r"shuffle_seed below 2\*\*1024, found an integer",
         ),
         (np.zeros(3), {"shuffle_seed": 1, "round": -1}, InvalidValueError, "round to be zero or more, found -1"),
         (np.zeros(3), {"shuffle_seed": 1, "round": 2**64}, InvalidValueError, r"round below 2\*\*64"),

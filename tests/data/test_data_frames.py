@@ -110,7 +110,7 @@ def test_several_columns_of_one_name_are_refused_by_that_name():
     ],
 )
 def test_a_nullable_column_with_a_missing_value_is_refused_with_its_name_and_the_row(column, shown):
-    message = rf"in every row of a column of {shown}, found none in row 1 \(2 missing\); at %s; drop such rows.*fillna"
+    message = rf"in every row of a column of {shown}, found no value in row 1 \(2 missing\); at %s; .* rows.*fillna"
     frame = Frame(("who", np.array([1, 1, 2])), ("x", column))
     with pytest.raises(InvalidValueError, match=message % "column 'x'"):
         by_client(frame, "who")
@@ -125,7 +125,7 @@ def test_a_nullable_column_with_a_missing_value_is_refused_with_its_name_and_the
 @pytest.mark.parametrize("kind", [Nullable, Polar])
 def test_a_nullable_column_is_no_argument_if_a_value_is_missing(kind):
     three = fl.TensorType(np.float64, [3])
-    with pytest.raises(InvalidValueError, match=r"column of Int64, found none in row 1 \(1 missing\); at arg\.x; "):
+    with pytest.raises(InvalidValueError, match=r"column of Int64, found no value in row 1 \(1 missing\); at arg\.x; "):
         normalize({"x": kind([5, None, 6], np.int64)}, fl.StructType([("x", three)]))
     assert normalize(kind([5, 4, 6], np.float64), three).tolist() == [5, 4, 6]
 
@@ -166,18 +166,18 @@ STRUCT = fl.to_type({"id": (np.int64, [None]), "x": (np.float32, [None])})
         (
             [FRAME],
             fl.FederatedType(STRUCT, fl.CLIENTS),
-            "found a Frame with the columns ['who', 'id', 'x']; at arg[client 0]; give {c: df[c].to_numpy() for c in "
-            "df.columns}, or all clients' rows at once: fedstack.by_client(df, id)",
+            "found a Frame with the columns ['who', 'id', 'x']; at arg[client 0]; pass {c: df[c].to_numpy() for c in "
+            "df.columns}, or split the rows of all clients with fedstack.by_client(df, id)",
         ),
         (
             FRAME,
             fl.FederatedType(STRUCT, fl.CLIENTS),
-            "at arg; give list(fedstack.by_client(df, id).values()), with the column that says whose row it is",
+            "at arg; pass list(fedstack.by_client(df, id).values()), where id is the column with the client's id",
         ),
         (
             [FRAME],
             fl.FederatedType(fl.SequenceType(STRUCT), fl.CLIENTS),
-            "at arg[client 0]; give fedstack.batches(df, batch_size)",
+            "at arg[client 0]; pass fedstack.batches(df, batch_size)",
         ),
     ],
 )

@@ -198,7 +198,7 @@ def test_arguments_cannot_be_changed(context: Any) -> None:
         x += 1
         return x
 
-    with pytest.raises(LeafError, match=r"arguments are read-only because they are shared: change a copy"):
+    with pytest.raises(LeafError, match=r"arguments are read-only because they are shared: modify a copy"):
         mapped(leaf(adds_in_place, VECTOR, VECTOR))([vector(1, 2, 3)])
     with pytest.raises(LeafError, match="AttributeError: 'SequenceArgument' object has no attribute 'append'"):
         mapped(leaf(lambda xs: xs.append(1), SEQUENCE, SCALAR))([[1.0]])
@@ -335,7 +335,7 @@ def test_a_runtime_of_another_distribution_is_imported_when_it_is_needed(monkeyp
     monkeypatch.setattr(leaf_runtimes, "_installed", lambda: {CARRIER: EntryPoint()})
     assert CARRIER not in allowed_carriers(CarrierPolicy())
     assert CARRIER in allowed_carriers(CarrierPolicy(runtimes=[CARRIER]))
-    told = f"'framework:runtime' for {CARRIER} raised ModuleNotFoundError: .*; repair or remove"
+    told = f"'framework:runtime' for {CARRIER} raised ModuleNotFoundError: .*; repair or uninstall"
     with pytest.raises(CarrierError, match=told):
         check_received(leaf(lambda x: x, SCALAR, SCALAR).to_proto(), CarrierPolicy(runtimes=[CARRIER]))
 

@@ -1,1 +1,1 @@
-"""Leaf computations: their runtimes, which of them may leave or enter a process, and those of Python functions."""
+"""Leaf computations: their runtimes, the rules for sending and receiving them, and leaves made of Python functions."""

@@ -1,7 +1,7 @@
-"""Defines bound operations, which programs call: from payload to payload.
+"""Defines bound operations, the functions from payload to payload that programs call.
 
-A call over a column also records which results it fills. A progress display sees by their number at which client each
-thread is, which costs nothing per client.
+A call over a column also registers its list of results. From the length of this list, a progress display can tell which
+client each thread is processing, without extra work per client.
 """
 
 import threading
@@ -10,17 +10,17 @@ from collections.abc import Sized
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, column_from_payloads
 
-# For each thread the calls over columns that it is in, the innermost last: functions may run computations. Each has its
-# first client and its results so far.
+# The unfinished calls over columns of each thread, innermost last, because functions may run computations. Each entry
+# has the first client and the results so far.
 _calls: dict[int, list[tuple[int, Sized]]] = {}
 
 
 class ColumnCall:
-    """Records that this thread calls a function for one client after the other in the block.
+    """A context manager that records that this thread calls a function for one client after another.
 
     Args:
-      first_client: The first client.
-      results: The list that the results are appended to, in the order of the clients.
+      first_client: The index of the first client.
+      results: The list to which the results are appended, in the order of the clients.
     """
 
     def __init__(self, first_client: int, results: Sized) -> None:
@@ -38,15 +38,21 @@ class ColumnCall:
 
 
 class ThreadPlace:
-    """The calls over columns that this thread is in now. Any thread can read which client the next one within is at."""
+    """A view of the progress of the next call over a column that this thread makes. Any thread may read it.
+
+    Calls that the thread has already started when this object is created are ignored.
+    """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._depth = len(_calls.get(self._thread, ()))
 
     def client(self) -> int | None:
-        """Returns the client that the call is at, or one past the last when it is done; `None` if there is no call."""
-        calls = tuple(_calls.get(self._thread, ()))  # a copy, since the list changes meanwhile
+        """Returns the index of the client that the call is processing, or `None` if there is no call.
+
+        When the call has processed its last client, the result is the index of that client plus one.
+        """
+        calls = tuple(_calls.get(self._thread, ()))  # a copy, since the other thread may change the list meanwhile
         if len(calls) <= self._depth:
             return None
         first_client, results = calls[self._depth]
@@ -54,15 +60,18 @@ class ThreadPlace:
 
 
 class BoundOperation:
-    """An operation that is ready to run, on several threads at once. Its result is trusted.
+    """An operation that is ready to run. It may run on several threads at once, and its results are not checked again.
 
     Attributes:
-      name: Its name in messages.
-      result: The type of its result.
-      prefers_columns: Whether `call_column` does more than call one by one; then it is used even for large results.
-      max_parallel: The largest number of clients of a phase that may run at the same time, for a function with one
-        device or one session; `None` for any number. Calls at the server and of other invocations do not count.
-      differing_module: The module that it is from, if the sender has another version of it; else empty.
+      name: The name of the operation in messages.
+      result: The result type of the operation.
+      prefers_columns: Whether `call_column` does more than call the operation for one client after another. If so, it
+        is used even for large results.
+      max_parallel: The maximum number of clients of a phase that may run concurrently, for a function that is limited
+        by one device or one session; `None` for no limit. Calls on the server and calls of other invocations do not
+        count.
+      differing_module: The name of the operation's module if the sender has another version of this module; otherwise
+        empty.
     """
 
     name: str
@@ -72,16 +81,22 @@ class BoundOperation:
     differing_module: str = ""
 
     def call(self, argument: object, client: int | None = None) -> object:
-        """Runs it once.
+        """Runs the operation once and returns the payload of its result.
 
         Args:
-          argument: The payload of its argument; `None` if it has no parameter.
-          client: The index of the client, for error messages; `None` at the server.
+          argument: The payload of the argument; `None` if the operation has no parameter.
+          client: The index of the client, for error messages; `None` on the server.
         """
         raise NotImplementedError
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
-        """Runs it once for each of `size` clients, `first_client` and those after it."""
+        """Runs the operation once for each of `size` consecutive clients and returns the column of results.
+
+        Args:
+          argument: The column of arguments; `None` if the operation has no parameter.
+          first_client: The index of the first client.
+          size: The number of clients.
+        """
         arguments = [None] * size if argument is None else argument.items()
         payloads: list[object] = []
         with ColumnCall(first_client, payloads):

@@ -1,9 +1,9 @@
-"""Defines which leaf computations this process loads from others.
+"""Defines which leaf computations from other processes this process loads.
 
-A reference reaches each function that a module defines, private ones too, and a caller chooses the arguments. So
-modules that load code, evaluate text, start processes or write files are as good as any code. The table names those
-that an administrator may think of allowing, and those that are installed with fedstack. It cannot be complete:
-libraries are not written to be called by strangers.
+A reference can name any function that a module defines, including private functions, and the caller chooses the
+arguments. Therefore allowing a module that loads code, evaluates text, starts processes or writes files is equivalent
+to allowing arbitrary code. The table lists modules of this kind that an administrator might want to allow, and modules
+that are installed with fedstack. The table cannot be complete, because libraries are not written for untrusted callers.
 """
 
 import sys
@@ -38,43 +38,45 @@ _tree colorama threadpoolctl tree typer wrapt
 """
 
 AS_GOOD_AS_CODE = frozenset(_PACKAGES.split()) | sys.stdlib_module_names
-# Of fedstack itself clients may call the training example only. The rest unpickles, starts processes and more.
+# Clients may call only the training example of fedstack itself, because other modules unpickle data, start processes
+# and so on.
 _OWN, _OWN_EXAMPLE = "fedstack", "fedstack.demo"
 
 
 def is_as_good_as_code(module: str) -> bool:
-    """Returns whether a module, or a package around it, is known to run any code for its callers."""
+    """Returns whether the top-level package of a module is known to let callers run arbitrary code."""
     return module.partition(".")[0] in AS_GOOD_AS_CODE
 
 
 def is_inside(module: str, package: str) -> bool:
-    """Returns whether a module is a package or inside of it."""
+    """Returns whether a module is the given package or one of its submodules."""
     return f"{module}.".startswith(f"{package}.")
 
 
 def is_internal(module: str) -> bool:
-    """Returns whether a module is one of fedstack's that clients must not call."""
+    """Returns whether a module is part of fedstack and must not be called by clients."""
     return is_inside(module, _OWN) and not is_inside(module, _OWN_EXAMPLE)
 
 
-# The advice for a function that can be sent by value only, to a worker of fedstack.
+# The advice for a function that can only be sent by value, if the destination is a fedstack worker.
 ALLOW_CODE = "start the worker with --allow-python-code"
 
-# A policy as a key: modules, whether code, runtimes, whether modules have to be the same.
+# The fields of a policy as a cache key: modules, python_code, runtimes, strict_modules.
 Rules: TypeAlias = tuple[frozenset[str], bool, frozenset[str], bool]
 
 
 @attrs.define
 class CarrierPolicy:
-    """The carriers that this process loads from others.
+    """The rules for loading leaf computations that other processes send.
 
     Attributes:
-      modules: The modules into which references are followed, with all their submodules; `*` stands for any. It never
-        includes fedstack itself, except for its example.
-      python_code: Whether functions by value are loaded, which executes the sender's code. References are then followed
-        into any module, since such code could import it.
-      runtimes: The carriers of other runtimes that are loaded: full names of messages, or packages of them.
-      strict_modules: Whether a reference is refused if the sender has another version of the module.
+      modules: The modules whose functions may be loaded by reference, including all submodules; `*` stands for all
+        modules. Apart from its example, fedstack itself is never allowed.
+      python_code: Whether functions may be loaded by value, which executes the sender's code. If so, references to any
+        module are allowed as well, since the sender's code could import the module anyway.
+      runtimes: The carriers of other runtimes that may be loaded, as full names of messages or names of protobuf
+        packages.
+      strict_modules: Whether a reference is rejected if the sender has a different version of the module.
     """
 
     modules: Collection[str] = ()
@@ -84,33 +86,33 @@ class CarrierPolicy:
 
     @property
     def rules(self) -> "Rules":
-        """What the policy allows now; equal for policies that allow the same."""
+        """The current rules as a hashable value, which is equal for policies with equal rules."""
         return frozenset(self.modules), self.python_code, frozenset(self.runtimes), self.strict_modules
 
     def allows_module(self, module: str) -> bool:
-        """Returns whether a reference into `module` may be followed."""
+        """Returns whether a function of `module` may be loaded by reference."""
         return self.python_code or (
             any(allowed == "*" or is_inside(module, allowed) for allowed in self.modules) and not is_internal(module)
         )
 
     def allows_runtime(self, carrier: str) -> bool:
-        """Returns whether leaves whose content is the message `carrier` (its full name) may be loaded."""
+        """Returns whether leaves whose content is a message with the full name `carrier` may be loaded."""
         return self.python_code or any(is_inside(carrier, allowed) for allowed in self.runtimes)
 
     def check_module(self, module: str, shown: str) -> None:
-        """Checks that a reference may be followed.
+        """Checks that a function of `module` may be loaded by reference.
 
         Args:
           module: The module of the reference.
-          shown: The reference, for error messages.
+          shown: The text of the reference, for error messages.
 
         Raises:
-          CarrierError: If it may not; the message says what to do.
+          CarrierError: If the policy does not allow the module. The message contains advice.
         """
         if self.allows_module(module):
             return
-        if is_as_good_as_code(module) or is_internal(module):  # allowing one of those would allow any code
-            advice = "call it in a function of a module of your own"
+        if is_as_good_as_code(module) or is_internal(module):  # allowing the module would allow arbitrary code
+            advice = "call it in a function of your own module, and allow that module"
         else:
             advice = f"start the worker with --allow-module {name_text(module)}"
         raise CarrierError(
@@ -119,27 +121,27 @@ class CarrierPolicy:
 
     @property
     def runs_anything(self) -> bool:
-        """Whether clients can run any code, also indirectly: Python's own modules have `eval` and `rmtree`.
+        """Whether clients can run arbitrary code, directly or through modules with functions such as `eval`.
 
-        Other runtimes count, since their abilities are not known.
+        The result is also True if any other runtime is allowed, since the abilities of these runtimes are unknown.
         """
         in_modules = any(module == "*" or is_as_good_as_code(module) for module in self.modules)
         return self.python_code or bool(self.runtimes) or in_modules
 
 
 def checked_carrier_policy(policy: object) -> CarrierPolicy:
-    """Returns a policy that a user has passed.
+    """Checks a policy that a user has passed and returns it.
 
     Raises:
-      TypeMismatchError: If it is not a policy.
+      TypeMismatchError: If the argument is not a `CarrierPolicy`.
     """
     if not isinstance(policy, CarrierPolicy):
         raise TypeMismatchError(
-            f"Expected policy as a fedstack.leaves.CarrierPolicy, found {describe(policy)}; say which functions may "
-            "run, as in CarrierPolicy(modules=['mine'])"
+            f"Expected policy as a fedstack.leaves.CarrierPolicy, found {describe(policy)}; specify which functions "
+            "may run, as in CarrierPolicy(modules=['mine'])"
         )
     return policy
 
 
-# The policy of this process; a service has one for its clients, see `work_scope.current_policy`.
+# The policy of this process. A service has its own policy for its clients, see `work_scope.current_policy`.
 policy = CarrierPolicy()

@@ -1,12 +1,13 @@
-"""Carries Python functions in computations: by handle in this process, by reference or by value to others.
+"""Represents Python functions in computations: by handle in this process, by reference or by value elsewhere.
 
-| carrier | content | loading it |
+| carrier | content | loading |
 | --- | --- | --- |
-| handle | `PythonHandle` | this process only |
-| by reference | `PythonReference` | imports an allow-listed, installed module |
-| by value | `PickledPython` | executes code; only where allowed |
+| handle | `PythonHandle` | works in this process only |
+| by reference | `PythonReference` | imports an installed module that is allowed |
+| by value | `PickledPython` | executes the sender's code, only if allowed |
 
-A handle is made when a function is decorated. `portable_carrier` replaces it when a computation leaves the process.
+Decorating a function creates a handle. `portable_carrier` replaces the handle when a computation is sent to another
+process.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class HandleRuntime(LeafRuntime):
-    """Loads functions by handle."""
+    """The runtime that loads functions by handle."""
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
         return True
@@ -63,9 +64,9 @@ class HandleRuntime(LeafRuntime):
         handle = _unpack(computation, carriers_pb2.PythonHandle)
         if handle.process != PROCESS:
             raise CarrierError(
-                f"Expected a function of this process, found a handle of another one to {name_text(handle.name)!r}; "
-                "send the function by reference or by value: define it at the top of an installed module, or allow "
-                "Python code"
+                f"Expected a function of this process, found {name_text(handle.name)!r} by handle of another process; "
+                "send the function by reference or by value: define it at the top level of an installed module, or "
+                "allow Python code"
             )
         return handle
 
@@ -76,16 +77,19 @@ class HandleRuntime(LeafRuntime):
         handle = self._handle(computation)
         found = known_function(handle)
         if found is None:
-            raise CarrierError(f"The function {name_text(handle.name)!r} was garbage collected")
+            raise CarrierError(
+                f"Expected a function of this process, found {name_text(handle.name)!r}, which has been "
+                "garbage-collected; keep a reference to the decorated function"
+            )
         signature = FunctionType(found.parameter, found.result)
         declared = type_from_proto(computation.type)
         if not signature.is_equivalent_to(declared):
-            raise CarrierError(f"Expected {found.name!r} to have its type {signature}, found it declared as {declared}")
+            raise CarrierError(f"Expected {found.name!r} with its declared type {signature}, found the type {declared}")
         return PythonLeaf(found.function, found.name, found.parameter, found.result)
 
 
 class ReferenceRuntime(LeafRuntime):
-    """Loads functions by module and qualified name, from allow-listed modules only."""
+    """The runtime that loads functions by module and qualified name, from allowed modules only."""
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
         return True
@@ -103,15 +107,16 @@ class ReferenceRuntime(LeafRuntime):
             check_unchanged(function)
         if reference.digest and function_digest(function) != reference.digest:
             raise CarrierError(
-                f"Expected the sender's version of {shown}, found another; install the same one on both sides"
+                f"Expected the sender's version of {shown}, found another version; install the same version on both "
+                "sides"
             )
         own = module_digest(reference.module)
         differs = bool(own and reference.module_digest) and own != reference.module_digest
         if differs and allowed.strict_modules:
             raise CarrierError(
-                f"Expected the sender's version of the module {name_text(reference.module)}, found one in which "
-                f"{name_text(reference.qualname)} is the same but other lines are not; install the same one on both "
-                "sides, or start the worker without --strict-modules"
+                f"Expected the sender's version of the module {name_text(reference.module)}, found a version in which "
+                f"{name_text(reference.qualname)} is the same but other lines differ; install the same version on "
+                "both sides, or start the worker without --strict-modules"
             )
         containers = from_message(reference.parameter, allowed.check_module)
         leaf = _leaf_of_type(function, name_text(reference.qualname), computation, containers)
@@ -120,7 +125,7 @@ class ReferenceRuntime(LeafRuntime):
 
 
 class PickledRuntime(LeafRuntime):
-    """Loads functions by value, where that is allowed."""
+    """The runtime that loads functions by value, if the policy allows code."""
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
         return policy.python_code
@@ -129,8 +134,8 @@ class PickledRuntime(LeafRuntime):
         if not policy.python_code:
             pickled = _unpack(computation, carriers_pb2.PickledPython)
             raise CarrierError(
-                f"Expected no Python code by value, found the function {name_text(pickled.name)!r}; define it "
-                f"in an installed module, or {ALLOW_CODE}"
+                f"Expected no Python functions by value, found {name_text(pickled.name)!r}; define the function in an "
+                f"installed module, or {ALLOW_CODE}"
             )
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
@@ -138,13 +143,18 @@ class PickledRuntime(LeafRuntime):
         pickled = _unpack(computation, carriers_pb2.PickledPython)
         version = _python_version()
         if pickled.python_version != version:
-            raise CarrierError(f"Expected code for Python {version}, found {pickled.python_version}; use one version")
+            raise CarrierError(
+                f"Expected code for Python {version}, found code for Python {pickled.python_version}; run the same "
+                "version of Python on both sides"
+            )
         try:
             function, containers = loads(pickled.function)
         except LOADING_ERRORS as error:
             raise CarrierError(f"Loading {name_text(pickled.name)!r} raised {describe_error(error)}") from error
         if not isinstance(containers, Containers | None):
-            raise CarrierError(f"Expected containers beside {name_text(pickled.name)!r}, found {describe(containers)}")
+            raise CarrierError(
+                f"Expected containers with the function {name_text(pickled.name)!r}, found {describe(containers)}"
+            )
         return _leaf_of_type(function, name_text(pickled.name), computation, containers)
 
 
@@ -156,7 +166,7 @@ def _leaf_of_type(
         raise CarrierError(f"Expected a function of a functional type, found {name!r} of type {signature}")
     try:
         return PythonLeaf(function, name, with_containers(signature.parameter, containers), signature.result)
-    except (TypeError, ValueError) as error:  # a function in C may not say what it takes
+    except (TypeError, ValueError) as error:  # a function in C may have no signature
         raise CarrierError(f"Expected a Python function, found {name!r}: {error}") from error
 
 
@@ -167,7 +177,7 @@ def _unpack(computation: computation_pb2.Computation, message: type[_M]) -> _M:
     try:
         return message.FromString(content.value)
     except DecodeError as error:
-        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found bytes that are none: {error}") from error
+        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found malformed content: {error}") from error
 
 
 def _python_version() -> str:
@@ -175,9 +185,10 @@ def _python_version() -> str:
 
 
 def code_version(content: any_pb2.Any) -> bytes | None:
-    """Returns a digest of a function that is sent by value, with its captures; `None` for other contents.
+    """Returns a digest of a function and its captures if it is sent by value; `None` for other contents.
 
-    Such a function is sent with the current state of what it refers to: globals of a script, closures, helpers.
+    A function by value is sent with the current state of everything that it refers to: globals of its script, closures
+    and helper functions.
     """
     handle = handle_of(content)
     found = None if handle is None else known_function(handle)
@@ -185,19 +196,20 @@ def code_version(content: any_pb2.Any) -> bytes | None:
         return None
     try:
         return hashlib.sha256(dumps((found.function, containers_of(found.parameter)))).digest()
-    except Exception:  # sending it raises the same error
+    except Exception:  # sending the function will raise the same error
         return b""
 
 
 def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
-    """Returns a portable carrier for the content of a handle; other contents as they are.
+    """Returns a portable carrier for a handle. Other contents are returned unchanged.
 
     Args:
       content: The content of a `data` block.
-      destination: The destination.
+      destination: The process that will load the function.
 
     Raises:
-      CarrierError: If the function can be sent neither by reference nor, if not allowed, by value.
+      CarrierError: If the function cannot be sent by reference, and the destination does not accept code or the
+        function cannot be pickled.
     """
     handle = handle_of(content)
     if handle is None:
@@ -220,21 +232,21 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
     elif destination.takes_code:
         try:
             pickled = dumps((function, containers))
-        except Exception as error:  # objects that it refers to may raise anything
+        except Exception as error:  # objects that the function refers to may raise anything
             variable = unwritable_variable(function)
             where = f"; at its variable {variable!r}" if variable else ""
             raise CarrierError(
-                f"Pickling {found.name!r} raised {type(error).__name__}: {error}{where}; refer to nothing that belongs "
-                "to this process, such as locks and open files"
+                f"Pickling {found.name!r} raised {type(error).__name__}: {error}{where}; do not refer to objects that "
+                "belong to this process, such as locks and open files"
             ) from error
         warn_if_large(function, found.name, len(pickled))
         result.Pack(carriers_pb2.PickledPython(function=pickled, python_version=_python_version(), name=found.name))
     else:
         script = script_of(function)
-        why = f" (a worker that imported {script} would run it)" if script else ""
+        why = f" (importing {script} on a worker would run the script)" if script else ""
         raise CarrierError(
             f"Expected a portable function, found {found.name!r}, which is local to this process{why}; define it at "
-            f"the top of a module that is installed on the worker, or {destination.advice}"
+            f"the top level of a module that is installed on the worker, or {destination.advice}"
         )
     return result
 

@@ -1,9 +1,9 @@
-"""Pickles computations and the Python containers of types, for functions by value that refer to them.
+"""Pickles the computations to which functions by value refer, including the Python containers of their types.
 
-A leaf of a script may call another computation of the script. A computation is written as its message, with the
-functions of its leaves, and with the Python containers of its types: a type as a message has only names, but a function
-that iterates over a dict must see the same container in another process. All of it is written by one pickler, so that a
-function may refer to a computation that refers to the function.
+A leaf function in a script may call another computation of the script. A computation is pickled as its message, the
+functions of its leaves and the Python containers of its types. Containers are included because the message of a type
+contains only the names of members, whereas a function that iterates over a dict must receive a dict in the other
+process too. One pickler writes all parts, so that a function may refer to a computation that refers to the function.
 """
 
 from collections import OrderedDict
@@ -42,12 +42,12 @@ _NAMES = {container: name for name, container in _BUILT_IN.items()}
 
 
 class Containers(NamedTuple):
-    """The containers of the structs in a type.
+    """The Python containers of the structs in a type.
 
     Attributes:
-      container: The container of the type itself; `None` if it is not a struct, or a struct without a container.
-      members: The containers of a struct's members, a sequence's elements or a federated value's members; `None` for
-        one without any. A struct may omit all of them if none has any.
+      container: The container of the type itself; `None` if the type is not a struct or has no container.
+      members: The containers of a struct's members, a sequence's elements or a federated value's members. An entry is
+        `None` if the member contains no containers. The tuple may be empty if no member of a struct contains any.
     """
 
     container: type | None
@@ -55,7 +55,7 @@ class Containers(NamedTuple):
 
 
 def containers_of(type_spec: Type | None) -> Containers | None:
-    """Returns the containers of a type; `None` if it has none."""
+    """Returns the containers of a type, or `None` if the type contains no containers."""
     if isinstance(type_spec, (SequenceType, FederatedType)):
         inner = containers_of(type_spec.element if isinstance(type_spec, SequenceType) else type_spec.member)
         return None if inner is None else Containers(None, (inner,))
@@ -67,10 +67,10 @@ def containers_of(type_spec: Type | None) -> Containers | None:
 
 
 def with_containers(type_spec: Type | None, containers: Containers | None) -> Type | None:
-    """Returns a type with the containers.
+    """Returns a copy of a type that has the given containers.
 
     Raises:
-      CarrierError: If they do not fit it.
+      CarrierError: If the containers do not match the structs of the type.
     """
     return type_spec if type_spec is None or containers is None else _dressed(type_spec, containers)
 
@@ -85,7 +85,7 @@ def _dressed(type_spec: Type, containers: Containers | None) -> Type:
         return FederatedType(_dressed(type_spec.member, members[0]), type_spec.placement, type_spec.all_equal)
     fields = fields_of(type_spec) if isinstance(type_spec, StructType) else ()
     if not isinstance(type_spec, StructType) or len(members) not in (0, len(fields)):
-        raise CarrierError(f"Expected containers for the structs in {type_spec}, found some for another type")
+        raise CarrierError(f"Expected containers for the structs in {type_spec}, found containers for another type")
     if members:
         fields = [(name, _dressed(member, inner)) for (name, member), inner in zip(fields, members)]
     if container not in (None, list, tuple) and any(name is None for name, _ in fields):
@@ -95,7 +95,7 @@ def _dressed(type_spec: Type, containers: Containers | None) -> Type:
 
 
 def have_names(containers: Containers | None) -> bool:
-    """Returns whether all containers are built in, or classes that can be imported by name."""
+    """Returns whether all containers are built-in types or classes that can be imported by name."""
     return all(container in _NAMES or resolves_to_itself(container) for container in _all_of(containers))
 
 
@@ -108,7 +108,7 @@ def _all_of(containers: Containers | None) -> Iterator[type]:
 
 
 def to_message(containers: Containers | None) -> PythonContainer:
-    """Returns the message for containers that have names."""
+    """Returns the message for containers, all of which must have names (see `have_names`)."""
     if containers is None:
         return PythonContainer()
     container = containers.container
@@ -120,14 +120,15 @@ def to_message(containers: Containers | None) -> PythonContainer:
 
 
 def from_message(message: PythonContainer, check_module: Callable[[str, str], None]) -> Containers | None:
-    """Returns the containers that a message names.
+    """Returns the containers that a message describes.
 
     Args:
       message: The message.
-      check_module: Raises an error unless the module, the first argument, may be imported for the second.
+      check_module: Called with the name of a module and the class to import from it. Raises an error if the module must
+        not be imported.
 
     Raises:
-      CarrierError: If a class does not exist, or is not built from its fields.
+      CarrierError: If a class does not exist or cannot be constructed from its fields.
     """
     members = tuple(from_message(member, check_module) for member in message.member)
     if not message.type:
@@ -146,19 +147,19 @@ def from_message(message: PythonContainer, check_module: Callable[[str, str], No
 
 
 class WrittenType(NamedTuple):
-    """A type as it is written."""
+    """The pickled form of a type."""
 
     content: bytes
     containers: Containers | None
 
     def read(self) -> Type:
-        """Returns the type."""
+        """Returns the type, with its containers."""
         found = type_from_proto(computation_pb2.Type.FromString(self.content))
         return cast(Type, with_containers(found, self.containers))
 
 
 class WrittenFunction(NamedTuple):
-    """A decorated function as it is written: itself, or its module and name if it can be imported."""
+    """The pickled form of a decorated function: the function itself, or its module and name if it can be imported."""
 
     function: Callable[..., object] | None
     reference: tuple[str, str] | None
@@ -170,7 +171,7 @@ class WrittenFunction(NamedTuple):
         """Returns the function.
 
         Raises:
-          CarrierError: If it cannot be imported.
+          CarrierError: If the function cannot be imported.
         """
         function = self.function
         if self.reference is not None:
@@ -180,7 +181,7 @@ class WrittenFunction(NamedTuple):
 
 
 def write_function(found: PythonFunction) -> WrittenFunction:
-    """Returns a decorated function as it is written."""
+    """Returns the pickled form of a decorated function."""
     function = found.function
     types = _write_type(found.parameter), _write_known_type(found.result)
     if resolves_to_itself(function):
@@ -197,7 +198,7 @@ def _write_known_type(type_spec: Type) -> WrittenType:
 
 
 class CarriedComputation(ConcreteComputation):
-    """A computation that was received with a function, and keeps the functions of its leaves alive."""
+    """A computation that was unpickled with a function. It keeps the functions of its leaves alive."""
 
     def __init__(
         self, message: computation_pb2.Computation, signature: FunctionType, functions: Mapping[int, PythonFunction]
@@ -205,7 +206,8 @@ class CarriedComputation(ConcreteComputation):
         super().__init__(computation_proto=message, context_stack=get_context_stack(), annotated_type=signature)
         self._functions = functions
 
-    # The language calls these when it builds this computation into another one, which then has copies of the handles.
+    # The language calls these methods when it builds this computation into another one. The other computation then has
+    # copies of the handles.
 
     def to_building_block(self) -> object:
         self._keep()

@@ -1,4 +1,4 @@
-"""Checks the declared types of a leaf computation against the function that it is made of, for all decorators."""
+"""Checks the declared types of leaf computations against the signatures of their functions, for all decorators."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -20,24 +20,25 @@ ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generi
 
 
 def parameter_type(parameter_types: object, function: Callable[..., object], name: str) -> Type | None:
-    """Returns the parameter type of a leaf computation.
+    """Returns the parameter type of a leaf computation, or `None` if its function has no parameters.
 
     Args:
-      parameter_types: The declared types, as `fedstack.python_computation` takes them.
-      function: The function that it is made of.
-      name: Its name in messages.
+      parameter_types: The declared types, in any form that `fedstack.python_computation` accepts.
+      function: The function of the leaf computation.
+      name: The name of the function in messages.
 
     Raises:
-      InvalidComputationError: If the types do not fit the function's parameters, or are not plain types.
+      InvalidComputationError: If the types do not match the function's parameters or are not plain types.
     """
     if parameter_types is not None and not isinstance(parameter_types, (Sequence, Mapping)):
-        parameter_types = [parameter_types]  # a single type, which the language's own decorators accept as well
+        parameter_types = [parameter_types]  # a single type, as the language's own decorators accept
     types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
     parameters = _signature(function, name).parameters
     spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
     if spread:
         raise InvalidComputationError(
-            f"Expected parameters that take one value each in {name!r}, found {spread[0]}; name them one by one"
+            f"Expected parameters of {name!r} that accept one value each, found {spread[0]}; declare each parameter by "
+            "name"
         )
     if len(types) != len(parameters):
         raise InvalidComputationError(
@@ -67,16 +68,16 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
 
 
 def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
-    """Returns the advice where the number of types is not that of the parameters."""
+    """Returns the advice if the number of types differs from the number of parameters."""
     found = list(parameters.values())
     several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
     if several is not None and number > len(found):
-        # A list of several types is the same as one struct type, whose value *args would get as it is.
-        return f"{several} takes one value, as any other parameter does: name the parameters one by one"
+        # A list of several types is the same as one struct type, whose value *args would receive as a single argument.
+        return f"{several} accepts only one value, like any other parameter: declare each parameter by name"
     given, rest = found[:number], found[number:]
     if not rest or any(parameter.default is parameter.empty for parameter in rest):
-        return "give a list with one type per parameter"
-    advice = f"wrap it in a function without {rest[0].name!r} and what else has a default"
+        return "pass a list with one type per parameter"
+    advice = f"wrap it in a function without {rest[0].name!r} and other parameters that have a default"
     if not given or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in given):
         return advice
     names = ", ".join(parameter.name for parameter in given)
@@ -84,17 +85,17 @@ def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, 
 
 
 def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:
-    """Checks that each parameter of a function can be passed by name, or by position."""
+    """Checks that each parameter of a function can be passed by name or, if `by_name` is False, by position."""
     for key, found in parameters.items():
         if not by_name and found.kind is found.KEYWORD_ONLY:
             raise InvalidComputationError(
-                f"Expected parameters of {name!r} that can be given by position, found the keyword-only {key!r}; "
-                + ("leave out the *" if len(parameters) == 1 else f"name the types: {{{key!r}: ..., ...}}")
+                f"Expected parameters of {name!r} that can be passed by position, found the keyword-only parameter "
+                f"{key!r}; " + ("remove the *" if len(parameters) == 1 else f"name the types: {{{key!r}: ..., ...}}")
             )
         if by_name and found.kind in (found.POSITIONAL_ONLY, found.VAR_POSITIONAL):
             raise InvalidComputationError(
-                f"Expected parameters of {name!r} that can be given by name, as the types have names, found {found}; "
-                "give a list of types in the order of the parameters"
+                f"Expected parameters of {name!r} that can be passed by name, as the types have names, found {found}; "
+                "pass a list of types in the order of the parameters"
             )
 
 
@@ -102,12 +103,12 @@ def check_returns(function: object, name: str) -> None:
     """Checks that a function returns its result rather than an awaitable.
 
     Raises:
-      InvalidComputationError: If it is a coroutine function.
+      InvalidComputationError: If the function is a coroutine function.
     """
     if inspect.iscoroutinefunction(function):
         raise InvalidComputationError(
-            f"Expected a function that returns its result, found the coroutine function {name!r}; write it without "
-            "async"
+            f"Expected a function that returns its result, found the coroutine function {name!r}; define it "
+            "without async"
         )
 
 
@@ -117,16 +118,16 @@ def _signature(function: Callable[..., object], name: str) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise InvalidComputationError(
-            f"Expected a Python function whose parameters are known, found {describe(function)}: {error}; wrap it in "
-            "one"
+            f"Expected a Python function with a known signature, found {describe(function)}: {error}; wrap it in a "
+            "Python function"
         ) from error
 
 
 def plain_type(spec: object, name: str) -> Type:
-    """Returns the type that `spec` stands for.
+    """Converts `spec` to a type of the language.
 
     Raises:
-      InvalidComputationError: If it is not a type, or one that contains a federated or a functional type.
+      InvalidComputationError: If `spec` is not a type, or is a type that contains federated or functional types.
     """
     try:
         result = to_type(spec)
@@ -136,33 +137,38 @@ def plain_type(spec: object, name: str) -> Type:
         ) from error
     if has_negative_sizes(result):
         raise InvalidComputationError(
-            f"Expected dimensions of 0 or more in types for {name!r}, found {result}; write None for an unknown one"
+            f"Expected dimensions of 0 or more in types for {name!r}, found {result}; write None for an unknown "
+            "dimension"
         )
     if contains_federated(result) or contains_function(result):
         raise InvalidComputationError(
-            f"Expected plain types for {name!r}, found {result}; a leaf computation runs in one place: map it over "
-            "clients with federated_map inside a federated_computation"
+            f"Expected plain types for {name!r}, found {result}; declare the type of a single client's value, and map "
+            "the leaf computation over clients with federated_map inside a federated_computation"
         )
     return result
 
 
 def unpacks(function: Callable[..., object], parameter: Type) -> bool:
-    """Returns whether a struct parameter is spread over the function's parameters.
+    """Returns whether the members of a struct are passed to a function as separate arguments.
 
-    A function of one parameter gets the struct as it is. One of several, including those with a default, gets the
-    members, by name if the type has names.
+    A function with one parameter receives the struct itself. A function with several parameters, including parameters
+    with a default, receives the members as arguments.
     """
     return isinstance(parameter, StructType) and len(inspect.signature(function).parameters) > 1
 
 
 def calls_by_name(function: Callable[..., object], struct: StructType) -> bool:
-    """Returns whether the members of a spread struct are passed by name: if it has names in another order."""
+    """Returns whether the members of an unpacked struct are passed by name.
+
+    This is the case if all members have names, and the names are not those of the function's positional parameters in
+    the same order.
+    """
     names = [name for name, _ in fields_of(struct)]
     return None not in names and names != _positional_names(function)
 
 
 def _positional_names(function: Callable[..., object]) -> list[str] | None:
-    """Returns the names of a function's parameters if all of them can be given by position."""
+    """Returns the names of a function's parameters, or `None` if some parameter cannot be passed by position."""
     parameters = inspect.signature(function).parameters.values()
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     return [p.name for p in parameters] if positional else None

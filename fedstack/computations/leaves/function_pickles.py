@@ -1,6 +1,6 @@
-"""Pickles functions by value, with cloudpickle, and names variables that are large or cannot be pickled.
+"""Pickles functions by value with cloudpickle, and identifies variables that are large or cannot be pickled.
 
-Unpickling executes the code that was written.
+Unpickling executes code from the pickle.
 """
 
 import dis
@@ -23,19 +23,20 @@ _reducers: dict[type, Callable[[Any], Reduced]] = {}
 
 
 def register_reducer(kind: type, reduce: Callable[[Any], Reduced]) -> None:
-    """Registers how instances of a class are written, as `__reduce__` does for classes of one's own."""
+    """Registers the function that reduces instances of a class for pickling, as `__reduce__` would."""
     _reducers[kind] = reduce
 
 
 def dumps(value: object, refer: Callable[[object], object] = lambda part: None) -> bytes:
-    """Returns a value as bytes; functions of scripts and notebooks are written by value, those of modules by name.
+    """Returns a pickle of a value. Functions of scripts and notebooks are pickled by value, other functions by name.
 
     Args:
       value: The value.
-      refer: Returns what is written instead of a part, for `find` of `loads`; `None` to write the part itself.
+      refer: Called with each part of the value. Returns an id that is written in place of the part and is resolved by
+        the `find` argument of `loads`, or `None` to write the part itself.
 
     Raises:
-      Exception: Whatever a part of the value raises that cannot be written.
+      Exception: Any error that a part of the value raises when it is pickled.
     """
     buffer = io.BytesIO()
     pickler = _pickler()(buffer)
@@ -45,17 +46,20 @@ def dumps(value: object, refer: Callable[[object], object] = lambda part: None) 
 
 
 def loads(content: bytes, find: Callable[[Any], object] | None = None) -> Any:
-    """Returns the value. This executes code in the content.
+    """Returns the value of a pickle. This executes code from the pickle.
 
     Args:
       content: The result of `dumps`.
-      find: Returns the part for what `refer` has returned.
+      find: Returns the part for an id that the `refer` argument of `dumps` returned.
     """
     return pickle.loads(content) if find is None else _Unpickler(content, find).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that finds parts. From Python 3.13 on `persistent_load` must be a method, not an attribute."""
+    """An unpickler that resolves ids of parts.
+
+    It is a class because `persistent_load` must be a method, rather than an attribute, since Python 3.13.
+    """
 
     def __init__(self, content: bytes, find: Callable[[Any], object]) -> None:
         super().__init__(io.BytesIO(content))
@@ -67,7 +71,7 @@ class _Unpickler(pickle.Unpickler):
 
 @functools.cache
 def _pickler() -> Any:
-    """Returns the class of picklers. It is made on first use, because cloudpickle is slow to import."""
+    """Returns the class of picklers. It is created on first use, because importing cloudpickle is slow."""
     import cloudpickle
 
     base = cast("Any", cloudpickle).CloudPickler
@@ -77,12 +81,12 @@ def _pickler() -> Any:
             return self.refer(obj)
 
         def reducer_override(self, obj: Any) -> Any:
-            # cloudpickle would refer to it by a name that does not exist in another process.
+            # cloudpickle would pickle the cached function under a name that does not exist in other processes.
             if type(obj) is _CACHED and obj.__module__ == "__main__":
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
             if type(obj) in _reducers:
                 return _reducers[type(obj)](obj)
-            # cloudpickle would refer to modules other than `__main__` by name.
+            # cloudpickle would pickle functions of modules other than `__main__` by name.
             if isinstance(obj, (FunctionType, type)) and is_script(obj.__module__) and obj.__module__ in sys.modules:
                 cloudpickle.register_pickle_by_value(sys.modules[obj.__module__])
             return base.reducer_override(self, obj)
@@ -91,17 +95,18 @@ def _pickler() -> Any:
 
 
 def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> object:
-    """Returns a function with a cache of its own, which is empty."""
+    """Returns a cached function whose cache is empty."""
     return functools.lru_cache(**parameters)(function)
 
 
 _logger = logging.getLogger(__name__)
-# A function is written with its captures for each call and worker. If it is large, its large captures are named.
+# A function is pickled with its captures for every call and worker, so users are warned about large captures.
 _LARGE_BYTES = 8 << 20
 _LARGE_PART_BYTES = 1 << 20
 _MOST_NAMES = 5
 _MAX_WARNED_OF = 1000
-# The functions that were warned of, by module and name, since a notebook makes them anew with each run of a cell.
+# The functions about which a warning has been logged. The key is the module and name, because running a notebook cell
+# again creates new function objects.
 _warned_of: SharedCache[tuple[str, str], bool] = SharedCache(_MAX_WARNED_OF, _MAX_WARNED_OF)
 
 
@@ -113,10 +118,10 @@ class Capture(NamedTuple):
 
 
 def variables_of(function: Callable[..., object]) -> Iterator[Capture]:
-    """Yields the variables that are written with a function by value: its own, and those of functions among them.
+    """Yields the variables that are pickled with a function by value.
 
-    These are its globals, its closure and its defaults. Modules, and functions and classes of modules, are omitted,
-    since they are written by name.
+    These are the globals, closure variables and defaults that the function uses, and those of the functions among them.
+    Modules, and functions and classes of modules, are omitted, because they are pickled by name.
     """
     waiting: list[object] = [function]
     seen = set[int]()
@@ -134,7 +139,7 @@ def variables_of(function: Callable[..., object]) -> Iterator[Capture]:
 
 
 def _function_in(value: object) -> object:
-    """Returns the function in a computation, a cached function or a method; other values as they are."""
+    """Returns the function inside a computation, cached function or method. Other values are returned unchanged."""
     if isinstance(value, MethodType):
         return value.__func__
     return value if isinstance(value, FunctionType) else inspect.getattr_static(value, "__wrapped__", value)
@@ -145,7 +150,7 @@ def _references_of(function: FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # it has not been assigned
+        except ValueError:  # the variable has not been assigned
             continue
     for name in dict.fromkeys(_names_in(code)):
         if name in function.__globals__:
@@ -160,17 +165,17 @@ def _names_in(code: CodeType) -> Iterator[str]:
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield instruction.argval
     for constant in code.co_consts:
-        if isinstance(constant, CodeType):  # a function or, before Python 3.12, a comprehension inside
+        if isinstance(constant, CodeType):  # an inner function or, before Python 3.12, a comprehension
             yield from _names_in(constant)
 
 
 def warn_if_large(function: Callable[..., object], name: str, size: int) -> None:
-    """Logs a warning for a function with large captures, once, and names them.
+    """Logs a warning that names the large captures of a function, once per function.
 
     Args:
       function: The function.
-      name: Its name in messages.
-      size: Its size in bytes when it is written.
+      name: The name of the function in messages.
+      size: The size of the pickled function in bytes.
     """
     key = str(getattr(function, "__module__", "")), name
     if size < _LARGE_BYTES or _warned_of.get(key):
@@ -181,24 +186,24 @@ def warn_if_large(function: Callable[..., object], name: str, size: int) -> None
     named = [f"{variable!r} ({found / 1e6:.0f} MB)" for found, variable in large[:_MOST_NAMES]]
     what = ", ".join(named) or f"{size / 1e6:.0f} MB"
     if len(named) == 1:
-        travels, advice = "travels", "give it as an argument, or load it in the worker"
+        travels, advice = "is", "pass it as an argument, or load it in the worker"
     else:
-        travels, advice = "travel", "give them as arguments, or load them in the worker"
-    _logger.warning("%s %s with %r in each call; %s", what, travels, name, advice)
+        travels, advice = "are", "pass them as arguments, or load them in the worker"
+    _logger.warning("%s %s sent with %r in each call; %s", what, travels, name, advice)
 
 
 def _size_of(value: object) -> int:
     try:
         return len(dumps(value))
-    except Exception:  # it was written as part of the function, but alone it may fail
+    except Exception:  # a value that was pickled as part of the function may fail to pickle on its own
         return 0
 
 
 def unwritable_variable(function: Callable[..., object]) -> str:
-    """Returns the name of a variable that cannot be written by value; empty if each can be written alone."""
+    """Returns the name of a variable that cannot be pickled; empty if each variable can be pickled on its own."""
     for name, value in variables_of(function):
         try:
             dumps(value)
-        except Exception:  # whatever it raises
+        except Exception:  # the value may raise anything
             return name
     return ""

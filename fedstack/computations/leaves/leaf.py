@@ -1,13 +1,13 @@
-"""Defines the base class of leaf computations, which does for every runtime what does not depend on the framework.
+"""Defines the base class of leaf computations, which implements everything that does not depend on the framework.
 
-| promise | how |
+| guarantee | implementation |
 | --- | --- |
-| the result has exactly the declared dtypes, shapes and structure | `normalize_argument`; the error has path and name |
-| a buffer that the function may fill again is copied | `snapshot_of`, only if something else references it |
-| an error of the function says which computation and which client | `raise_leaf_error` |
-| its traceback has the user's frames only | `raise_leaf_error` |
-| an error has the index of the client in columns, too | parameters of `call` and `call_column` |
-| arguments cannot be changed | payloads are read-only; sequences are `SequenceArgument`s |
+| the result has exactly the declared dtypes, shapes and structure | `normalize_argument`; errors have path and name |
+| a buffer that the function may fill again is copied | `snapshot_of`, only if something else references the buffer |
+| an error of the function names the computation and the client | `raise_leaf_error` |
+| the traceback of the error has only the user's frames | `raise_leaf_error` |
+| errors in calls over columns also have the index of the client | parameters of `call` and `call_column` |
+| arguments cannot be modified | payloads are read-only; sequences are `SequenceArgument`s |
 """
 
 import itertools
@@ -36,10 +36,10 @@ Convert = Callable[[object], object]
 
 
 class SequenceArgument(ShownSequence):
-    """A sequence as a leaf function sees it: re-iterable and immutable.
+    """A sequence that is passed to a leaf function. It is re-iterable and immutable.
 
-    Each call of a function for a client has its own, which counts the passes: so neither retries nor other functions
-    with the same sequence change the order of its elements.
+    Each call for a client receives its own object, which counts the passes over the sequence. Therefore the order of
+    the elements does not depend on retries or on other functions that read the same sequence.
     """
 
     __slots__ = ("_convert", "_passes")
@@ -56,7 +56,11 @@ class SequenceArgument(ShownSequence):
         return self.in_pass(number) if type(self.payload) is ColumnSequence else self._later(number)
 
     def _later(self, number: int) -> Iterator[object]:
-        """Begins when the first element is requested: `list` asks for the length after it has got the iterator."""
+        """Yields the elements of a pass.
+
+        The pass starts only when the first element is requested, because `list` calls `__len__`, which may replace the
+        payload, after it has obtained the iterator.
+        """
         yield from self.in_pass(number)
 
     def in_pass(self, number: int) -> Iterator[object]:
@@ -71,7 +75,7 @@ class SequenceArgument(ShownSequence):
     def __len__(self) -> int:
         try:
             return len(cast("Sized", self.payload))
-        except TypeError:  # A stream: its elements are made once and kept, as those that a worker receives are.
+        except TypeError:  # A stream. Its elements are read once and kept, like the elements that a worker receives.
             held = column_of(self.payload, self.element)
             self.payload = held
             return len(held)
@@ -96,11 +100,11 @@ class SequenceArgument(ShownSequence):
 
 
 def argument_converter(type_spec: Type, maker_of: Callable[[StructType], Maker] | None = None) -> Convert | None:
-    """Returns the function from a payload to the value that a leaf function sees; `None` if they are the same.
+    """Returns the function that converts payloads to arguments of a leaf function; `None` if no conversion is needed.
 
     Args:
-      type_spec: The type of the payload.
-      maker_of: Returns the function that builds the container of a struct; by default structs are tuples.
+      type_spec: The type of the payloads.
+      maker_of: Returns the function that builds the container of a struct type. By default structs become tuples.
     """
     if isinstance(type_spec, SequenceType):
         element, shown = type_spec.element, argument_converter(type_spec.element, maker_of)
@@ -120,28 +124,28 @@ def argument_converter(type_spec: Type, maker_of: Callable[[StructType], Maker] 
 
 
 def converted(converters: Sequence[Convert | None], payload: object) -> list[object]:
-    """Returns the members of the payload of a struct as a leaf function sees them."""
+    """Returns the members of a struct payload, converted for a leaf function."""
     values = cast("tuple[object, ...]", payload)
     return [value if convert is None else convert(value) for convert, value in zip(converters, values)]
 
 
-# What follows the name of a function in the place of a misfit: the client, and the path inside the result.
+# Matches the client and the path inside the result, which follow the function's name in the place of a mismatch.
 _INSIDE = re.compile(r"(?:\[client (\d+)\])?([^;\n]*)")
 
 
 class Leaf(BoundOperation):
-    """A leaf computation that is ready to run. A runtime derives its own class and defines `evaluate`.
+    """A leaf computation that is ready to run. Each runtime defines a subclass that implements `evaluate`.
 
-    A leaf lives as long as it is referenced, by a cache of loaded leaves or a plan. Resources outside of Python, such
-    as an executable or memory of a device, are freed by `weakref.finalize(leaf, ...)`.
+    A leaf is kept alive by a cache of loaded leaves or by a plan. To free resources outside of Python, such as an
+    executable or device memory, register a callback with `weakref.finalize(leaf, ...)`.
 
     Args:
-      name: Its name in messages.
-      parameter: The type of its argument; `None` if it has no parameter.
-      result: The type of its result.
+      name: The name of the computation in messages.
+      parameter: The type of the argument; `None` if the computation has no parameter.
+      result: The type of the result.
     """
 
-    # The advice for a result that does not fit its type.
+    # The advice for a result that does not match the declared type.
     result_advice = "if the function is right, declare another result type"
 
     def __init__(self, name: str, parameter: Type | None, result: Type) -> None:
@@ -159,14 +163,15 @@ class Leaf(BoundOperation):
 
         Args:
           argument: A value of the parameter type: NumPy scalars and read-only arrays of exactly the declared dtypes,
-            `bytes` for strings, tuples for structs, in the type's order, and re-iterables for sequences. `None` if the
-            function has no parameter.
+            `bytes` for strings, tuples for structs (in the order of the type), and re-iterables for sequences. `None`
+            if the function has no parameter.
 
         Returns:
-          A value that fits the result type, as `fedstack.python_computation` takes it from functions.
+          A value of the result type, in any form that `fedstack.python_computation` accepts from functions.
 
         Raises:
-          Exception: Whatever the function raises; the caller gets a `LeafError`, or a `FedstackError` as it is.
+          Exception: Any error that the function raises. The caller receives a `LeafError`, or the unchanged error if it
+            is a `FedstackError`.
         """
         raise NotImplementedError
 
@@ -179,7 +184,7 @@ class Leaf(BoundOperation):
         if payload is None:
             payload = self._checked(value, client)
         if self._snapshot is not None:
-            del value  # so that only references of others are left
+            del value  # so that only references from elsewhere remain
             payload = self._snapshot(payload, argument)
         return payload
 
@@ -193,14 +198,15 @@ class Leaf(BoundOperation):
             raise self._misfit(error) from error.__cause__
 
     def _misfit(self, error: FedstackError) -> FedstackError:
-        """Returns the error for a result that does not fit, with the path in the result first in its place.
+        """Returns the error for a result that does not match its type. The error names the path inside the result.
 
-        The caller of a server's method is not at fault, so for methods it is a `LeafError`, as if the function raised.
+        For a server's method, the error is a `LeafError`, as if the function had raised it, because the caller of the
+        method is not responsible for the mismatch.
         """
         misfit = self._placed(error)
         if current_scope().kind is not WorkKind.METHOD:
             return misfit
-        text = f"{self.name!r} returned what does not fit its type: {misfit}"
+        text = f"{self.name!r} returned a value that does not match its result type: {misfit}"
         return LeafError(text, computation_name=self.name, client_index=misfit.client_index)
 
     def _placed(self, error: FedstackError) -> FedstackError:
@@ -222,11 +228,11 @@ class Leaf(BoundOperation):
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         if self._snapshot is not None:
             return super().call_column(argument, first_client, size)
-        # Scalars: they cost little besides the call, so they are checked all at once.
+        # The results are scalars. Checking all of them at once is much cheaper than checking each after its call.
         arguments = [None] * size if argument is None else argument.items()
         values: list[object] = []
         try:
-            # Not by extend() and map(), which would end at a StopIteration that the function raises.
+            # extend() and map() would mistake a StopIteration that the function raises for the end of the arguments.
             append, evaluate = values.append, self.evaluate
             with ColumnCall(first_client, values):
                 for item in arguments if self._convert is None else map(self._convert, arguments):
@@ -244,23 +250,24 @@ class Leaf(BoundOperation):
         return f"<{type(self).__name__} {self.name}>"
 
 
-# Python's messages where text is mixed with bytes, or bytes are used as text.
+# Matches Python's error messages for code that mixes text with bytes or uses bytes as text.
 _TEXT_AND_BYTES = re.compile(r"\bstr(ing)?\b.*\bbytes\b|\bbytes\b.*\bstr(ing)?\b|^'bytes' object has no attribute")
 
 
 def _is_of_argument(error: FedstackError | RetryableError) -> bool:
     """Returns whether an error was raised while a function iterated over its argument.
 
-    Errors of computations that the function called do not have the frames in which they were raised.
+    The traceback shows this: errors of computations that the function called lack the frames in which they were raised.
     """
     return any(frame.f_code is SequenceView.in_pass.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def _is_of_elsewhere(error: FedstackError | RetryableError, scope: WorkScope) -> bool:
-    """Returns whether an error is about a call that the function made, rather than about the call that runs it.
+    """Returns whether an error concerns a call that the function made, as opposed to the call that runs the function.
 
-    A closure that reports a cancelled or unreachable call does not mean itself, nor the worker that runs it. The caller
-    of a method does not know what that calls: a deadline or a mismatch in there is neither its fault nor the server's.
+    A closure that raises the error of a cancelled or unreachable call was not itself cancelled, and its worker is
+    reachable. The caller of a method does not know which calls the method makes, so neither the caller nor the server
+    is responsible for a deadline or a mismatch in such a call.
     """
     if scope.kind is WorkKind.CLOSURE:
         return isinstance(error, (ClosureCancelledError, RetryableError))
@@ -268,14 +275,17 @@ def _is_of_elsewhere(error: FedstackError | RetryableError, scope: WorkScope) ->
 
 
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
-    """Wraps an error of a user's function in a LeafError, with the user's lines of its traceback."""
+    """Raises a `LeafError` for an error of a user's function, with the user's lines of the traceback.
+
+    Retryable errors, errors of fedstack and interruptions are not wrapped, but may get the client's index added.
+    """
     scope = current_scope()
     is_of_elsewhere = isinstance(error, (FedstackError, RetryableError)) and _is_of_elsewhere(error, scope)
     if isinstance(error, RetryableError) and not is_of_elsewhere:
-        raise error  # a request for another attempt
+        raise error  # a retryable error requests another attempt
     if isinstance(error, FedstackError) and not is_of_elsewhere:
-        # The error of a computation that the function called is complete. That of an element of the argument has its
-        # place, as if it had been checked before it was sent to a worker.
+        # The error of a computation that the function called is already complete. The error of an element of the
+        # argument already contains the element's place, as if the element had been checked before it was sent.
         if client_index is None or _is_of_argument(error):
             raise error
         placed = with_place(error, f"in the computation {name!r} at client {client_index}")
@@ -283,17 +293,20 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         placed.client_index = client_index  # the caller knows the clients of the outer computation
         raise placed from error.__cause__
     if not scope.is_contained and interrupts(error):
-        raise error  # it is meant for the caller's process
+        raise error  # the exception is meant for this process as a whole
     error.__traceback__ = without_calling_frames(error.__traceback__)
     where = "" if client_index is None else f"; at client {client_index}"
     advice = ""
     text = text_of(error)
     if isinstance(error, ValueError) and "read-only" in text:
-        advice = "; arguments are read-only because they are shared: change a copy, x = x.copy()"
+        advice = "; arguments are read-only because they are shared: modify a copy, x = x.copy()"
     elif isinstance(error, (TypeError, AttributeError)) and _TEXT_AND_BYTES.search(text):
-        advice = "; strings come as bytes: name.decode() is the text"
+        advice = "; strings are passed as bytes: use name.decode() to get the text"
     elif isinstance(error, RuntimeError) and "running event loop" in text:
-        advice = "; in a notebook leaves run where a loop runs already: use an async context, or a thread of your own"
+        advice = (
+            "; in a notebook, leaves run on a thread that already runs an event loop: use an asynchronous context, or "
+            "start a thread of your own"
+        )
     elif (language_advice := advice_on(error)) is not None:
         advice = f"; {language_advice}"
     shown = type(error).__name__ + (f": {text}" if text else "")

@@ -1,9 +1,9 @@
-"""Finds the runtime that can run a leaf computation: Python, JAX and others.
+"""Selects and loads the runtimes of leaf computations, such as those for Python and JAX.
 
 A leaf is a function without federated parts. In the IR it is a `data` block with a functional type, or an `xla` or
-`tensorflow` block. The message inside its `Any`, the *carrier*, decides which runtime loads it. A runtime is a
-`LeafRuntime`; add one with `register_leaf_runtime`, or from another distribution through the entry point group
-`fedstack.leaf_runtimes` (name: the full name of the carrier message, value: the runtime object).
+`tensorflow` block. The type of the message inside the block's `Any`, the *carrier*, determines which runtime loads the
+leaf. A runtime is a `LeafRuntime`. Add a runtime with `register_leaf_runtime`, or from another distribution through the
+entry point group `fedstack.leaf_runtimes` (name: the full name of the carrier message, value: the runtime object).
 """
 
 import abc
@@ -35,21 +35,21 @@ from fedstack.foundations.value_text import describe
 from fedstack.observe.events import LeafLoaded
 from fedstack.observe.observers import observers
 
-# Identifies this process in messages that must not leave it.
+# Identifies this process in messages that are valid only within this process.
 PROCESS = uuid.uuid4().hex
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
-# Functions by value contain what they capture; plans reference them too, and messages of the same size.
+# Functions by value include their captures. Plans reference the functions too, along with messages of the same size.
 _MAX_LEAF_BYTES = 128 << 20
 
 
 @attrs.frozen
 class Destination:
-    """The destination of a leaf computation.
+    """The destination of a leaf computation that is sent.
 
     Attributes:
-      takes_code: Whether it accepts carriers that execute the sender's code.
-      advice: The advice for a leaf that could be sent as code only, if it does not.
+      takes_code: Whether the destination accepts carriers that execute the sender's code.
+      advice: The advice for a leaf that can only be sent as code, if the destination does not accept code.
     """
 
     takes_code: bool
@@ -57,18 +57,25 @@ class Destination:
 
 
 class LeafRuntime(abc.ABC):
-    """Loads, admits and sends the leaf computations of one kind of carrier; used on any thread."""
+    """The interface of runtimes, which check, load and send the leaf computations of one kind of carrier.
+
+    The methods are called on any thread.
+    """
 
     @abc.abstractmethod
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
-        """Returns the leaf, ready to run: a `Leaf`. It is not called on the thread of an event loop.
+        """Loads a leaf computation and returns it as a `Leaf` that is ready to run.
+
+        This method is never called on the thread of an event loop.
 
         Raises:
-          CarrierError: If it cannot be loaded here; the message says why and what to do.
+          CarrierError: If this process cannot load the leaf. The message explains the reason and the remedy.
         """
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
-        """Returns whether leaves from other processes may be loaded at all; by default if the policy names the carrier.
+        """Returns whether leaves of a carrier may be loaded if another process sends them.
+
+        By default they may be loaded if the policy lists the carrier in `runtimes`, or allows Python code.
 
         Args:
           carrier: The full name of the carrier message.
@@ -77,14 +84,14 @@ class LeafRuntime(abc.ABC):
         return policy.allows_runtime(carrier)
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
-        """Checks a leaf of another process before it is loaded; by default only its carrier.
+        """Checks a leaf from another process before it is loaded. By default only the carrier is checked.
 
         Args:
           computation: The leaf.
           policy: The policy of this process for its clients.
 
         Raises:
-          CarrierError: If it may not be loaded; the message says what to do.
+          CarrierError: If the policy does not allow the leaf. The message contains advice.
         """
         carrier = carrier_of(computation) or ""
         if not self.is_allowed(carrier, policy):
@@ -94,19 +101,19 @@ class LeafRuntime(abc.ABC):
             )
 
     def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
-        """Returns the content of a leaf for another process; by default its content here.
+        """Returns the content to send for a leaf to another process. By default this is the unchanged content.
 
         Args:
           content: The content of the leaf.
           destination: The destination of the leaf.
 
         Raises:
-          CarrierError: If it cannot be sent there; the message says what to do.
+          CarrierError: If the leaf cannot be sent to this destination. The message contains advice.
         """
         return content
 
     def close(self) -> None:
-        """Releases its resources. Called when another runtime replaces it, and when the process ends."""
+        """Releases the resources of the runtime. Called when the runtime is replaced and when the process ends."""
         return
 
 
@@ -114,14 +121,19 @@ _runtimes: dict[str, LeafRuntime] = {}
 
 
 def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
-    """Makes `runtime` load every leaf whose content is the protobuf message `message_name` (its full name).
+    """Registers the runtime that loads all leaves whose content is a protobuf message with the given full name.
+
+    Args:
+      message_name: The full name of the carrier message.
+      runtime: The runtime. It replaces the runtime that was previously registered for the message.
 
     Raises:
-      InvalidValueError: If it is not a `LeafRuntime`.
+      InvalidValueError: If `runtime` is not a `LeafRuntime`.
     """
     if not isinstance(cast(object, runtime), LeafRuntime):
         raise InvalidValueError(
-            f"Expected a fedstack.leaves.LeafRuntime, found {describe(runtime)}; derive the runtime's class from that"
+            f"Expected a fedstack.leaves.LeafRuntime, found {describe(runtime)}; derive the runtime's class from "
+            "LeafRuntime"
         )
     before = _runtimes.get(message_name)
     _runtimes[message_name] = runtime
@@ -132,29 +144,33 @@ def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
 @atexit.register
 def _close_runtimes() -> None:
     for runtime in list(_runtimes.values()):
-        with contextlib.suppress(Exception):  # it is too late to report errors
+        with contextlib.suppress(Exception):  # the process is ending, so errors cannot be reported any more
             runtime.close()
 
 
 def allowed_carriers(policy: CarrierPolicy) -> list[str]:
-    """Lists the carriers that may be loaded, by the full names of their messages. It imports no runtimes."""
+    """Returns the full names of the carrier messages that a policy allows, without importing any runtimes."""
     waiting = [carrier for carrier in _installed() if carrier not in _runtimes and policy.allows_runtime(carrier)]
     return sorted([carrier for carrier, runtime in _runtimes.items() if runtime.is_allowed(carrier, policy)] + waiting)
 
 
 def needs_import(carrier: str | None) -> bool:
-    """Returns whether the runtime of a carrier has yet to be imported from another distribution."""
+    """Returns whether the runtime of a carrier is in another distribution and has not been imported yet."""
     return carrier not in _runtimes and carrier in _installed()
 
 
 @functools.cache
 def _installed() -> dict[str, metadata.EntryPoint]:
-    """Returns the runtimes of other distributions, by their carriers; searching for them takes a while."""
+    """Returns the entry points of runtimes in other distributions, by carrier. The search takes a while."""
     return {entry_point.name: entry_point for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def find_runtime(message_name: str) -> LeafRuntime | None:
-    """Returns the runtime of a carrier; `None` if there is none."""
+    """Returns the runtime of a carrier, or `None` if no runtime is registered or installed for the carrier.
+
+    Raises:
+      CarrierError: If an installed runtime cannot be imported.
+    """
     found = _runtimes.get(message_name)
     if found is None and (installed := _installed().get(message_name)) is not None:
         try:
@@ -162,14 +178,14 @@ def find_runtime(message_name: str) -> LeafRuntime | None:
         except Exception as error:
             raise CarrierError(
                 f"Importing the runtime {installed.value!r} for {message_name} raised {type(error).__name__}: {error}; "
-                "repair or remove the distribution that has it"
+                "repair or uninstall the distribution that contains the runtime"
             ) from error
         register_leaf_runtime(message_name, found)
     return found
 
 
 def content_of(computation: computation_pb2.Computation) -> any_pb2.Any | None:
-    """Returns the content of a leaf, a part of the computation's message; `None` if the computation is not a leaf."""
+    """Returns the content of a leaf, which is part of the computation's message; `None` if it is not a leaf."""
     kind = computation.WhichOneof("computation")
     if kind == "data":
         return computation.data.content
@@ -179,13 +195,13 @@ def content_of(computation: computation_pb2.Computation) -> any_pb2.Any | None:
 
 
 def carrier_of(computation: computation_pb2.Computation) -> str | None:
-    """Returns the full name of a leaf's carrier message; `None` if the computation is not a leaf."""
+    """Returns the full name of a leaf's carrier message, or `None` if the computation is not a leaf."""
     content = content_of(computation)
     return None if content is None else content.type_url.rpartition("/")[2]
 
 
 def leaf_name(computation: computation_pb2.Computation) -> str:
-    """Returns the name of a leaf's function, if its carrier has a field for it, without loading the leaf."""
+    """Returns the name of a leaf's function without loading the leaf; empty if the carrier contains no name."""
     content = content_of(computation)
     if content is None:
         return ""
@@ -200,13 +216,13 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     """Loads a leaf computation with the runtime for its carrier.
 
     Raises:
-      CarrierError: If there is no runtime for the carrier, or it cannot be loaded here.
-      InvalidComputationError: If it has no content.
+      CarrierError: If there is no runtime for the carrier, or the runtime cannot load the leaf.
+      InvalidComputationError: If the computation has no content.
     """
     name = carrier_of(computation)
     if not name:
-        kind = computation.WhichOneof("computation") or "computation of no kind"
-        raise InvalidComputationError(f"Expected a leaf computation with its content, found a {kind} without any")
+        kind = computation.WhichOneof("computation") or "computation of unknown kind"
+        raise InvalidComputationError(f"Expected a leaf computation with content, found a {kind} without content")
     runtime = find_runtime(name)
     if runtime is None:
         raise unknown_carrier(name)
@@ -218,7 +234,8 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     except Exception as error:
         raise CarrierError(
             f"Loading a {name_text(name)} with {type(runtime).__name__} raised {type(error).__name__}: "
-            f"{text_of(error)}; install here what the function needs, or send another one"
+            f"{text_of(error)}; install the packages that the function needs in this process's environment, or send "
+            "another function"
         ) from error
     if observers.present:
         seconds = time.perf_counter() - begin
@@ -227,28 +244,30 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
 
 
 def unknown_carrier(name: str) -> CarrierError:
-    """Returns the error for a leaf with a carrier that no runtime loads."""
+    """Returns the error for a leaf whose carrier has no runtime."""
     known = ", ".join(sorted(_runtimes))
     return CarrierError(
-        f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; write the function with "
-        f"fedstack.python_computation, or install the package whose entry point {ENTRY_POINT_GROUP!r} runs it"
+        f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; decorate the function with "
+        f"fedstack.python_computation, or install the package that has a runtime for it as an entry point in "
+        f"{ENTRY_POINT_GROUP!r}"
     )
 
 
-# The digest of a leaf, and the rules under which it was loaded.
+# The digest of a leaf, and the rules under which the leaf was loaded.
 _Key: TypeAlias = tuple[bytes, Rules]
 
 
 class LoadedLeaves:
-    """A cache of the leaves used most recently, by content; for any number of threads.
+    """A thread-safe cache of the most recently used leaves, by content.
 
-    A leaf that one policy has allowed is loaded again under another, or refused.
+    The cache key includes the rules of the policy. A leaf that was loaded under one policy is therefore checked and
+    loaded again under another policy.
 
     Args:
-      policy: Decides what may be loaded; by default the policy in force at each load.
+      policy: The policy that decides which leaves may be loaded; by default the current policy at each load.
 
     Attributes:
-      some_differ: Whether any leaf was loaded from another version of its module than the sender's.
+      some_differ: Whether any leaf was loaded from a module of which the sender has a different version.
     """
 
     def __init__(self, policy: CarrierPolicy | None = None) -> None:
@@ -259,16 +278,16 @@ class LoadedLeaves:
         self.renew()
 
     def renew(self) -> None:
-        """Replaces the locks, in a forked child."""
+        """Replaces the locks. Called in a forked child."""
         self._lock = threading.Lock()
-        # Locks of leaves that are being loaded, so that a thread that needs the same leaf waits for it.
+        # The locks of leaves that are being loaded, so that other threads that need the same leaf wait for it.
         self._turns: weakref.WeakValueDictionary[_Key, threading.RLock] = weakref.WeakValueDictionary()
 
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
-        """Returns a leaf, which is loaded if it has not been.
+        """Returns a leaf from the cache, or loads the leaf if it is not in the cache.
 
         Raises:
-          CarrierError: If it cannot be loaded; a failure of `prepare` is raised again.
+          CarrierError: If the leaf cannot be loaded. An error that `prepare` stored for the leaf is raised again.
         """
         key, size = self._key(computation)
         known = self._known.get(key)
@@ -285,18 +304,18 @@ class LoadedLeaves:
         return known
 
     def find(self, computation: computation_pb2.Computation) -> BoundOperation | None:
-        """Returns a leaf if it has been loaded."""
+        """Returns a leaf from the cache, or `None` if the leaf has not been loaded."""
         key, _ = self._key(computation)
         found = self._known.get(key)
         return found if isinstance(found, BoundOperation) else None
 
     def prepare(self, computation: computation_pb2.Computation) -> None:
-        """Loads a leaf ahead; an error is raised when it is used. Loading may run the sender's code."""
+        """Loads a leaf in advance, which may run the sender's code. Errors are stored until `load` raises them."""
         try:
             found: BoundOperation | Exception = load_leaf(computation)
         except Exception as error:
             found = without_own_frames(error).with_traceback(None)
-        except BaseException as error:  # raised by the sender's code, and not meant for this process
+        except BaseException as error:  # raised by the sender's code, and must not end this process
             found = CarrierError(f"Loading a function raised {error!r}")
         key, size = self._key(computation)
         self._put(key, found, size)
@@ -312,6 +331,6 @@ class LoadedLeaves:
 
 
 def digest_of(computation: computation_pb2.Computation) -> tuple[bytes, int]:
-    """Returns the digest of a computation's content, and the size of that in bytes."""
+    """Returns the digest and the size in bytes of a serialized computation."""
     content = computation.SerializeToString(deterministic=True)
     return hashlib.sha256(content).digest(), len(content)

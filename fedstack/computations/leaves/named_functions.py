@@ -1,4 +1,4 @@
-"""Refers to Python functions by module and qualified name, finds them again, and compares versions by their source."""
+"""Resolves references to Python functions by module and qualified name, and compares versions of their source."""
 
 import hashlib
 import importlib
@@ -14,25 +14,29 @@ from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text, text_of
 from fedstack.foundations.value_text import shorten
 
-# Loading runs code of others, which may raise anything, or exit. Ctrl-C is not raised by it.
+# Loading runs code of other authors, which may raise any error or exit. KeyboardInterrupt comes from the user instead.
 LOADING_ERRORS = (Exception, SystemExit)
-# The names of modules that are run as a program: by Python, of the parent by `multiprocessing`, and by `runpy`.
+# The names of modules that run as programs under Python, `multiprocessing` (the parent's program) and `runpy`.
 _PROGRAMS = ("__main__", "__mp_main__", "<run_path>")
 
 
 class Decorated:
-    """The base of computations of a function, their `__wrapped__`: a reference to one refers to that function."""
+    """The base class of computations that wrap a function. References to such a computation refer to `__wrapped__`."""
 
 
 def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
-    """Imports `module` and returns the function `qualname` in it, also that of a decorated computation.
+    """Imports a module and returns one of its functions, or the function of one of its decorated computations.
+
+    Args:
+      module: The name of the module.
+      qualname: The qualified name of the function.
 
     Raises:
-      CarrierError: If there is no such module or function, the function is only imported there from another module,
-        it is not a function, or the module cannot be imported or must not be.
+      CarrierError: If the module or the function does not exist, the module must not or cannot be imported, the object
+        is not a function, or the module does not define the function but imports it from another module.
     """
     if not _may_be_imported(module):
-        raise CarrierError(f"Expected the name of a module that may be imported, found {name_text(module)!r}")
+        raise CarrierError(f"Expected the name of an importable module, found {name_text(module)!r}")
     shown = name_text(f"{module}:{qualname}")
     try:
         imported = importlib.import_module(module)
@@ -51,29 +55,29 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
 def _may_be_imported(module: str) -> bool:
     """Returns whether a text is the name of a module other than `__main__` and `__init__`.
 
-    The latter is the body of a package, which would run again under another name.
+    Importing `__init__` would run the body of a package again under another name.
     """
     parts = module.split(".")
     return all(part.isidentifier() and not (part.startswith("__") and part.endswith("__")) for part in parts)
 
 
 def _function_in(imported: object, module: str, qualname: str) -> Callable[..., object]:
-    """Returns the function or class that a module defines under a name."""
+    """Returns the function or class that a module defines under the given name."""
     found = _member_of(imported, module, qualname)
     shown = name_text(f"{module}:{qualname}")
-    # Allowing a module that imports `os` must not allow `os.system`.
+    # If a module that imports `os` is allowed, `os.system` must not become allowed too.
     if _names_of(found) != (module, qualname):
-        raise CarrierError(f"Expected a function defined as {shown}, found {_shown(found)} there")
+        raise CarrierError(f"Expected a function defined as {shown}, found {_shown(found)} under this name")
     if not callable(found):
-        raise CarrierError(f"Expected a function as {shown}, found {_shown(found)} there")
+        raise CarrierError(f"Expected a function as {shown}, found {_shown(found)} under this name")
     return found
 
 
 def _member_of(imported: object, module: str, qualname: str) -> object:
-    """Returns a member of a module, or of a class in it.
+    """Returns a member of a module, or of a class in the module.
 
-    No code runs, neither `__getattr__` of modules and classes, nor properties. Objects that decorators made are
-    returned as they are, so that a call does what the decorator does.
+    The lookup runs no code: neither `__getattr__` of modules and classes nor properties. Objects that decorators
+    returned are not unwrapped, so that a call includes the behavior that the decorator adds.
     """
     found: object = imported
     for name in qualname.split("."):
@@ -84,7 +88,7 @@ def _member_of(imported: object, module: str, qualname: str) -> object:
         else:
             found = _NOTHING
         if found is _NOTHING:
-            raise _not_found(module, qualname, AttributeError(f"there is no {name_text(name)!r} in it"))
+            raise _not_found(module, qualname, AttributeError(f"it has no member {name_text(name)!r}"))
         if type(found) is staticmethod:
             found = cast("staticmethod[..., object]", found).__func__
     return inspect.getattr_static(found, "__wrapped__", found) if issubclass(type(found), Decorated) else found
@@ -94,11 +98,11 @@ _NOTHING = object()
 
 
 def _is_class(found: object) -> TypeGuard[type]:
-    return issubclass(type(found), type)  # isinstance() would read the object's own `__class__`
+    return issubclass(type(found), type)  # isinstance() would read the object's `__class__`, which may run code
 
 
 def _names_of(found: object) -> tuple[object, object]:
-    """Returns the module and qualified name of an object's definition, without running code of its class."""
+    """Returns the module and the qualified name of an object's definition, without running code of its class."""
     if _is_class(found):
         namespace = cast("Mapping[str, object]", _CLASS["__dict__"].__get__(found))
         return namespace.get("__module__"), _CLASS["__qualname__"].__get__(found)
@@ -113,7 +117,7 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 
 
 def _shown(found: object) -> str:
-    """Describes an object by its class and name, without its `repr`."""
+    """Returns a description of an object by its class and name, without calling its `repr`."""
     names = ":".join(name for name in _names_of(found) if isinstance(name, str))
     return f"a `{type(found).__name__}`" + (f" {shorten(names)}" if names else "")
 
@@ -121,26 +125,26 @@ def _shown(found: object) -> str:
 def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:
     advice = "install the same version on both sides"
     if isinstance(error, ModuleNotFoundError):
-        advice = "install its module where it runs, or name the module's folder in PYTHONPATH there"
+        advice = "install the module where the function runs, or add the module's folder to PYTHONPATH there"
     return CarrierError(
-        f"Expected an installed function {name_text(f'{module}:{qualname}')}, found none: {type(error).__name__}: "
+        f"Expected an installed function {name_text(f'{module}:{qualname}')}, found an error: {type(error).__name__}: "
         f"{text_of(error)}; {advice}"
     )
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error of loading by its class and text, with advice if there is any."""
+    """Returns a description of a loading error: its class and text, and advice if there is any."""
     text = text_of(error)
     advice = ""
     if isinstance(error, ImportError):
-        advice = "; install what it imports"
-    elif isinstance(error, AttributeError) and text.startswith("Can't get attribute"):  # as pickle says it
-        advice = "; put what it refers to into a module that is installed on the worker"
+        advice = "; install the missing dependency"
+    elif isinstance(error, AttributeError) and text.startswith("Can't get attribute"):  # the text of pickle's error
+        advice = "; move the object that it refers to into a module that is installed on the worker"
     return f"{type(error).__name__}: {text}".removesuffix(": ") + advice
 
 
 def resolves_to_itself(function: Callable[..., object]) -> bool:
-    """Returns whether a reference to a function leads back to it. It imports nothing."""
+    """Returns whether a function can be found by its module and name. Imports no modules."""
     module = getattr(function, "__module__", None)
     if not isinstance(module, str) or not _may_be_imported(module) or is_script(module):
         return False
@@ -153,9 +157,10 @@ def resolves_to_itself(function: Callable[..., object]) -> bool:
 
 
 def is_script(module: object) -> bool:
-    """Returns whether importing a module would run a program.
+    """Returns whether importing a module elsewhere would run a program.
 
-    The program was started from it, as by `python -m package`, or its own top level is being executed.
+    This is the case if the program was started from the module, for example by `python -m package`, or if the top level
+    of the module is still being executed.
 
     Args:
       module: The `__module__` of an object.
@@ -167,28 +172,28 @@ def is_script(module: object) -> bool:
 
 
 def script_of(function: Callable[..., object]) -> str:
-    """Returns the name of the file of the program that a function belongs to; empty if there is none."""
+    """Returns the file name of the script that defines a function; empty if the function is not part of a script."""
     module = getattr(function, "__module__", None)
     file = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) and is_script(module) else None
     return os.path.basename(file or "")
 
 
 _FileState = tuple[int, int]
-# The modification time and size of each file of imported functions, as of the first function.
+# The modification time and size of each file with imported functions, recorded when the first function was imported.
 _files_as_imported: dict[str, _FileState] = {}
 _MAX_DIGESTS = 1000
-# By the function's code or the module's name, the file, and the state of the file.
+# The key is the function's code or the module's name, the file, and the state of the file.
 _digests: SharedCache[tuple[object, str | None, _FileState | None], bytes] = SharedCache(_MAX_DIGESTS, _MAX_DIGESTS)
 
 
 def function_digest(function: Callable[..., object]) -> bytes:
-    """Returns the SHA-256 of a function's source; empty if there is no source."""
+    """Returns the SHA-256 digest of a function's source; empty if the source is not available."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return _made_of(function) if code is None else _digest_of(function, code, code.co_filename)
 
 
 def module_digest(module: str) -> bytes:
-    """Returns the SHA-256 of the source file of a module; empty if there is none.
+    """Returns the SHA-256 digest of a module's source file; empty if the source is not available.
 
     Args:
       module: The name of a module that has been imported.
@@ -198,7 +203,7 @@ def module_digest(module: str) -> bytes:
 
 
 def _digest_of(found: Callable[..., object] | ModuleType, named: object, file: str | None) -> bytes:
-    """Returns a digest, which is cached until the file is modified."""
+    """Returns the digest of a function's or module's source, which is cached until the file is modified."""
     key = named, file, _state_of(file)
     digest = _digests.get(key)
     if digest is None:
@@ -215,23 +220,25 @@ def _made_of(found: Callable[..., object] | ModuleType) -> bytes:
 
 
 def note_file(function: Callable[..., object]) -> None:
-    """Records the state of the file of an imported function, unless it is recorded already."""
+    """Records the state of an imported function's file, unless the state has already been recorded."""
     file, state = _file_of(function)
     if state is not None:
         _files_as_imported.setdefault(file, state)
 
 
 def check_unchanged(function: Callable[..., object]) -> None:
-    """Checks that the file of a function has not been modified since its import: only its current source is known.
+    """Checks that a function's file has not been modified since its import.
+
+    After a modification, the source of the imported function is unknown, because only the current file can be read.
 
     Raises:
-      CarrierError: If it has been modified.
+      CarrierError: If the file has been modified.
     """
     file, state = _file_of(function)
     if state is not None and _files_as_imported.get(file, state) != state:
         raise CarrierError(
-            f"The file of {function.__module__}:{function.__qualname__} has changed since it was imported; restart the "
-            "worker"
+            f"Expected an unmodified file of {function.__module__}:{function.__qualname__}, found one that has changed "
+            "since it was imported; restart the worker"
         )
 
 
@@ -244,7 +251,7 @@ def _file_of(function: Callable[..., object]) -> tuple[str, _FileState | None]:
 
 
 def _state_of(file: str | None) -> _FileState | None:
-    """Returns the modification time and the size of a file; `None` if there is none."""
+    """Returns the modification time and the size of a file, or `None` if the file cannot be read."""
     try:
         found = os.stat(file or "")
     except OSError:

@@ -1,8 +1,8 @@
-"""Finds the leaves in computations, and asks their runtimes what may leave this process, and what may enter it.
+"""Finds the leaves in computations, prepares them for sending, and checks received leaves against the policy.
 
-A worker may have another version of the module of a function: its constants and helpers may differ, and so the result.
-The worker notices that when it loads the function, and says so in the answer to each request with it; the caller warns
-once per module.
+A worker may have a different version of a function's module. Constants and helper functions may then differ, and with
+them the results. The worker detects this when it loads the function, and reports the module in its response to every
+request that uses the function. The caller logs a warning once per module.
 """
 
 import logging
@@ -29,7 +29,7 @@ _warned_of = set[str]()
 
 
 def leaves_of(computation: Computation) -> Iterator[Computation]:
-    """Yields the leaf computations and data blocks in a computation, which are parts of its message."""
+    """Yields the leaf computations and data blocks in a computation, as parts of its message (not copies)."""
     kind = computation.WhichOneof("computation")
     if kind in ("data", "xla", "tensorflow"):
         yield computation
@@ -39,7 +39,7 @@ def leaves_of(computation: Computation) -> Iterator[Computation]:
 
 
 def intrinsics_of(computation: Computation) -> Iterator[str]:
-    """Yields the names of the intrinsics in a computation, as often as they occur."""
+    """Yields the name of each intrinsic in a computation, once per occurrence."""
     kind = computation.WhichOneof("computation")
     if kind == "intrinsic":
         yield computation.intrinsic.uri
@@ -57,7 +57,7 @@ def _parts(computation: Computation, kind: str | None) -> Iterator[Computation]:
             yield local.value
         yield computation.block.result
     elif kind == "lambda":
-        yield getattr(computation, "lambda").result  # a reserved word in Python
+        yield getattr(computation, "lambda").result  # `lambda` is a reserved word in Python
     elif kind == "struct":
         for element in computation.struct.element:
             yield element.value
@@ -66,7 +66,7 @@ def _parts(computation: Computation, kind: str | None) -> Iterator[Computation]:
 
 
 def used_locals(block: computation_pb2.Block) -> list[computation_pb2.Block.Local]:
-    """Returns the locals that the result of a block needs, in order."""
+    """Returns the locals on which the result of a block depends, in the order of the block."""
     wanted = free_references(block.result)
     used: list[computation_pb2.Block.Local] = []
     for local in reversed(block.local):
@@ -79,7 +79,7 @@ def used_locals(block: computation_pb2.Block) -> list[computation_pb2.Block.Loca
 
 
 def free_references(computation: Computation) -> set[str]:
-    """Returns the names that a computation refers to and does not bind itself."""
+    """Returns the free variables of a computation: the names that it references but does not bind."""
     kind = computation.WhichOneof("computation")
     if kind == "reference":
         return {computation.reference.name}
@@ -94,10 +94,10 @@ def free_references(computation: Computation) -> set[str]:
 
 
 def portable(computation: Computation, destination: Destination) -> Computation:
-    """Returns the computation with portable leaves; the same message if all of them are.
+    """Returns a copy of a computation with portable leaves, or the same message if all leaves are portable.
 
     Raises:
-      CarrierError: If a leaf cannot be sent to the destination; the message says what to do.
+      CarrierError: If a leaf cannot be sent to the destination. The message contains advice.
     """
     carriers = [(content_of(leaf), _portable_content(leaf, destination)) for leaf in leaves_of(computation)]
     if all(carrier is content for content, carrier in carriers):
@@ -118,27 +118,27 @@ def _portable_content(leaf: Computation, destination: Destination) -> any_pb2.An
 
 
 def needs_runtime_import(computation: Computation) -> bool:
-    """Returns whether `check_received` imports a runtime first, which may take a while."""
+    """Returns whether `check_received` would have to import a runtime, which may take a while."""
     return any(needs_import(carrier_of(leaf)) for leaf in leaves_of(computation))
 
 
 def check_received(computation: Computation, policy: CarrierPolicy) -> None:
-    """Checks that the policy allows all leaves of a computation from another process.
+    """Checks that a policy allows all leaves of a computation from another process.
 
     Raises:
-      CarrierError: If it does not; the message says what to do.
+      CarrierError: If the policy does not allow a leaf. The message contains advice.
     """
     for leaf in leaves_of(computation):
         name = carrier_of(leaf) or ""
         runtime = find_runtime(name)
         if runtime is not None:
             runtime.admit(leaf, policy)
-        elif leaf.WhichOneof("computation") != "data":  # a data block may be for a data executor
+        elif leaf.WhichOneof("computation") != "data":  # a data executor may handle an unknown data block
             raise unknown_carrier(name)
 
 
 def leaves_to_load(computation: Computation, loaded: LoadedLeaves) -> list[Computation]:
-    """Returns the leaf functions in a computation that have yet to be loaded, which may take a while."""
+    """Returns the leaf functions in a computation that have not been loaded yet."""
     return [
         leaf
         for leaf in leaves_of(computation)
@@ -147,11 +147,11 @@ def leaves_to_load(computation: Computation, loaded: LoadedLeaves) -> list[Compu
 
 
 def differing_modules(computations: Iterable[Computation], loaded: LoadedLeaves) -> Sequence[str]:
-    """Returns the modules of the functions in computations of which the sender has another version.
+    """Returns the names of the modules of received functions of which the sender has a different version.
 
     Args:
       computations: The received computations.
-      loaded: The functions in them, loaded.
+      loaded: The cache with the loaded functions of the computations.
     """
     if not loaded.some_differ:
         return ()
@@ -160,19 +160,19 @@ def differing_modules(computations: Iterable[Computation], loaded: LoadedLeaves)
 
 
 def warn_of_differing(modules: Iterable[str], address: str) -> None:
-    """Logs a warning for each module that a worker has in another version, once per module.
+    """Logs a warning for each module of which a worker has a different version, once per module.
 
     Args:
-      modules: The names that the worker reports; those that are not modules of this process are ignored.
+      modules: The names that the worker reported. Names of modules that this process has not imported are ignored.
       address: The address of the worker.
     """
     for module in modules:
         if module in sys.modules and module not in _warned_of:
             _warned_of.add(module)
             _logger.warning(
-                "The module %s at the worker at %s differs from the one here: helpers and constants of its functions "
-                "may give other results there; install the same version on both sides (a worker that was started with "
-                "--strict-modules refuses such functions)",
+                "The module %s on the worker at %s differs from the local version, so its functions may return "
+                "different results on the worker; install the same version on both sides, or start the worker with "
+                "--strict-modules to reject such functions",
                 module,
                 address,
             )

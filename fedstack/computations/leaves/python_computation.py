@@ -1,4 +1,4 @@
-"""Defines the decorator that makes a leaf computation out of a Python function."""
+"""Defines the decorator that turns a Python function into a leaf computation."""
 
 import functools
 import inspect
@@ -42,13 +42,13 @@ _R = TypeVar("_R")
 
 
 class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
-    """A leaf computation of a Python function. It keeps the function alive, and runs in any fedstack executor.
+    """A leaf computation that runs a Python function in any fedstack executor. It keeps the function alive.
 
-    Type checkers see a function with the parameters and the result of the decorated one. In a federated computation a
-    call with values of the language returns another.
+    Type checkers see the signature of the decorated function. In a federated computation, a call with values of the
+    language returns a value of the language.
 
     Attributes:
-      __wrapped__: The decorated function. Called directly, it runs without types, checks or a context.
+      __wrapped__: The decorated function. A direct call runs it without type conversions, checks or a context.
     """
 
     __wrapped__: Callable[_P, _R]
@@ -67,7 +67,8 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
         self._function = function
         self._serial = serial
 
-    # The language calls these when it builds this computation into another one, which then has a copy of the handle.
+    # The language calls these methods when it builds this computation into another one. The other computation then has
+    # a copy of the handle.
 
     def to_building_block(self) -> object:
         registry.keep(self._serial)
@@ -82,13 +83,13 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
     @overload
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
     def __call__(self, /, *args: object, **kwargs: object) -> object:
-        """Runs the function in the context in force, on arguments by position or by the names of its parameters."""
+        """Runs the function in the current context. Arguments are passed by position or by name."""
         try:
             if not kwargs:
                 return super().__call__(*args)
             parameter = self._function.parameter
             fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
-            # The language matches keywords with members of the type only, not with parameters.
+            # The language matches keywords with members of the type, but not with names of parameters.
             if any(field in kwargs for field, _ in fields):
                 return super().__call__(*args, **kwargs)
             return super().__call__(*self.by_position(args, kwargs))
@@ -97,15 +98,15 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
             raise
 
     def by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
-        """Returns the arguments of a call, by the order of the function's parameters."""
+        """Returns the arguments of a call in the order of the function's parameters."""
         return bound(inspect.signature(self._function.function), self._function.name, args, kwargs).args
 
     def __get__(self, instance: object, owner: type | None = None) -> "PythonComputation[_P, _R]":
-        """Returns itself, also as a member of a class. An object with `__get__` is shown as a function by `help`."""
+        """Returns the computation itself. Because the class has `__get__`, `help` shows its instances as functions."""
         return self
 
     def __reduce__(self) -> Reduced:
-        """Returns how to pickle the computation, for functions of scripts that call it."""
+        """Returns the pickling instructions, because functions that are sent by value may call this computation."""
         return _rebuilt, (write_function(self._function),)
 
     def __repr__(self) -> str:
@@ -115,7 +116,13 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
 def bound(
     signature: inspect.Signature, name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> inspect.BoundArguments:
-    """Returns the arguments of a call, bound to the parameters of a function.
+    """Binds the arguments of a call to the parameters of a function.
+
+    Args:
+      signature: The signature of the function.
+      name: The name of the function in messages.
+      args: The arguments by position.
+      kwargs: The arguments by name.
 
     Raises:
       TypeMismatchError: If the function cannot be called with these arguments.
@@ -132,7 +139,7 @@ def bound(
 def python_computation(
     parameter_types: ParameterTypes = None, result_type: object = None
 ) -> Callable[[Callable[_P, _R]], PythonComputation[_P, _R]]:
-    """Returns a decorator that makes a leaf computation out of a Python function.
+    """Returns a decorator that turns a Python function into a leaf computation.
 
     >>> import numpy as np
     >>> @python_computation([np.float32, np.float32])
@@ -141,33 +148,36 @@ def python_computation(
     >>> str(add.type_signature)
     '(<float32,float32> -> float32)'
 
-    The function gets NumPy scalars and read-only arrays of exactly the declared dtypes. It reads structs by attribute
-    and by key, and can pass them on with `**`; instances of attrs classes and dataclasses by attribute only. A field
-    with the name of a method of its container, such as `keys`, is read by key. The function may be called on several
-    threads at once. Its result is read when it returns: it may fill a returned array again in its next call, but not on
-    another thread meanwhile.
+    The function receives NumPy scalars and read-only arrays of exactly the declared dtypes. It can access the fields of
+    a struct by attribute and by key, and can unpack a struct with `**`. Instances of attrs classes and dataclasses
+    support access by attribute only. A field that has the name of a method of its container, such as `keys`, is
+    accessible by key only. The function may be called on several threads at once. Its result is read as soon as it
+    returns, so the function may return the same array again with new content in its next call. It must not change the
+    array on another thread in the meantime.
 
     Args:
-      parameter_types: One type per parameter of the function, as a sequence, or as a mapping by name; `None` or empty
-        for a function without parameters; a single type stands for a list of one. Each entry is anything that the
-        language converts to a type. A function of one parameter has that type; one of several has a struct of them.
-      result_type: The type of the function's result. If left out, it is taken from the return annotation or, failing
-        that, from one evaluation on zeros; from two if parameters have unknown dimensions or sequences and the result
-        is not a scalar: dimensions that differ are unknown. Python's own numbers then count as float32 and int32, as
-        everywhere in the language, and a result that does not fit is an error.
+      parameter_types: One type per parameter of the function, as a sequence, or as a mapping from parameter names to
+        types. `None` or an empty sequence means that the function has no parameters. A single type is equivalent to a
+        list with this type. Each type may be any object that the language converts to a type. The parameter type of the
+        computation is the declared type for a function with one parameter, and a struct for several parameters.
+      result_type: The type of the function's result. By default, the return annotation is used. Without a usable
+        annotation, the type is inferred from a call with zeros. If the parameters have unknown dimensions or sequences
+        and the result is not a scalar, the type is inferred from two such calls, and dimensions that differ are
+        unknown. In an inferred type, Python's own numbers count as float32 and int32, as everywhere in the language. A
+        later result that does not match the inferred type is an error.
 
     Returns:
       The decorator.
 
     Raises:
-      InvalidComputationError: If the number of types is not that of the parameters, a type is not a plain type, or the
-        result type is left out and cannot be inferred.
-      ResourceLimitError: If a type has more nested structs than a message of protobuf can hold.
+      InvalidComputationError: If the number of types differs from the number of parameters, a type is not a plain type,
+        or the result type is omitted and cannot be inferred.
+      ResourceLimitError: If structs in a type are nested more deeply than a protobuf message allows.
     """
     if inspect.isroutine(parameter_types):
         raise InvalidComputationError(
             f"Expected parameter types, found the function {getattr(parameter_types, '__name__', '')!r}; write "
-            "@fedstack.python_computation([np.float32]) with one type per parameter"
+            "@fedstack.python_computation([np.float32]), with one type per parameter"
         )
 
     def decorate(function: Callable[_P, _R]) -> PythonComputation[_P, _R]:
@@ -179,10 +189,10 @@ def python_computation(
                 PythonFunction(function, name, parameter, result)
             )
         except (DecodeError, RecursionError) as error:
-            # Raised by the language's own conversion of a type to a message.
+            # These errors are raised when the language converts a type to a message.
             raise ResourceLimitError(
                 f"Expected types for {name!r} with at most about 30 nested structs, found more "
-                f"({type(error).__name__}): protobuf stops at 100 levels; move deeply nested members to an outer struct"
+                f"({type(error).__name__}): protobuf allows 100 levels; move deeply nested members to an outer struct"
             ) from error
         functools.update_wrapper(computation, function, updated=())
         return computation
@@ -198,39 +208,39 @@ def _rebuilt(written: WrittenFunction) -> PythonComputation[..., object]:
 
 
 def _find_result(function: Callable[..., object], name: str, parameter: Type | None) -> Type:
-    advice = f"state it: @python_computation(parameter_types, result_type) for {name!r}"
+    advice = f"declare the result type of {name!r} with @python_computation(parameter_types, result_type)"
     annotation = inspect.signature(function).return_annotation
     if annotation is not inspect.Signature.empty and not isinstance(annotation, str):
         try:
             return plain_type(annotation, name)
         except InvalidComputationError:
-            pass  # an annotation for readers or checkers, such as np.ndarray: evaluate instead
+            pass  # the annotation is not a type of the language, such as np.ndarray: infer the type from a call
     call = bind(function, parameter)
 
     def call_on_zeros(open_size: int) -> Type:
-        # Divisions by these zeros must not warn, or fail where warnings are errors.
+        # Divisions by these zeros must neither warn nor, if warnings are errors, fail.
         with np.errstate(all="ignore"):
             try:
                 value = call(None if parameter is None else zeros(parameter, open_size))
             except BaseException as error:
                 raise_leaf_error(error, name, None)
         if value is None:
-            raise InvalidComputationError("it returned None; a function without a return statement does")
+            raise InvalidComputationError("the function returned None; add a return statement")
         return plain_type(infer_type(_without_records(value)), name)
 
     try:
         found = call_on_zeros(1)
     except FedstackError as error:
         raise InvalidComputationError(
-            f"Expected to find the result type of {name!r} by one call on zeros, found an error; {advice}: {error}"
+            f"Expected to infer the result type of {name!r} from a call with zeros, found an error; {advice}: {error}"
         ) from error
     except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
         raise InvalidComputationError(
-            f"Expected a result with a type of the language, found {error}; {advice}"
+            f"Expected a result with a type of the language, found an error: {error}; {advice}"
         ) from error
     if parameter is None or not has_open_sizes(parameter) or (isinstance(found, TensorType) and is_scalar(found)):
         return found
-    # Another size shows which sizes of the result depend on those that the parameter leaves open.
+    # A call with another size shows which sizes of the result depend on the parameter's unknown sizes.
     try:
         other = call_on_zeros(2)
     except (FedstackError, TypeError, ValueError, NotImplementedError, AttributeError):
@@ -238,14 +248,14 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
     common = common_type(found, other)
     if common is None:
         raise InvalidComputationError(
-            f"Expected one result type of {name!r} for sizes that {parameter} leaves open, found {found} for "
-            f"size 1 and {other} for size 2; {advice}"
+            f"Expected one result type of {name!r} for all unknown sizes in {parameter}, found {found} for size 1 and "
+            f"{other} for size 2; {advice}"
         )
     return common
 
 
 def _without_records(value: object) -> object:
-    """Returns a value with the records that a function has passed on in containers whose names the language reads."""
+    """Returns a value in which containers that the language can read replace the records of fedstack."""
     if isinstance(value, Record):
         members = tuple(_without_records(member) for member in tuple(value))
         return members if None in value.__names__ else OrderedDict(zip(value.__names__, members))

@@ -1,7 +1,8 @@
-"""Holds the decorated Python functions of this process, and runs them as leaves.
+"""Registers the decorated Python functions of this process, and runs them as leaves.
 
-While a computation stays in this process, its functions are handles, serial numbers in a registry. A function sees
-structs by attribute, by key and by keyword; all else is common to every `Leaf`.
+As long as a computation stays in this process, it refers to functions by handle, a serial number in a registry. A
+function can access structs by attribute and key, and receive their members as keyword arguments. Everything else is
+implemented by `Leaf`.
 """
 
 import itertools
@@ -25,13 +26,13 @@ from fedstack.foundations.error_text import name_text
 from fedstack.proto import carriers_pb2
 
 _logger = logging.getLogger(__name__)
-# This many functions with the same code must be decorated in a loop.
+# If this many functions with the same code have been decorated, a loop is probably decorating them.
 _MANY = 200
 
 
 @attrs.frozen(eq=False)
 class PythonFunction:
-    """A decorated function with its annotated types; `PythonHandle.serial` finds it in the registry."""
+    """A decorated function with its declared types. The registry finds it by its `PythonHandle.serial`."""
 
     function: Callable[..., object]
     name: str
@@ -40,10 +41,11 @@ class PythonFunction:
 
 
 class HandleRegistry:
-    """Finds the functions of this process by the serial number of their handle.
+    """A registry of the functions of this process, by the serial number of their handles.
 
-    A function is referenced weakly as long as only the decorated object has its handle, and permanently once that has
-    been built into another computation: from then on there may be copies of the handle anywhere.
+    The registry references a function weakly as long as only the decorated object has its handle. When the decorated
+    object is built into another computation, copies of the handle may exist anywhere. From then on the registry keeps
+    the function alive permanently.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,10 @@ class HandleRegistry:
         return serial
 
     def keep(self, serial: int) -> None:
-        """Keeps a function as long as the process lives. Logs a warning once for many functions with the same code."""
+        """Keeps a function alive until the process ends.
+
+        Logs a warning, once, if many functions with the same code are kept.
+        """
         found = self._known.get(serial)
         if found is None or serial in self._kept:
             return
@@ -68,14 +73,14 @@ class HandleRegistry:
         self._kept_of_code[code] += 1
         if self._kept_of_code[code] == _MANY:
             _logger.warning(
-                "%r has been decorated and built into computations %d times, and all of these stay in memory; decorate "
-                "it once, and pass what differs as an argument",
+                "%r has been decorated and built into computations %d times, and all copies stay in memory; decorate "
+                "it once, and pass the values that differ as arguments",
                 found.name,
                 _MANY,
             )
 
     def find(self, serial: int) -> PythonFunction | None:
-        """Returns a function; `None` if it has been garbage-collected."""
+        """Returns the function with a serial number, or `None` if the function has been garbage-collected."""
         return self._known.get(serial)
 
     def __len__(self) -> int:
@@ -86,7 +91,7 @@ registry = HandleRegistry()
 
 
 def handle_content(function: PythonFunction) -> tuple[any_pb2.Any, int]:
-    """Registers a function and returns the content of its `data` block, and the serial number."""
+    """Registers a function, and returns the content of its `data` block and its serial number."""
     serial = registry.add(function)
     content = any_pb2.Any()
     content.Pack(carriers_pb2.PythonHandle(process=PROCESS, serial=serial, name=function.name))
@@ -94,13 +99,13 @@ def handle_content(function: PythonFunction) -> tuple[any_pb2.Any, int]:
 
 
 def handle_of(content: any_pb2.Any) -> carriers_pb2.PythonHandle | None:
-    """Returns the handle that the content of a `data` block is; `None` for other contents."""
+    """Returns the handle in the content of a `data` block, or `None` if the content is not a handle."""
     handle = carriers_pb2.PythonHandle()
     return handle if content.Unpack(handle) else None
 
 
 def known_function(handle: carriers_pb2.PythonHandle) -> PythonFunction | None:
-    """Returns the function of a handle; `None` if it is of another process or garbage-collected."""
+    """Returns the function of a handle, or `None` if it is in another process or has been garbage-collected."""
     return registry.find(handle.serial) if handle.process == PROCESS else None
 
 
@@ -108,27 +113,30 @@ def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
     """Returns the function of a handle.
 
     Raises:
-      CarrierError: If there is none in this process.
+      CarrierError: If the function is in another process or has been garbage-collected.
     """
     found = known_function(handle)
     if found is None:
-        raise CarrierError(f"This process no longer has the function {name_text(handle.name)!r}")
+        raise CarrierError(
+            f"Expected a function of this process, found {name_text(handle.name)!r}, which belongs to another process "
+            "or has been garbage-collected; keep a reference to the decorated function"
+        )
     return found
 
 
 class PythonLeaf(Leaf):
-    """A Python function with its declared types, ready to run."""
+    """A leaf that runs a Python function with its declared types."""
 
-    result_advice = "if the function is right, state another result_type= (left out, it is that of a call on zeros)"
+    result_advice = "if the function is right, pass another result_type= (the default is inferred from a call on zeros)"
 
     def __init__(self, function: Callable[..., object], name: str, parameter: Type | None, result: Type) -> None:
         super().__init__(name, parameter, result)
         self._convert = None  # `evaluate` converts arguments
-        self.evaluate = bind(function, parameter)  # not a method, which would add a call per client
+        self.evaluate = bind(function, parameter)  # an attribute, because a method would add one more call per client
 
 
 def bind(function: Callable[..., object], parameter: Type | None) -> Convert:
-    """Returns a function of one payload that calls `function` with its arguments unpacked as its signature asks."""
+    """Returns a function that accepts a payload and calls `function` with the arguments that its signature requires."""
     if parameter is None:
         return lambda _: function()
     if not unpacks(function, parameter):

@@ -1,9 +1,9 @@
-"""Defines the scope of work: for whom it is done, and under which policy, limits, progress and prepared leaves.
+"""Defines the scope of work: the caller, and the policy, limits, progress counter and prepared leaves that apply.
 
-Work of users runs deep inside the runtime: on threads, in tasks, in runtimes of leaves. What it has to know about its
-caller is in one frozen object, in the only context variable of fedstack, which tasks and threads inherit. Three modules
-enter a scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call at a server,
-`service/executor/service_core.py` for the work of a session.
+The work of users runs deep inside the runtime: on threads, in tasks and in leaf runtimes. All information about the
+caller is in one frozen object, which is stored in fedstack's only context variable and inherited by tasks and threads.
+Three modules enter a scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call to a
+server, and `service/executor/service_core.py` for the work of a session.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.observe.events import NO_SPAN, Span
 
 if TYPE_CHECKING:
-    from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # which looks at the scope itself
+    from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # a module that imports this one
 
 MAX_STEPS = 1_000_000
 _E = TypeVar("_E", bound="SystemScope")
@@ -30,31 +30,31 @@ Environment = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class ClientCounter(Protocol):
-    """Counts the clients of an invocation, and watches what runs for it: `executors/concurrency/progress.py`."""
+    """The interface for counting the clients of an invocation, see `executors/concurrency/progress.py`."""
 
     def expect(self, clients: int) -> None:
-        """Adds the clients of a phase that begins."""
+        """Adds the number of clients in a phase that starts."""
         ...
 
     def started(self, clients: int) -> None:
-        """Counts clients that have begun."""
+        """Adds a number of clients whose work has started."""
         ...
 
     def finished(self, clients: int) -> None:
-        """Counts clients that are done."""
+        """Adds a number of clients whose work has finished."""
         ...
 
     def failed(self, clients: int, given_up: int = 0) -> None:
-        """Counts clients that failed, and others that were given up after they had begun."""
+        """Adds a number of clients that failed, and a number of started clients that were abandoned."""
         ...
 
     def watch(self, worker: Any) -> None:
-        """Watches what works for the invocation, a `progress.ReportsWork`."""
+        """Registers a `progress.ReportsWork` that works for the invocation."""
         ...
 
 
 class WorkKind(enum.Enum):
-    """The kind of call that runs functions of users; it decides to whom their errors are attributed."""
+    """The kind of call that runs users' functions. It determines whether an error is attributed to the call itself."""
 
     COMPUTATION = "computation"
     CLOSURE = "closure"
@@ -62,12 +62,12 @@ class WorkKind(enum.Enum):
 
 
 class SystemScope:
-    """What one system adds to the scope of its work. Subclasses are frozen, and read by their system only."""
+    """The base class of a system's additions to the scope. Subclasses are frozen, and only their system reads them."""
 
     __slots__ = ()
 
     def of_invocation(self: _E) -> _E | None:
-        """Returns the part that an invocation within the work inherits; by default nothing."""
+        """Returns the addition that an invocation inside the work inherits; by default `None`."""
         return None
 
 
@@ -76,29 +76,30 @@ _NO_SYSTEMS: Mapping[type[SystemScope], SystemScope] = MappingProxyType({})
 
 @attrs.frozen(kw_only=True, eq=False, slots=False)
 class WorkScope:
-    """For whom work is done, and how. The default is the scope of a process that works for itself.
+    """The caller of work and the conditions under which it runs. The default is the scope of the process's own work.
 
-    A scope is made from another one by `replace`, `adding` or `of_invocation`. X    no further changes.
+    Scopes are immutable. `replace`, `adding` and `of_invocation` return a changed copy.
 
     Attributes:
-      caller: The caller, by token or address; empty where callers cannot be distinguished.
-      origin: The connection or session; it distinguishes callers where `caller` does not.
+      caller: The caller, identified by token or address; empty if callers cannot be distinguished.
+      origin: The connection or session, which distinguishes callers if `caller` is empty.
       kind: The kind of call.
-      policy: The leaves that a service allows its clients to send; `None` for the process's own work.
-      max_steps: The largest number of steps of a computation after its calls are unfolded: a few kilobytes can unfold
-        to any number.
-      leaves: The leaves that a service has loaded ahead; `None` where executors load leaves themselves.
-      environment: Entered by a thread of a pool around each piece of work; it sets up the language's context stack, so
-        that a computation called inside a leaf finds a context.
-      abandoned: The `AbandonedWork` that limits cancelled work that continues; `None` for the limit of each pool only.
-      progress: Counts clients; `None` if they are not counted.
-      losses: The `LossLedger` of the invocation, where workers ended; `None` if there is no further attempt.
+      policy: The policy of a service for leaves that its clients send; `None` for the process's own work.
+      max_steps: The maximum number of steps of a computation after its calls are unfolded. Without a limit, a message
+        of a few kilobytes could unfold to any number of steps.
+      leaves: The leaves that a service has loaded in advance; `None` if executors load leaves themselves.
+      environment: Creates the context manager that a thread of a pool enters around each piece of work. It sets up the
+        language's context stack, so that computations that are called inside a leaf have a context.
+      abandoned: The `AbandonedWork` that limits the cancelled work that still runs; `None` if only the limit of each
+        pool applies.
+      progress: The counter of clients; `None` if clients are not counted.
+      losses: The `LossLedger` of the invocation, which records lost workers; `None` if there is no further attempt.
       span: The position in a call, for observers; empty without observers.
-      client_credentials: The `ClientCredentials` with which functions dial other servers; `None` for none.
-      reads: Yields the blocks of elements of a sequence that was sent as a reference, given its `ReferenceGroup` and
-        its index there; `None` where nothing may be read for others.
-      cores: The largest number of cores to compute on at the same time; `None` for all of the process.
-      systems: The additions of systems, by their classes.
+      client_credentials: The `ClientCredentials` with which functions connect to other servers; `None` for none.
+      reads: Yields the blocks of elements of a sequence that was sent as a reference, given the `ReferenceGroup` and
+        the index of the sequence in it; `None` if references must not be read.
+      cores: The maximum number of cores to use concurrently; `None` for all cores of the process.
+      systems: The additions of systems, by class.
     """
 
     caller: str = ""
@@ -119,26 +120,30 @@ class WorkScope:
 
     @property
     def owner(self) -> str:
-        """The caller or origin among which threads are shared fairly; empty for this process's own work."""
+        """The caller, or the origin if the caller is unknown; empty for this process's own work.
+
+        Threads are shared fairly among owners.
+        """
         return self.caller or self.origin
 
     @property
     def is_for_others(self) -> bool:
-        """Whether the work is for another process."""
+        """Whether the work is done for another process."""
         return self.policy is not None
 
     @property
     def is_contained(self) -> bool:
-        """Whether errors that end a process, such as SystemExit, must not end this one.
+        """Whether exceptions that would end a process, such as SystemExit, must not end this process.
 
-        That holds for the work of others, and for a coordinator's closures, which run on a shared loop.
+        This is true for work that is done for other processes, and for a coordinator's closures, which run on a shared
+        event loop.
         """
         return self.is_for_others or self.kind is WorkKind.CLOSURE
 
     def replace(self, **changes: Any) -> "WorkScope":
-        """Returns this scope with some fields replaced.
+        """Returns a copy of this scope in which some fields are replaced.
 
-        Each call and each invocation makes one, and `attrs.evolve` takes ten times as long.
+        Every call and invocation creates a copy, so this method avoids `attrs.evolve`, which takes ten times as long.
         """
         scope = object.__new__(WorkScope)
         fields = vars(scope)
@@ -147,15 +152,15 @@ class WorkScope:
         return scope
 
     def adding(self, *systems: SystemScope) -> "WorkScope":
-        """Returns this scope with additions of systems, which replace earlier additions of the same systems."""
+        """Returns a copy of this scope with additions of systems, replacing earlier additions of the same systems."""
         return self.replace(systems={**self.systems, **{type(system): system for system in systems}})
 
     def of(self, system: type[_E]) -> _E | None:
-        """Returns the addition of a system; `None` if there is none."""
+        """Returns the addition of a system, or `None` if the system has not added anything."""
         return cast("_E | None", self.systems.get(system))
 
     def of_invocation(self, environment: Environment, losses: Any, span: Span) -> "WorkScope":
-        """Returns the scope of an invocation within this one, which counts its own clients only."""
+        """Returns the scope of an invocation inside this scope. The invocation counts its own clients only."""
         systems = self.systems
         if systems:
             inside = [found for system in systems.values() if (found := system.of_invocation()) is not None]
@@ -170,18 +175,18 @@ class WorkScope:
         )
 
     def under(self, policy: CarrierPolicy) -> "WorkScope":
-        """Returns this scope with another policy, under which no leaves have been loaded ahead."""
+        """Returns a copy of this scope with another policy and without leaves that were loaded in advance."""
         return self.replace(policy=policy, leaves=None)
 
     @contextlib.contextmanager
     def entered(self) -> Generator["WorkScope", None, None]:
-        """Makes this the current scope for the block."""
+        """Returns a context manager that makes this the current scope."""
         outer = current_scope()
         _scope.set(self)
         try:
             yield self
         finally:
-            _scope.set(outer)  # not reset(): a coroutine may have moved to a loop with another context
+            _scope.set(outer)  # reset() would fail if a coroutine has moved to a loop with another context
 
 
 _FIELDS = len(attrs.fields(WorkScope))
@@ -190,27 +195,29 @@ _scope: contextvars.ContextVar[WorkScope] = contextvars.ContextVar("work_scope",
 
 
 def current_scope() -> WorkScope:
-    """Returns the scope of the work that runs."""
+    """Returns the scope of the current work."""
     return _scope.get()
 
 
 def set_scope(scope: WorkScope) -> None:
-    """Makes `scope` the current one for the rest of a task, and for tasks and threads that it starts."""
+    """Makes `scope` the current scope for the rest of the task, and for tasks and threads that the task starts."""
     _scope.set(scope)
 
 
 def change_scope(**changes: Any) -> None:
-    """Gives the current scope other values in some fields, as `set_scope` does."""
+    """Replaces some fields of the current scope, with the same effect as `set_scope`."""
     _scope.set(_scope.get().replace(**changes))
 
 
 def begin_invocation(environment: Environment, losses: Any, span: Span | None) -> WorkScope:
-    """Enters the scope of an invocation, and returns the outer one, which `set_scope` restores at its end.
+    """Enters the scope of an invocation and returns the outer scope.
+
+    The caller restores the outer scope with `set_scope` when the invocation ends.
 
     Args:
       environment: See `WorkScope`.
       losses: See `WorkScope`.
-      span: The span of the call; `None` for that of the outer scope.
+      span: The span of the call; `None` for the span of the outer scope.
     """
     outer = _scope.get()
     _scope.set(outer.of_invocation(environment, losses, outer.span if span is None else span))
@@ -218,5 +225,5 @@ def begin_invocation(environment: Environment, losses: Any, span: Span | None) -
 
 
 def current_policy() -> CarrierPolicy:
-    """Returns the policy in force: that of the service that runs the current work, or else this process's own."""
+    """Returns the policy of the service that runs the current work, or this process's policy for its own work."""
     return _scope.get().policy or carrier_policy.policy

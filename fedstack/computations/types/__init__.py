@@ -1,1 +1,1 @@
-"""The language: its types, their structure and sizes, and advice on mistakes in it."""
+"""The types of Federated Language, their structure and sizes, and advice on mistakes in the use of the language."""

@@ -1,6 +1,6 @@
 """Re-exports the parts of Federated Language that fedstack uses. No other module imports the language.
 
-The language ships no `py.typed`; stubs are in `typings/`, and the wheel installs them.
+The language does not ship a `py.typed` file. Its type stubs are in `typings/` and are installed by the wheel.
 """
 
 from typing import Any
@@ -43,23 +43,23 @@ from federated_language.proto import array_pb2 as array_pb2
 from federated_language.proto import computation_pb2 as computation_pb2
 from federated_language.proto import data_type_pb2 as data_type_pb2
 
-# The language has a function to set its tracing providers, but none to get them.
+# The language has a public function that sets its tracing providers, but no public function that returns them.
 _module: Any = _tracing
 
 
 def struct_elements(struct: Struct) -> list[tuple[str | None, object]]:
-    """Lists the (name, value) pairs of the language's `Struct`."""
+    """Returns the (name, value) pairs of the language's `Struct`."""
     return list(_iter_elements(struct))
 
 
 def tracing_providers() -> list[TracingProvider[object]]:
-    """Returns the tracing providers of the language."""
+    """Returns the language's list of tracing providers."""
     return _module._global_tracing_providers
 
 
 def current_tracing_yields() -> list[object]:
-    """Returns the values that the open spans of this task or thread have yielded, one for each provider."""
+    """Returns the values that this task's or thread's open spans have yielded, one value per tracing provider."""
     try:
         return _module._current_span_yields()
-    except AssertionError:  # other providers were set within the span
+    except AssertionError:  # the providers were replaced while the span was open
         return []

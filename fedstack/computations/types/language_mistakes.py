@@ -1,12 +1,13 @@
 """Adds advice to the language's errors about mistakes in federated computations. `docs/troubleshooting.md` lists it.
 
-The language raises while it builds a computation. fedstack sees the error only where it is among the callers: a leaf
-that is called, a block of a context, the end of the program. There the advice becomes a note on the language's own
-exception. Most computations are built at the top of a script or in a cell, so an error that nothing catches gets its
-note from a hook: Python passes it to `sys.excepthook`, IPython to a handler of exceptions.
+The language raises these errors while it builds a computation. fedstack sees an error only if fedstack is among the
+callers: when a leaf is called, in a `with` block of a context, or at the end of the program. There it adds the advice
+to the language's exception as a note. Most computations are built at the top level of a script or in a notebook cell.
+For errors that are not caught there, a hook adds the note: `sys.excepthook` in Python, an exception handler in IPython.
 
-The language keeps contexts per thread. One object is at the bottom of every thread's stack until another default is set
-there. It is the language's own, and replaced by a `MissingContext` when the first leaf or context is made.
+The language keeps one stack of contexts per thread. All threads share the same default context at the bottom of their
+stacks, until a thread sets another default. When the first leaf or context is created, fedstack turns this shared
+default, which is an object of the language, into a `MissingContext`.
 """
 
 import re
@@ -28,8 +29,8 @@ class Mistake(NamedTuple):
     """A mistake that the language detects.
 
     Attributes:
-      message: A pattern in its message.
-      advice: What to do, phrased to follow a semicolon.
+      message: A pattern to search for in the language's error message.
+      advice: The remedy, phrased so that it can follow a semicolon or colon.
     """
 
     message: re.Pattern[str]
@@ -38,16 +39,16 @@ class Mistake(NamedTuple):
 
 _UNPLACED = r"must be a FederatedType or implicitly convertible to a FederatedType \(got a "
 _MAPPED = r"expects a parameter of type {}, but member constituents of the mapped value are of incompatible type {}"
-# The first one that matches applies.
+# The order matters, because the first mistake whose pattern matches applies.
 MISTAKES = tuple(
     Mistake(re.compile(message, re.DOTALL), advice)
     for message, advice in {
         f"{_UNPLACED}(?=.*@SERVER)(?=.*@CLIENTS)|^federated_zip requires .* the same placement": (
-            "send what is at the server to the clients first, with fl.federated_broadcast"
+            "send the server's value to the clients first, with fl.federated_broadcast"
         ),
-        _UNPLACED + r"\(": "give the function first and the value second, fl.federated_map(function, value)",
+        _UNPLACED + r"\(": "pass the function first and the value second, fl.federated_map(function, value)",
         _UNPLACED + ".*@(CLIENTS|SERVER)": (
-            "place the constants beside it where it is, fl.federated_value(constant, fl.CLIENTS)"
+            "give the constants the same placement as the federated value, fl.federated_value(constant, fl.CLIENTS)"
         ),
         _UNPLACED: (
             "declare parameters with a placement, fl.FederatedType(type, fl.CLIENTS), place constants with "
@@ -57,49 +58,49 @@ MISTAKES = tuple(
             "decorate the function with fedstack.python_computation"
         ),
         r"`federated_language\.Value`, found <class '(numpy\.(ufunc|_Array\w+)|functools\.\w+|type)'": (
-            "call it in a function of your own, and decorate that with fedstack.python_computation"
+            "call it in a function of your own, and decorate your function with fedstack.python_computation"
         ),
         r"`federated_language\.Value`, found <class ": (
-            "call it, if it is a function, in one of your own that is decorated with fedstack.python_computation, and "
-            "give constants as numbers or NumPy arrays"
+            "if it is a function, call it in a function of your own that is decorated with "
+            "fedstack.python_computation; pass constants as numbers or NumPy arrays"
         ),
         "has no attribute 'default_all_equal'|^Unsupported placement |missing .* argument: 'placement'": (
-            "give the placement itself, fl.CLIENTS or fl.SERVER"
+            "pass the placement itself, fl.CLIENTS or fl.SERVER"
         ),
         r"^Operator (iter|len|getitem)\(\) is only .*@CLIENTS": (
-            "what is at the clients is no list here: map a function over the value of each client, "
-            "fl.federated_map(function, value), or aggregate it, with fl.federated_sum for example"
+            "a value placed at the clients is not a list: map a function over the value of each client, "
+            "fl.federated_map(function, value), or aggregate the values, for example with fl.federated_sum"
         ),
         r"'Value'|of type Value which|do not support boolean|^Operator \w+\(\) is only|of non-structural type": (
             "a federated value has no data before the computation runs: do the work in a function that is decorated "
-            "with fedstack.python_computation, and map it with fl.federated_map"
+            "with fedstack.python_computation, and map the function with fl.federated_map"
         ),
         _MAPPED.format("(?P<member>.+)", r"<(?P=member)>\.$"): (
-            "[type] declares a struct with one member: write the type without the list, or map its member, value[0]"
+            "[type] declares a struct with one member: write the type without the list, or map the member, value[0]"
         ),
         _MAPPED.format("<.+,.+>", r"[^<]+$") + r"|^federated_map\(\) takes 2 positional arguments but": (
-            "the function has several parameters: map it over a tuple with a value for each, "
+            "the function has several parameters: map it over a tuple with one value per parameter, "
             "fl.federated_map(function, (a, b))"
         ),
-        _MAPPED.format(".+", ""): "declare the same type for both, or map a function first that converts",
+        _MAPPED.format(".+", ""): "declare the same type for both, or first map a function that converts the value",
         "with the average operator": (
-            "map a function first that returns floating-point numbers, such as np.float32(x)"
+            "first map a function that returns floating-point numbers, such as np.float32(x)"
         ),
         "is not sum-compatible because .* is not fully defined": (
-            "declare the sizes of what is summed, such as (np.float32, [10]) in place of (np.float32, [None])"
+            "declare the sizes of the arrays to sum, such as (np.float32, [10]) instead of (np.float32, [None])"
         ),
-        "^Expected `zero` to be assignable": "write the zero in the type of the sum, such as np.float32(0)",
+        "^Expected `zero` to be assignable": "write the zero with the type of the sum, such as np.float32(0)",
         "with the (min|max) operator|is not sum-compatible|is not a federated integer or floating-point": (
-            "map a function first that returns numbers, such as np.int32(x)"
+            "first map a function that returns numbers, such as np.int32(x)"
         ),
         "should be placed at CLIENTS, but it is placed at SERVER": (
-            "what is at the server is one value: it has been aggregated, or it is to be broadcast first"
+            "a value placed at the server needs no aggregation; to send it to the clients, use fl.federated_broadcast"
         ),
         "should be placed at SERVER, but it is placed at CLIENTS": (
-            "aggregate what is at the clients first, with fl.federated_sum or fl.federated_mean for example"
+            "first aggregate the clients' values, for example with fl.federated_sum or fl.federated_mean"
         ),
         "^Expected [^@]+ to be assignable to .*@(CLIENTS|SERVER)": (
-            "do not call the function on a federated value: map it, fl.federated_map(function, value)"
+            "map the function instead of calling it on a federated value, fl.federated_map(function, value)"
         ),
         "construct an intrinsic in context|should only be used in contexts which": (
             "call fl.federated_... only in the body of a function that is decorated with fl.federated_computation"
@@ -108,24 +109,24 @@ MISTAKES = tuple(
             "write one type per parameter, without a list: @fl.federated_computation(type, type)"
         ),
         r"returned `None` \(or didn't explicitly `return` at all\)": (
-            "let the function that is decorated return a value; the line in the message is the language's own"
+            "return a value from the decorated function; the line in the message refers to the language's own code"
         ),
         "^(Positional|Keyword) arguments at .* not used|^Missing argument `|^Argument .* specified twice|"
         "^Declared a parameter .* got no arguments|single positional argument, but|^Was not expecting any arguments": (
-            "give one value for each parameter, by position, or by name if there are several"
+            "pass one value for each parameter, by position, or by name if there are several parameters"
         ),
         "^Unable to interpret an argument of type .* as a type spec": (
-            "write types such as np.float32, or (np.float32, [3]) for arrays of three"
+            "write types such as np.float32, or (np.float32, [3]) for arrays of three elements"
         ),
         "^Error parsing message with type 'federated_language": (
-            "computations call each other too deeply: decorate only the outermost function, and leave those that it "
-            "calls undecorated"
+            "computations call each other too deeply: decorate only the outermost function, and do not decorate the "
+            "functions that it calls"
         ),
     }.items()
 )
 
 
-# The classes of results.
+# The pattern names the classes that results of computations have.
 _RESULT_AWAITED = re.compile(
     r"^object (numpy\.\w+|dict|OrderedDict|list|tuple|bytes) can't be used in 'await' expression"
 )
@@ -133,45 +134,45 @@ _is_explained = False
 
 
 def advice_on(error: BaseException) -> str | None:
-    """Returns the advice on an error that the language raised for a known mistake; `None` for other errors."""
+    """Returns the advice on a known mistake for which the language raised an error; `None` for other errors."""
     if isinstance(error, FedstackError) or not _is_of_language(error):
         return None
     try:
         text = str(error)
-    except Exception:  # its class may be the user's
+    except Exception:  # raised by a user's exception class
         return None
     return next((mistake.advice for mistake in MISTAKES if mistake.message.search(text)), None)
 
 
 def _is_of_language(error: BaseException) -> bool:
-    """Returns whether the language raised an error, or called the function that did."""
+    """Returns whether the language raised an error, or called the function that raised it."""
     frames = traceback.walk_tb(error.__traceback__)
     return any("federated_language" in PurePath(frame.f_code.co_filename).parts for frame, _ in frames)
 
 
 def _advice_on_awaiting(error: BaseException) -> str | None:
-    """Returns the advice where a result is awaited, or a coroutine is used as if it were the result."""
+    """Returns the advice on an awaited result, or on a coroutine that is used like a result; otherwise `None`."""
     if not isinstance(error, (TypeError, AttributeError)):
         return None
     text, context = str(error), get_context_stack().current
     if isinstance(context, SyncContext) and _RESULT_AWAITED.search(text):
         return (
-            "a synchronous context returns the results of computations: leave out `await`, or use an asynchronous one, "
-            "fedstack.set_async_local_execution_context()"
+            "a synchronous context returns the results of computations: leave out `await`, or use an asynchronous "
+            "context, fedstack.set_async_local_execution_context()"
         )
     if isinstance(context, AsyncContext) and "'coroutine'" in text:
-        return "an asynchronous context returns coroutines: write `await` before the call of the computation"
+        return "an asynchronous context returns coroutines: write `await` before the call to the computation"
     return None
 
 
 def fix_of(error: BaseException) -> str | None:
-    """Returns the advice on an error as a sentence, or `None`."""
+    """Returns the advice on an error as a sentence, or `None` if there is no advice."""
     advice = advice_on(error) or _advice_on_awaiting(error)
     return None if advice is None else f"To fix it: {advice}."
 
 
 def note_fix(error: BaseException) -> None:
-    """Adds the advice on an error to it as a note, once. Before Python 3.11 there are no notes."""
+    """Adds the advice on an error to the error as a note, at most once. Does nothing before Python 3.11."""
     if sys.version_info >= (3, 11):
         fix = fix_of(error)
         if fix is not None and fix not in getattr(error, "__notes__", ()):
@@ -179,32 +180,32 @@ def note_fix(error: BaseException) -> None:
 
 
 class MissingContext(SyncContext):
-    """The context of threads without one: it refuses calls."""
+    """The default context of threads for which the user has set no context. It rejects all calls."""
 
     def invoke(self, comp: object, arg: object) -> NoReturn:
-        """Raises an error that says how to get a context."""
+        """Raises an error that explains how to set a context."""
         name = getattr(comp, "__name__", None)
-        called = "A computation" if name is None else repr(name)
+        called = "a computation" if name is None else repr(name)
         raise ContextError(
-            f"{called} was called in the thread {threading.current_thread().name!r}, which has no execution context; "
-            "call fedstack.set_sync_local_execution_context(), or that of your workers, there first or, to share one "
-            "context among threads, make it with a fedstack.create_... function, and write `with "
-            "fedstack.use_context(context):` in each"
+            f"Expected an execution context to call {called}, found none in the thread "
+            f"{threading.current_thread().name!r}; first call fedstack.set_sync_local_execution_context(), or the "
+            "set_... function for your workers, in this thread. To share a context among threads, create it with a "
+            "fedstack.create_... function and write `with fedstack.use_context(context):` in each thread"
         )
 
 
 def explain_missing_contexts() -> None:
-    """Makes calls in threads without a context raise a helpful error, if their default context is the language's."""
+    """Makes calls in threads that have only the language's default context raise a helpful error."""
     global _is_explained
     if _is_explained:
         return
     found: list[object] = []
-    # A new thread has the shared default only; this one may have others.
+    # A new thread has only the shared default context. The current thread may have other contexts.
     look = threading.Thread(target=lambda: found.append(get_context_stack().current), daemon=True)
     try:
         look.start()
     except (RuntimeError, MemoryError):
-        return  # no thread could start: the next leaf or context tries again
+        return  # the thread could not start; the next leaf or context tries again
     look.join()
     _is_explained = True
     for default in found:
@@ -214,7 +215,7 @@ def explain_missing_contexts() -> None:
 
 
 class _ExplainingHook:
-    """An exception hook that adds the note, and then calls the previous hook."""
+    """An exception hook that adds the advice as a note and then calls the previous hook."""
 
     def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
         self._before = before
@@ -231,22 +232,25 @@ def _explain_in_cell(
     trace: TracebackType | None,
     tb_offset: int | None = None,
 ) -> None:
-    """Shows the error of a cell, instead of IPython: a mistake with the advice and without the language's frames."""
+    """Handles exceptions of cells for IPython: shows known mistakes with the advice and without the language's frames.
+
+    All other exceptions are shown in the way IPython shows them.
+    """
     fix = fix_of(error)
     if fix is not None:
         note_fix(error)
         trace = users_traceback(trace, "federated_language")
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
-    if fix is not None and sys.version_info < (3, 11):  # exceptions have no notes
+    if fix is not None and sys.version_info < (3, 11):  # where exceptions have no notes
         print(fix, file=sys.stderr)
 
 
 def set_default_context(context: SyncContext | AsyncContext) -> None:
-    """Makes a context this thread's default; from then on mistakes that end a script or a cell are explained."""
+    """Sets this thread's default context, and installs the hooks that explain mistakes which end a script or cell."""
     language.set_default_context(context)
     if not isinstance(sys.excepthook, _ExplainingHook):
         sys.excepthook = _ExplainingHook(sys.excepthook)
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    if shell is not None and not shell.custom_exceptions:  # there is only one handler, and the user's own has priority
+    if shell is not None and not shell.custom_exceptions:  # IPython has only one handler, and the user's has priority
         shell.set_custom_exc((Exception,), _explain_in_cell)

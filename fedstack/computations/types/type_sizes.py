@@ -1,7 +1,7 @@
-"""Measures types, writes them for messages, and checks one against another.
+"""Measures types, formats types for messages, and checks whether one type is assignable to another.
 
-A struct may repeat the same type many times, so a few bytes can stand for any number of tensors. The type of a peer is
-measured before anything walks or prints it.
+A struct may repeat the same type many times, so a few bytes can describe any number of tensors. Therefore a type from a
+peer is measured before any code traverses or prints it.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,20 @@ from fedstack.foundations.error_text import name_text, printable, shortened
 
 _known: TypeMemo[tuple[int, int]] = TypeMemo()
 _SHOWN_TENSORS = 100
-_MAX_TEXT_BYTES = 4096  # names may have any length
+_MAX_TEXT_BYTES = 4096  # the names of members have no maximum length
 
 
 def count_leaves(type_spec: Type) -> int:
-    """Returns the number of tensors in a value of a type, counting an element of a sequence or a function once.
+    """Returns the number of tensors in a type.
 
-    Repeated types count each time, and an empty struct counts as a tensor.
+    The element type of a sequence and the types of a function count once each. Repeated types count each time. An empty
+    struct counts as one tensor.
     """
     return _sizes(type_spec)[0]
 
 
 def struct_depth(type_spec: Type) -> int:
-    """Returns how deep structs are nested in a type."""
+    """Returns the maximum depth of nested structs in a type."""
     return _sizes(type_spec)[1]
 
 
@@ -55,7 +56,7 @@ def _sizes(type_spec: Type) -> tuple[int, int]:
 
 
 def least_leaves(proto: computation_pb2.Type, most: int) -> int:
-    """Returns the number of tensors in a type that has not been read yet; stops counting above `most`."""
+    """Returns the number of tensors in a type that has not been parsed yet. Counting stops above `most`."""
     found = 0
     waiting = [proto]
     while waiting and found <= most:
@@ -76,7 +77,7 @@ def least_leaves(proto: computation_pb2.Type, most: int) -> int:
 
 
 def type_text(type_spec: Type) -> str:
-    """Writes a type for a message, as the language does; a large one with the first members of its structs only."""
+    """Returns the text of a type for a message, in the language's notation. Large structs are abbreviated."""
     is_small = count_leaves(type_spec) <= _SHOWN_TENSORS
     return shortened(printable(str(type_spec) if is_small else _text(type_spec, _SHOWN_TENSORS)), _MAX_TEXT_BYTES)
 
@@ -108,10 +109,11 @@ def _struct_text(struct: StructType, room: int) -> str:
 
 
 def count_name_bytes(message: Message, most: int) -> int:
-    """Returns the size of the distinct texts in a message in bytes; stops counting above `most`.
+    """Returns the total size in bytes of the distinct texts in a message. Counting stops above `most`.
 
-    Texts are the names of members, references, intrinsics and kinds of content. A type is repeated with each node of a
-    computation that has it, so equal texts count once. Arrays have no names.
+    The texts are the names of members, references, intrinsics and content types. Equal texts count once, because a
+    message repeats a type for every node of the computation that has this type. Arrays are skipped: they contain no
+    names.
     """
     found = 0
     known: set[str] = set()
@@ -128,10 +130,15 @@ def count_name_bytes(message: Message, most: int) -> int:
 
 
 def check_assignable(expected: Type, found: Type, path: str) -> None:
-    """Checks one type against another.
+    """Checks that a value of one type can be used where another type is expected.
+
+    Args:
+      expected: The expected type.
+      found: The type of the value.
+      path: The path of the value, for the message.
 
     Raises:
-      TypeMismatchError: If a value of type `found` does not fit `expected`; the message names both types and the path.
+      TypeMismatchError: If `found` is not assignable to `expected`. The message contains both types and the path.
     """
     if expected is found:
         return
@@ -144,19 +151,24 @@ def check_assignable(expected: Type, found: Type, path: str) -> None:
             return
     try:
         fits = expected.is_assignable_from(found)
-    except TypeError as error:  # the language refuses to compare abstract types
+    except TypeError as error:  # the language does not compare abstract types
         raise TypeMismatchError(f"Expected a concrete type, found {type_text(expected)}; at {path}; {error}") from error
     if not fits:
         raise TypeMismatchError(f"Expected {type_text(expected)}, found {type_text(found)}; at {path}")
 
 
 def matched_members(expected: StructType, names: Sequence[str | None], path: str) -> Sequence[tuple[str, Type]] | None:
-    """Returns (path, type) of each member of a struct type, after checking the names of a value's members.
+    """Returns the (path, type) pair of each member of a struct type, after checking the member names of a value.
 
-    A member without a name fits any name. The result is `None` if the number of members differs.
+    A member without a name matches any name. The result is `None` if the number of members differs.
+
+    Args:
+      expected: The struct type.
+      names: The names of the value's members.
+      path: The path of the value.
 
     Raises:
-      TypeMismatchError: If a name differs from the type's.
+      TypeMismatchError: If the name of a member differs from the name in the type.
     """
     fields = fields_of(expected)
     if len(fields) != len(names):

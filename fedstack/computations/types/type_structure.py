@@ -1,9 +1,10 @@
-"""Answers questions about types quickly: fields, leaves, sizes, and types read from protos.
+"""Defines fast queries about types: their fields, leaves and sizes; and parses types from protos.
 
-Equal types are nearly always one object, so what is cached for a type is found by identity (`TypeMemo`): the hash of a
-type walks all of it. The language ensures that by keeping every type forever. A process that serves others must not,
-since its clients could fill the memory, so it keeps only the types that are referenced and those made most recently
-(`release_unused_types`). Where equal types are two objects, they are still compared by structure.
+Results are cached by the identity of a type (`TypeMemo`), because computing the hash of a type traverses the whole
+type. This works because equal types are almost always the same object: the language keeps every type forever. A server
+must not keep every type, since its clients could fill its memory with types. It keeps only the types that are
+referenced and the types that were created most recently (`release_unused_types`). Equal types that are separate objects
+are still compared by structure.
 """
 
 import importlib
@@ -31,26 +32,29 @@ from fedstack.computations.types.language import (
 from fedstack.errors import InvalidComputationError, ResourceLimitError
 
 _T = TypeVar("_T")
-# Enough for the types that each call makes anew, and for most of what a worker receives in its life.
+# Enough for the types that every call creates again, and for most types that a worker receives during its lifetime.
 _MOST_RECENT = 10_000
 _MOST_RECENT_BYTES = 64 << 20
 
 
 class TypeMemo(Generic[_T]):
-    """Caches a value for each type, by identity, as long as the type lives. The value must not reference the type."""
+    """A cache of one value per type, found by the identity of the type.
+
+    A value is kept as long as its type is alive, so the value must not reference the type.
+    """
 
     def __init__(self) -> None:
         self._items: dict[int, tuple[_T, weakref.ref[Type]]] = {}
 
     def get(self, type_spec: Type) -> _T | None:
-        """Returns the value of a type, or `None`."""
+        """Returns the cached value of a type, or `None` if the cache has no value for the type."""
         found = self._items.get(id(type_spec))
         return None if found is None else found[0]
 
     def put(self, type_spec: Type, value: _T) -> _T:
-        """Sets the value of a type, and returns it."""
+        """Stores the value of a type and returns the value."""
         key, items = id(type_spec), self._items
-        # The callback runs before another object can have the same identity.
+        # The callback runs before another object can receive the same identity.
         items[key] = value, weakref.ref(type_spec, lambda _: items.pop(key, None) and None)
         return value
 
@@ -59,7 +63,10 @@ class TypeMemo(Generic[_T]):
 
 
 class _RecentTypes:
-    """References the types made most recently, until the messages that they come from exceed a size."""
+    """References to the most recently created types.
+
+    All references are dropped when the total size of the received types exceeds `_MOST_RECENT_BYTES`.
+    """
 
     def __init__(self) -> None:
         self._types: deque[Type] = deque(maxlen=_MOST_RECENT)
@@ -70,7 +77,7 @@ class _RecentTypes:
         self._types.append(made)
 
     def received(self, size: int) -> None:
-        """Records the size of a message with types that a peer has sent."""
+        """Records the size in bytes of a peer's message that contained types."""
         self._bytes += size
         if self._bytes <= _MOST_RECENT_BYTES:
             return
@@ -84,7 +91,7 @@ class _RecentTypes:
 
 
 class _Pool(weakref.WeakValueDictionary[object, Type]):
-    """The language's types of one class, as far as they are referenced."""
+    """The language's pool of types of one class. It references the types weakly."""
 
     def __setitem__(self, key: object, value: Type) -> None:
         super().__setitem__(key, value)
@@ -95,9 +102,10 @@ recent_types = _RecentTypes()
 
 
 def release_unused_types() -> bool:
-    """Makes this process release types that are not referenced, and returns whether it does.
+    """Makes this process release types that are no longer referenced.
 
-    It does not if a release of the language keeps types in another way than the one known here.
+    Returns:
+      Whether unused types will be released. They will not if the language stores its types in an unknown way.
     """
     module: Any = importlib.import_module("federated_language.types.computation_types")
     pools: object = getattr(module, "_intern_pool", None)
@@ -111,12 +119,12 @@ def release_unused_types() -> bool:
     return True
 
 
-# What the language and protobuf raise for malformed types.
+# The errors that the language and protobuf raise for malformed types.
 _NO_TYPE = (NotImplementedError, ValueError, TypeError, KeyError, AttributeError, DecodeError, EncodeError)
 _MAX_CACHED_TYPES = 10_000
 _types_by_bytes: dict[bytes, Type] = {}
 recent_types.on_clear.append(_types_by_bytes.clear)
-# Arrays up to this size are filled; of larger ones one element stands for all.
+# Arrays up to this size are filled. Larger arrays are broadcast from a single element.
 _SMALL_BYTES = 64 << 10
 _kinds: TypeMemo[frozenset[type[Type]]] = TypeMemo()
 _fields: TypeMemo[tuple[tuple[str | None, Type], ...]] = TypeMemo()
@@ -124,24 +132,24 @@ _bytes: TypeMemo[tuple[int, bool]] = TypeMemo()
 
 
 def type_from_proto(proto: computation_pb2.Type) -> Type:
-    """Returns the language's type for `proto`, the same object for equal protos.
+    """Returns the language's type that a proto describes. Equal protos yield the same cached object.
 
     Raises:
-      InvalidComputationError: If the proto describes no type.
+      InvalidComputationError: If the proto does not describe a type.
     """
     try:
         key = proto.SerializeToString()
     except EncodeError as error:
-        raise InvalidComputationError(f"Expected a type, found one that nests too deep: {error}") from error
+        raise InvalidComputationError(f"Expected a type, found a type that is nested too deeply: {error}") from error
     found = _types_by_bytes.get(key)
     if found is None:
         if not key:
-            raise InvalidComputationError("Expected a type that the language knows, found none")
+            raise InvalidComputationError("Expected a type that the language knows, found an empty type")
         try:
             found = Type.from_proto(proto)
         except _NO_TYPE as error:
             raise InvalidComputationError(
-                f"Expected a type that the language knows, found one it refuses: {error}"
+                f"Expected a type that the language knows, found a type that it rejects: {error}"
             ) from error
         if len(_types_by_bytes) >= _MAX_CACHED_TYPES:
             _types_by_bytes.clear()
@@ -151,18 +159,18 @@ def type_from_proto(proto: computation_pb2.Type) -> Type:
 
 
 def fields_of(struct: StructType) -> tuple[tuple[str | None, Type], ...]:
-    """Returns the (name, type) pairs of a struct type in its order."""
+    """Returns the (name, type) pairs of a struct type, in the order of the fields."""
     found = _fields.get(struct)
     return _fields.put(struct, tuple(struct.items())) if found is None else found
 
 
 def struct_of(fields: Iterable[tuple[str | None, Type]]) -> StructType:
-    """Returns the struct type with the given (name, type) pairs."""
+    """Returns a struct type with the given (name, type) pairs as fields."""
     return StructType([member if name is None else (name, member) for name, member in fields])
 
 
 def is_nothing(result: Type) -> bool:
-    """Returns whether a function of this result type returns nothing."""
+    """Returns whether a result type is the empty struct, which means that the function returns nothing."""
     return isinstance(result, StructType) and not fields_of(result)
 
 
@@ -172,24 +180,27 @@ def is_scalar(tensor: TensorType) -> bool:
 
 
 def is_string(tensor: TensorType) -> bool:
-    """Returns whether a tensor type holds strings; their payloads are `bytes`."""
+    """Returns whether a tensor type contains strings, whose payloads are `bytes`."""
     return tensor.dtype.type is np.str_
 
 
 def shape_fits(shape: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
-    """Returns whether a shape fits a declared one, in which `None` stands for any size or, as a whole, any rank."""
+    """Returns whether a shape matches a declared shape.
+
+    In a declared shape, a dimension of `None` matches any size. A declared shape of `None` matches any shape.
+    """
     if declared is None or shape == declared:
         return True
     return len(shape) == len(declared) and all(d is None or d == s for s, d in zip(shape, declared))
 
 
 def is_client_valued(type_spec: Type) -> bool:
-    """Returns whether values of this type differ from client to client."""
+    """Returns whether a type is placed at the clients and not all-equal, so that its values may differ by client."""
     return isinstance(type_spec, FederatedType) and type_spec.placement is CLIENTS and not type_spec.all_equal
 
 
 def is_placed_at_clients(type_spec: Type) -> bool:
-    """Returns whether a type is federated at clients, all-equal or not."""
+    """Returns whether a type is placed at the clients, whether or not it is all-equal."""
     return isinstance(type_spec, FederatedType) and type_spec.placement is CLIENTS
 
 
@@ -209,7 +220,7 @@ def contains_sequence(type_spec: Type) -> bool:
 
 
 def _kinds_in(type_spec: Type) -> frozenset[type[Type]]:
-    """Returns the classes of a type and of all types inside it."""
+    """Returns the classes of a type and of all types that it contains."""
     found = _kinds.get(type_spec)
     if found is None:
         inside = [_kinds_in(child) for child in type_spec.children()]
@@ -218,10 +229,10 @@ def _kinds_in(type_spec: Type) -> frozenset[type[Type]]:
 
 
 def tensor_leaves(type_spec: Type, path: str = "") -> Iterator[tuple[str, TensorType]]:
-    """Yields (path, type) of each tensor in a nest of structs, depth first.
+    """Yields the (path, type) pair of each tensor in nested structs, depth first.
 
     Raises:
-      InvalidComputationError: If there is anything but tensors in the nest.
+      InvalidComputationError: If the structs contain types other than tensors.
     """
     if isinstance(type_spec, TensorType):
         yield path, type_spec
@@ -233,31 +244,34 @@ def tensor_leaves(type_spec: Type, path: str = "") -> Iterator[tuple[str, Tensor
 
 
 def join_path(path: str, name: str | None, index: int) -> str:
-    """Extends a value path by a field: `arg.weights` by name, `arg[2]` by position."""
+    """Returns the path of a field: `arg.weights` for a field with a name, or `arg[2]` for a field without one."""
     return f"{path}[{index}]" if name is None else f"{path}.{name}"
 
 
 def least_bytes(type_spec: Type) -> int:
-    """Returns the least number of bytes of a value of a type.
+    """Returns the minimum size in bytes of a value of a type.
 
-    Unknown dimensions, sequences, strings and values that differ from client to client count as 0.
+    Unknown dimensions, sequences, strings and values that differ by client count as 0 bytes.
     """
     return _known_bytes(type_spec)[0]
 
 
 def exact_bytes(type_spec: Type) -> int | None:
-    """Returns the number of bytes of a value; `None` if it depends on the data: open sizes, strings, sequences."""
+    """Returns the size in bytes of a value of a type, or `None` if the size depends on the data.
+
+    The size depends on the data for unknown dimensions, strings, sequences and values that differ by client.
+    """
     least, is_all = _known_bytes(type_spec)
     return least if is_all else None
 
 
 def _known_bytes(type_spec: Type) -> tuple[int, bool]:
-    """Returns the least number of bytes of a value, and whether it is exact."""
+    """Returns the minimum size in bytes of a value of a type, and whether this size is exact."""
     if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
         return _known_bytes(type_spec.member)
     if isinstance(type_spec, StructType):
         found = _bytes.get(type_spec)
-        if found is None:  # nested structs may repeat the same members any number of times
+        if found is None:  # cached, because nested structs may repeat the same members many times
             members = [_known_bytes(member) for _, member in fields_of(type_spec)]
             found = _bytes.put(type_spec, (sum(least for least, _ in members), all(is_all for _, is_all in members)))
         return found
@@ -267,7 +281,7 @@ def _known_bytes(type_spec: Type) -> tuple[int, bool]:
 
 
 def flatten(payload: object, type_spec: Type) -> list[object]:
-    """Lists the tensors of a payload of nested tuples, in the order of `tensor_leaves`."""
+    """Returns the tensors in a payload of nested tuples, in the order of `tensor_leaves`."""
     if not isinstance(type_spec, StructType):
         return [payload]
     leaves: list[object] = []
@@ -278,7 +292,7 @@ def flatten(payload: object, type_spec: Type) -> list[object]:
 
 
 def flattener(type_spec: Type) -> Callable[[object], list[object]]:
-    """Returns a function that does `flatten` for many payloads of one type."""
+    """Returns a function that flattens payloads of the given type, faster than `flatten` where possible."""
     if not isinstance(type_spec, StructType):
         return lambda payload: [payload]
     if any(isinstance(member, StructType) for _, member in fields_of(type_spec)):
@@ -287,28 +301,34 @@ def flattener(type_spec: Type) -> Callable[[object], list[object]]:
 
 
 def unflatten(leaves: Iterator[_T], type_spec: Type) -> "_T | tuple[object, ...]":
-    """Builds the nested tuples of `type_spec` out of its leaves, the inverse of `flatten`."""
+    """Builds a payload of nested tuples from its tensors. This is the inverse of `flatten`."""
     if not isinstance(type_spec, StructType):
         return next(leaves)
     return tuple(unflatten(leaves, member) for _, member in fields_of(type_spec))
 
 
 def has_open_sizes(type_spec: Type) -> bool:
-    """Returns whether values of an unplaced type may differ in size: by unknown dimensions, or sequences."""
+    """Returns whether values of an unplaced type may differ in size, due to unknown dimensions or sequences."""
     if isinstance(type_spec, TensorType):
         return type_spec.shape is None or None in type_spec.shape
     return isinstance(type_spec, SequenceType) or any(has_open_sizes(child) for child in type_spec.children())
 
 
 def has_negative_sizes(type_spec: Type) -> bool:
-    """Returns whether a dimension is negative, which the language accepts, and reads as unknown in a message."""
+    """Returns whether any dimension is negative.
+
+    The language accepts negative dimensions, but reads them as unknown dimensions when it parses a message.
+    """
     if isinstance(type_spec, TensorType):
         return any(size is not None and size < 0 for size in type_spec.shape or ())
     return any(map(has_negative_sizes, type_spec.children()))
 
 
 def common_type(left: Type, right: Type) -> Type | None:
-    """Returns the type of two structures of tensors, with sizes that differ left open; `None` if more differs."""
+    """Returns the common type of two structures of tensors, in which sizes that differ are unknown.
+
+    The result is `None` if the structures differ in more than the sizes of dimensions.
+    """
     if left is right or left == right:
         return left
     if isinstance(left, TensorType) and isinstance(right, TensorType):
@@ -332,43 +352,43 @@ def common_type(left: Type, right: Type) -> Type | None:
 
 
 def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDArray[Any]:
-    """Returns an array of a tensor type filled with one value; a large one may be read-only and take no memory.
+    """Returns an array of a tensor type that is filled with one value. A large array may be a read-only broadcast.
 
     Args:
-      tensor: The type.
-      shape: The shape, with sizes for the dimensions that the type leaves open.
-      value: The value.
+      tensor: The tensor type.
+      shape: The shape, with a size for each dimension that is unknown in the type.
+      value: The value of each element.
 
     Raises:
-      ResourceLimitError: If there is not enough memory for it.
+      ResourceLimitError: If there is not enough memory for the array.
     """
     dtype = np.dtype(np.object_) if is_string(tensor) else tensor.dtype
     try:
-        # Pages of zeros take memory only when they are used. One element of another value stands for all.
+        # Zeros take up memory only when their pages are used. Other values need memory for a single element.
         if type(value) is int and value == 0:
             return np.zeros(shape, dtype)
         if math.prod(shape) * dtype.itemsize <= _SMALL_BYTES:
             return np.full(shape, value, dtype)
         return np.broadcast_to(np.asarray(value, dtype), shape)
-    except (MemoryError, ValueError) as error:  # ValueError for what no array could address
+    except (MemoryError, ValueError) as error:  # NumPy raises ValueError for sizes beyond the address space
         raise no_memory_for(str(tensor), math.prod(shape) * dtype.itemsize) from error
 
 
 def no_memory_for(array: str, size: int) -> ResourceLimitError:
-    """Returns the error for an array that is filled here, rather than received, and exceeds the memory."""
+    """Returns the error for an array that fedstack has to create but that exceeds the memory."""
     return ResourceLimitError(
-        f"There is no memory for an array of {array}, which takes {size:,} bytes; such arrays are made where no values "
-        "are summed, or for a call on zeros: declare fewer elements"
+        f"Expected enough memory for an array of {array}, found less than the required {size:,} bytes; declare fewer "
+        "elements, because fedstack creates such an array for a sum of no values or for a call with zeros"
     )
 
 
 def zeros(type_spec: Type, open_size: int = 1) -> object:
-    """Returns the payload of zeros (and empty strings) of an unplaced type.
+    """Returns a payload of an unplaced type that consists of zeros and empty strings.
 
     Args:
       type_spec: The type.
-      open_size: The size of unknown dimensions and the length of sequences; by default 1, so that a function
-        evaluated on the result sees data.
+      open_size: The size of unknown dimensions and the length of sequences. The default is 1, so that a function that
+        is called with the result receives data.
     """
     if isinstance(type_spec, StructType):
         return tuple(zeros(member, open_size) for _, member in fields_of(type_spec))

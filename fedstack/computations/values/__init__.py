@@ -1,1 +1,1 @@
-"""Values: payloads, columns of them, sequences, and conversions from and to Python values."""
+"""Values: payloads, columns of payloads, sequences, and conversions from and to Python values."""

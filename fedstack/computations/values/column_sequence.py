@@ -1,10 +1,10 @@
-"""Holds the elements of sequences as columns: a few arrays instead of an object per element.
+"""Stores the elements of sequences as columns, which are a few arrays instead of one object per element.
 
 | class | elements |
 | --- | --- |
-| `ColumnSequence` | those of a column, or batches of its rows if there is a `Batching` |
-| `BlockSequence` | those of columns that are made one after the other |
-| `SequenceColumn` | for each client such a sequence, out of one column with the rows of all clients |
+| `ColumnSequence` | the elements of a column or, with a `Batching`, batches of the column's rows |
+| `BlockSequence` | the elements of several columns, which are created one after another |
+| `SequenceColumn` | one sequence per client, from one column with the rows of all clients |
 """
 
 import itertools
@@ -29,27 +29,29 @@ from fedstack.computations.values.sequences import AHEAD, Batching, HasPasses, r
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import counted
 
-# How many elements are made at a time: few, so that memory does not grow with the sequence.
+# The number of elements that are created at a time. It is limited so that memory does not grow with the sequence.
 _AT_ONCE = 1024
-# How many elements are packed into a column at a time: few, so that not all are in memory twice.
+# The number of elements that are packed into a column at a time. It is limited so that memory never contains all
+# elements twice.
 PACKED_AT_ONCE = 1 << 13
-# How many bytes of batches are copied at a time: they fit the cache, and a reference to one batch keeps only these.
+# The size in bytes of the batches that are copied at a time. They fit into the processor's cache, and a reference to
+# one batch keeps no more than this amount of memory alive.
 _COPIED_BYTES = 64 << 10
 # A view of an array takes more memory than an array of this size.
 _SMALL_BYTES = 512
 
 
 class ColumnSequence(HasPasses, Sequence[object]):
-    """A sequence of payloads that are made of columns on each access.
+    """A sequence whose payloads are created from a column on each access.
 
     Attributes:
-      batching: How rows form batches; `None` if each row is an element.
+      batching: The rule by which rows form batches; `None` if each row is an element.
 
     Args:
-      column: The elements; or the rows of batches, all of them arrays.
+      column: The elements or, with a `batching`, the rows of the batches. The rows of batches must be arrays.
       batching: See above.
-      start: The first row of the sequence.
-      stop: The row after the last; by default the end of the column.
+      start: The index of the first row of the sequence.
+      stop: The index after the last row; by default the end of the column.
     """
 
     __slots__ = ("_column", "_start", "_stop", "batching")
@@ -62,7 +64,7 @@ class ColumnSequence(HasPasses, Sequence[object]):
 
     @property
     def column(self) -> Column:
-        """The elements, or the rows of batches."""
+        """The column of the elements, or of the rows of the batches."""
         whole = (self._start, self._stop) == (0, len(self._column))
         return self._column if whole else self._column.slice(self._start, self._stop)
 
@@ -83,10 +85,10 @@ class ColumnSequence(HasPasses, Sequence[object]):
         return itertools.chain.from_iterable(self.lists(number))
 
     def lists(self, number: int = 0) -> Iterator[Sequence[object]]:
-        """Yields the elements in lists of several; batches that are copies of their rows in lists of some KB.
+        """Yields lists of consecutive elements of a pass. Lists of batches that must be copied contain a few KB each.
 
-        Views are made a few ahead: code that runs several times in a row stays in the processor's cache, and code that
-        runs between two steps of a training loop does not.
+        Creating several views in a row is faster than creating one between two steps of a training loop, because the
+        code stays in the processor's cache.
         """
         if self.batching is None:
             column, stop = self._column, self._stop
@@ -113,7 +115,7 @@ class ColumnSequence(HasPasses, Sequence[object]):
         return [self[place] for place in places]
 
     def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "ColumnSequence":
-        """Returns the sequence with each array replaced by what `keep` returns, an array that does not change."""
+        """Returns a copy of the sequence in which `keep` has replaced each array by an array that will not change."""
         return ColumnSequence(_kept(self.column, keep), self.batching)
 
     def __repr__(self) -> str:
@@ -121,7 +123,7 @@ class ColumnSequence(HasPasses, Sequence[object]):
 
 
 def _items(column: Column, start: int, stop: int) -> Sequence[Payload]:
-    """Returns the payloads in a slice of a column."""
+    """Returns the payloads in the rows from `start` to `stop` (exclusive) of a column."""
     if isinstance(column, RowsColumn):
         return list(column.values[start:stop])
     if isinstance(column, StructColumn) and column.fields:
@@ -130,7 +132,7 @@ def _items(column: Column, start: int, stop: int) -> Sequence[Payload]:
 
 
 def _batches(column: Column, batching: Batching, number: int) -> Iterator[Sequence[Payload]]:
-    """Yields the batches of a pass in lists of several."""
+    """Yields lists of consecutive batches of a pass."""
     rows, size, order = len(column), batching.size, batching.order(len(column), number)
     whole = rows // size
     if order is None:
@@ -148,9 +150,9 @@ def _batches(column: Column, batching: Batching, number: int) -> Iterator[Sequen
 
 
 def _cut(column: Column, rows: "slice | NDArray[np.intp]", count: int, size: int) -> Iterator[Payload]:
-    """Iterates over `count` batches of `size` rows, as views of the column or of one copy of the rows.
+    """Iterates over `count` batches of `size` rows, which are views of the column or of one copy of the rows.
 
-    NumPy iterates over an array of one more dimension in half the time that slices take.
+    Iterating over an array with an additional dimension takes half as long as slicing.
     """
     if isinstance(column, StructColumn):
         fields = [_cut(field, rows, count, size) for field in column.fields]
@@ -178,7 +180,7 @@ def _kept(column: Column, keep: Callable[[np.ndarray], np.ndarray]) -> Column:
 
 
 class HasBlocks:
-    """A sequence that has its elements in columns and knows their type, so that they are not checked one by one."""
+    """A sequence that provides its elements in columns of a known type, so that elements need no individual checks."""
 
     __slots__ = ()
 
@@ -189,20 +191,20 @@ class HasBlocks:
 
     @property
     def held(self) -> Column | None:
-        """All elements, if they are in memory anyway."""
+        """The column of all elements if they are already in memory; otherwise `None`."""
         return None
 
     @property
     def is_endless(self) -> bool:
-        """Whether there is no last element."""
+        """Whether the sequence never ends."""
         return False
 
     def blocks(self) -> Iterator[Column]:
-        """Yields the elements as columns of several, anew on each call."""
+        """Yields the elements in columns. Each call starts a new iteration."""
         raise NotImplementedError
 
     def large_blocks(self) -> Iterator[Column]:
-        """Yields the elements in larger columns if these need no copy, for users that want all at once."""
+        """Yields the elements in columns that may be larger, as far as no copy is needed, for users of all elements."""
         return self.blocks()
 
     def __len__(self) -> int:
@@ -210,7 +212,7 @@ class HasBlocks:
 
 
 class BlockSequence:
-    """The payload of a `HasBlocks`: its elements are made during each iteration."""
+    """The payload of a `HasBlocks`. Its elements are created during each iteration."""
 
     __slots__ = ("source",)
 
@@ -221,19 +223,22 @@ class BlockSequence:
         return itertools.chain.from_iterable(self.lists())
 
     def lists(self) -> Iterator[Sequence[object]]:
-        """Yields the elements in lists of several."""
+        """Yields lists of consecutive elements."""
         return lists_of(self.source.blocks())
 
     def held(self, element: Type) -> ColumnSequence:
-        """Returns all elements, in memory.
+        """Reads all elements into memory and returns them.
+
+        Args:
+          element: The type of the elements.
 
         Raises:
           InvalidValueError: If the sequence is endless.
         """
         if self.source.is_endless:
             raise InvalidValueError(
-                f"Expected a finite sequence, since its elements have to be held in memory, found {self.source!r}; "
-                "pass its take(n)"
+                f"Expected a finite sequence, since all elements are read into memory, found the endless "
+                f"{self.source!r}; limit it with take(n)"
             )
         blocks = [_as_rows(block) for block in self.source.large_blocks()]
         return ColumnSequence(concatenate(blocks, element) if blocks else _as_rows(column_from_payloads([], element)))
@@ -246,17 +251,17 @@ class BlockSequence:
 
 
 def lists_of(blocks: Iterator[Column]) -> Iterator[Sequence[object]]:
-    """Yields the elements of columns in lists."""
+    """Yields the elements of each column as a list."""
     for block in blocks:
         yield _items(block, 0, len(block))
 
 
 class ShownSequence(HasPasses):
-    """A payload as a leaf function sees it; the function may return it.
+    """The base class of sequences that are passed to leaf functions. A function may return such a sequence.
 
     Attributes:
       payload: The payload.
-      element: The type of its elements.
+      element: The type of the elements.
     """
 
     __slots__ = ("element", "payload")
@@ -271,12 +276,12 @@ class ShownSequence(HasPasses):
 
 
 class SequenceColumn(Column):
-    """A sequence for each client, of consecutive rows of one column.
+    """A column of sequences. The sequence of each client consists of consecutive rows of another column.
 
     Attributes:
-      rows: The rows of all clients, one client after the other.
-      bounds: Where the rows of each client begin, followed by where those of the last end; shape [clients + 1].
-      batchings: How the rows of each client form batches; `None` if each row is an element.
+      rows: The rows of all clients, one client after another.
+      bounds: The index of the first row of each client, followed by the total number of rows; shape [clients + 1].
+      batchings: The rules by which the rows of each client form batches; `None` if each row is an element.
     """
 
     __slots__ = ("batchings", "bounds", "rows")
@@ -300,7 +305,7 @@ class SequenceColumn(Column):
 
 
 def row_type(element: Type) -> Type | None:
-    """Returns the type of the rows of batches; `None` if there is a scalar among the members of the batch."""
+    """Returns the type of the rows in a batch, or `None` if a member of the batch has no rows, such as a scalar."""
     if isinstance(element, TensorType):
         if element.shape is None:
             return element
@@ -312,7 +317,7 @@ def row_type(element: Type) -> Type | None:
 
 
 def first_sizes(element: Type) -> set[int]:
-    """Returns the first dimensions of the tensors in a type, as far as they are fixed."""
+    """Returns the known first dimensions of the tensors in a type."""
     shapes = [tensor.shape for _, tensor in tensor_leaves(element)]
     return {shape[0] for shape in shapes if shape and shape[0] is not None}
 
@@ -320,12 +325,12 @@ def first_sizes(element: Type) -> set[int]:
 def packed_elements(
     elements: Iterable[object], element: Type, pack: Callable[[Sequence[object], int], Column]
 ) -> Column:
-    """Returns the column of the elements of a sequence, packing some at a time.
+    """Returns a column of the elements of a sequence, which are packed a limited number at a time.
 
     Args:
       elements: The elements.
-      element: Their type.
-      pack: Makes a column of some elements, given also the index of the first.
+      element: The type of the elements.
+      pack: Packs a list of consecutive elements into a column. Its second argument is the index of the first element.
     """
     rest, first = iter(elements), 0
     columns: list[Column] = []
@@ -336,7 +341,7 @@ def packed_elements(
 
 
 def column_of(sequence: Iterable[object], element: Type) -> ColumnSequence:
-    """Returns a sequence of payloads as one over columns; the elements of a stream are all made."""
+    """Converts a sequence of payloads to a sequence over columns. This reads all elements of a stream."""
     if isinstance(sequence, ColumnSequence):
         return sequence
     if isinstance(sequence, BlockSequence):
@@ -345,7 +350,7 @@ def column_of(sequence: Iterable[object], element: Type) -> ColumnSequence:
 
 
 def rows_of(arrays: Sequence[object]) -> RowsColumn | None:
-    """Returns small arrays of one shape as one array; `None` for anything else."""
+    """Returns small arrays of the same shape as a single array; `None` for other values."""
     shape = _shape_of(arrays)
     if shape is None:
         return None
@@ -355,7 +360,7 @@ def rows_of(arrays: Sequence[object]) -> RowsColumn | None:
 
 
 def _as_rows(column: Column) -> Column:
-    """Returns a column with small arrays of one shape joined into one array."""
+    """Returns a column in which small arrays of the same shape are joined into a single array."""
     if isinstance(column, StructColumn):
         return StructColumn(tuple(map(_as_rows, column.fields)), column.size)
     rows = rows_of(column.values) if isinstance(column, ListColumn) else None
@@ -363,7 +368,7 @@ def _as_rows(column: Column) -> Column:
 
 
 def _shape_of(values: Sequence[object]) -> tuple[int, ...] | None:
-    """Returns the common shape of small arrays of numbers; `None` for anything else."""
+    """Returns the common shape of small arrays of numbers; `None` for other values."""
     first = cast(np.ndarray, values[0]) if len(values) and isinstance(values[0], np.ndarray) else None
     if first is None or not first.ndim or not 0 < first.nbytes <= _SMALL_BYTES or first.dtype == np.object_:
         return None

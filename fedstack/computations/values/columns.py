@@ -1,7 +1,8 @@
-"""Holds one value per client as one object: a column.
+"""Defines columns, which store one value per client in a single object.
 
-A federated value is a column in the whole runtime; only leaf runtimes and folds loop over its clients. A column of
-structs is a struct of columns, so that zipping and selecting cost nothing per client.
+A federated value is a column throughout the runtime. Only leaf runtimes and folds loop over the clients. A column of
+structs is stored as a struct of columns, so that the cost of zipping and selecting does not depend on the number of
+clients.
 """
 
 import weakref
@@ -14,15 +15,16 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string
 from fedstack.foundations.error_text import counted
 
-# A value as executors hold it; the table in `values.py` says how for each type. To a type checker it is any object, but
-# to a reader not the same as a value that a user passes or gets.
+# A value in the representation that executors use, see the table in `values.py`. For type checkers it is any object.
+# For readers, the name distinguishes payloads from the values that users pass and receive.
 Payload: TypeAlias = object
 
 
 class Column:
-    """The member payloads of a federated value, in client order.
+    """The payloads of a federated value's members, in the order of the clients.
 
-    It is not an `abc.ABC`: `isinstance` takes six times as long for one, and each call uses it two dozen times.
+    The class does not derive from `abc.ABC`, because `isinstance` would take six times as long, and each call checks
+    the class two dozen times.
     """
 
     __slots__ = ()
@@ -44,11 +46,11 @@ class Column:
         raise NotImplementedError
 
     def slice(self, start: int, stop: int) -> "Column":
-        """Returns the clients from `start` up to, not including, `stop`."""
+        """Returns the column of the clients from `start` to `stop` (exclusive)."""
         raise NotImplementedError
 
     def field(self, index: int) -> "Column":
-        """Selects a field from a column of structs."""
+        """Returns the column of one field of a column of structs."""
         raise TypeError(f"Expected a column of structs, found {self!r}")
 
     def __iter__(self) -> Iterator[Payload]:
@@ -59,7 +61,7 @@ class Column:
 
 
 class RowsColumn(Column):
-    """Arrays of one shape, held as one read-only array of shape [clients, ...]."""
+    """A column of arrays of the same shape, stored in one read-only array of shape [clients, ...]."""
 
     __slots__ = ("values",)
 
@@ -68,7 +70,7 @@ class RowsColumn(Column):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
+        """The shape of the array that contains all clients."""
         return self.values.shape
 
     def __len__(self) -> int:
@@ -82,17 +84,17 @@ class RowsColumn(Column):
 
 
 class ScalarColumn(RowsColumn):
-    """Numeric or boolean scalars, held as one NumPy vector of shape [clients]."""
+    """A column of numeric or boolean scalars, stored in one NumPy array of shape [clients]."""
 
     __slots__ = ()
 
 
 class ListColumn(Column):
-    """Payloads of any kind, one by one: arrays, strings, sequences.
+    """A column of separate payloads of any kind, such as arrays, strings or sequences.
 
     Attributes:
       values: The payloads.
-      list_is_own: Whether `values` is a list that only this column has.
+      list_is_own: Whether `values` is a list that only this column references.
     """
 
     __slots__ = ("list_is_own", "values")
@@ -115,7 +117,7 @@ class ListColumn(Column):
 
 
 class StructColumn(Column):
-    """Structs, held as one column per field."""
+    """A column of structs, stored as one column per field."""
 
     __slots__ = ("fields", "size")
 
@@ -146,7 +148,7 @@ class StructColumn(Column):
 
 
 class ConstantColumn(Column):
-    """The same payload at every client: what a broadcast gives."""
+    """A column with the same payload for every client, such as the result of a broadcast."""
 
     __slots__ = ("size", "value")
 
@@ -168,24 +170,24 @@ class ConstantColumn(Column):
 
 
 def zip_columns(fields: Sequence[Column], size: int) -> Column:
-    """Returns the column of structs with the given columns as fields."""
+    """Returns a column of structs whose fields are the given columns."""
     if all(isinstance(field, ConstantColumn) for field in fields):
         return ConstantColumn(tuple(cast(ConstantColumn, field).value for field in fields), size)
     return StructColumn(tuple(fields), size)
 
 
 def empty_column(member: Type) -> Column:
-    """Returns the column of no clients."""
+    """Returns a column without clients."""
     return column_from_payloads([], member)
 
 
 def column_from_payloads(payloads: Sequence[Payload], member: Type, *, list_is_own: bool = False) -> Column:
-    """Packs payloads that are known to fit `member` into a column.
+    """Returns a column of payloads, which are not checked against the type.
 
     Args:
       payloads: The payloads.
-      member: Their type.
-      list_is_own: Whether they are in a list that only the caller references.
+      member: The type of the payloads.
+      list_is_own: Whether `payloads` is a list that only the caller references.
     """
     if isinstance(member, StructType):
         types = [field_type for _, field_type in fields_of(member)]
@@ -199,7 +201,7 @@ def column_from_payloads(payloads: Sequence[Payload], member: Type, *, list_is_o
 
 
 def concatenate(columns: Sequence[Column], member: Type) -> Column:
-    """Joins columns of the member type `member`, in order."""
+    """Returns the concatenation of columns whose payloads have the type `member`."""
     if len(columns) == 1:
         return columns[0]
     size = sum(len(column) for column in columns)
@@ -221,14 +223,14 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
 
 
 class SharedColumn(Column):
-    """A column that several phases read, and the places of its copies: a peer that has one need not get another.
+    """A column that several phases read. It records which peers have a copy, so that no copy is sent twice.
 
-    It lives as long as the run of the schedule that reads it. The same range of clients is always the same object, so
-    that it finds its copies again.
+    A shared column lives as long as the run of the schedule that reads it. Slicing the same range of clients always
+    returns the same object, so that the copies of a slice are found again.
 
     Attributes:
       column: The values.
-      copies: For each holder of a copy, such as a session at a worker, the name of the copy there.
+      copies: The name of the copy for each owner of a copy, such as a session on a worker.
     """
 
     __slots__ = ("__weakref__", "_slices", "column", "copies")
@@ -264,5 +266,5 @@ class SharedColumn(Column):
 
 
 def unshared(values: Sequence[object]) -> list[object]:
-    """Returns the inputs of a phase, with the plain columns of those that are shared."""
+    """Returns the inputs of a phase, with each shared column replaced by its plain column."""
     return [value.column if isinstance(value, SharedColumn) else value for value in values]

@@ -1,8 +1,8 @@
 """Converts payloads to results: Python containers of the annotated type, and arrays that the caller owns.
 
-The annotated result type of a computation says which container each struct had in the user's code (named tuple,
-`OrderedDict`, attrs class …). A struct without one becomes an `OrderedDict` if it has names and a tuple if not, as in
-the language.
+The annotated result type of a computation specifies the container of each struct in the user's code, such as a named
+tuple, an `OrderedDict` or an attrs class. A struct without a container becomes an `OrderedDict` if its members have
+names and a tuple otherwise, as in the language.
 """
 
 import sys
@@ -38,10 +38,10 @@ Maker = Callable[[Sequence[object]], object]
 
 
 def to_result(payload: object, type_spec: Type) -> object:
-    """Returns the Python value of a payload: containers of the annotated type, and arrays that the caller may keep.
+    """Returns the Python value of a payload, with containers of the annotated type and arrays that the caller owns.
 
     Raises:
-      InvalidComputationError: If a struct has both named and unnamed members, which no container can hold.
+      InvalidComputationError: If a struct has both named and unnamed members, which no container supports.
     """
     return _converted(payload, type_spec, _own, result_maker)
 
@@ -49,7 +49,7 @@ def to_result(payload: object, type_spec: Type) -> object:
 def _converted(
     payload: object, type_spec: Type, tensor: Callable[[object], object], maker: Callable[[StructType], Maker]
 ) -> object:
-    """Returns a payload with its tensors converted, and its structs made by the maker of their type."""
+    """Converts the tensors of a payload with `tensor`, and builds each struct with the maker of its type."""
     if isinstance(type_spec, TensorType):
         return tensor(payload)
     if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
@@ -66,10 +66,10 @@ def _converted(
 
 
 def to_elements(payload: object, type_spec: Type) -> object:
-    """Returns the result of `to_result`, for a receiver that gets only the elements of sequences.
+    """Returns the result of `to_result`, for receivers that read only the elements of sequences, in one order.
 
     Raises:
-      InvalidValueError: If the order of a sequence differs from pass to pass.
+      InvalidValueError: If a sequence has a different order in each pass.
     """
     _check_orders(payload, type_spec)
     return to_result(payload, type_spec)
@@ -85,16 +85,16 @@ def _check_orders(payload: object, type_spec: Type) -> None:
         for member, (_, member_type) in zip(cast("tuple[object, ...]", payload), fields_of(type_spec)):
             _check_orders(member, member_type)
     else:
-        check_one_order(payload, "an executor of another origin")
+        check_one_order(payload, "an executor of another library")
 
 
 def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> object:
-    """Returns what `ExecutorValue.compute()` promises: the language's `Struct` for structs, lists, NumPy values.
+    """Returns the result of `ExecutorValue.compute()`: the language's `Struct` for structs, lists and NumPy values.
 
     Args:
       payload: The payload.
-      type_spec: Its type.
-      kept: Whether the payload is kept, for a second `compute()`; then its arrays are copied.
+      type_spec: The type of the payload.
+      kept: Whether the payload is kept for another `compute()`. If so, its arrays are copied.
     """
     return _converted(payload, type_spec, _copied if kept else _own, _struct_maker)
 
@@ -108,10 +108,10 @@ def _copied(payload: object) -> object:
 
 
 def _own(payload: object) -> object:
-    """Returns an array that only the caller references: the leaf's own if nothing else references it, else a copy.
+    """Returns a writable array that only the caller references. The payload must not be used afterwards.
 
-    A payload array is a read-only view of a buffer that a leaf returned or the user passed. If nothing else references
-    the buffer, it is returned (`ownership.py`). The payload must not be used again.
+    A payload array is a read-only view of a buffer that a leaf returned or the user passed. The buffer itself is
+    returned if nothing else references it (see `ownership.py`); otherwise the result is a copy.
     """
     if not isinstance(payload, np.ndarray):
         return payload
@@ -121,7 +121,7 @@ def _own(payload: object) -> object:
         return buffer
     try:
         return array.copy()
-    except MemoryError as error:  # one element may stand for all, as in a maximum over no clients
+    except MemoryError as error:  # the array may be broadcast from one element, as for a maximum over no clients
         raise no_memory_for(f"{array.dtype}{list(array.shape)}", array.nbytes) from error
 
 
@@ -130,7 +130,7 @@ _argument_makers: TypeMemo[Maker] = TypeMemo()
 
 
 def result_maker(struct: StructType) -> Maker:
-    """Returns the function that builds the container of a struct type out of its members, for results."""
+    """Returns the function that builds the container of a struct type from its members, for results."""
     found = _result_makers.get(struct)
     return _result_makers.put(struct, _make_result_maker(struct)) if found is None else found
 
@@ -140,7 +140,8 @@ def _make_result_maker(struct: StructType) -> Maker:
     container = struct.python_container
     if any(name is None for name in names) and any(name is not None for name in names):
         raise InvalidComputationError(
-            f"Expected a result with all members named or none, found {struct}; name all members or none"
+            f"Expected a result in which either all members or no members have names, found {struct}; name all members "
+            "or no members"
         )
     if container is None:
         container = OrderedDict if names and names[0] is not None else tuple
@@ -154,12 +155,12 @@ def _make_result_maker(struct: StructType) -> Maker:
 
 
 def takes_keywords(container: type) -> bool:
-    """Returns whether a container is built from keywords: a named tuple, attrs class or dataclass."""
+    """Returns whether a container is constructed from keyword arguments: a named tuple, attrs class or dataclass."""
     return hasattr(container, "_fields") or attrs.has(container) or is_dataclass(container)
 
 
 def argument_maker(struct: StructType) -> Maker:
-    """Returns the function that builds a struct as leaf functions see it: with access by attribute and by key."""
+    """Returns the function that builds the structs that leaf functions receive, with access by attribute and by key."""
     found = _argument_makers.get(struct)
     return _argument_makers.put(struct, _make_argument_maker(struct)) if found is None else found
 

@@ -1,10 +1,10 @@
-"""Holds values of clients that are in another store: stand-ins are sliced and passed on, and read when they are used.
+"""Represents clients' values that are in another store by stand-ins, which are read only when the values are used.
 
-| user | reads |
+| user | values that are read |
 | --- | --- |
 | a phase in this process (`base/client_blocks.py`) | the clients of a block, just before they run |
-| a message to a worker (`codec/packing.py`) | all clients of the worker, unless the worker reads them itself |
-| everything else | the values it needs |
+| a message to a worker (`codec/packing.py`) | all clients of the worker, unless the worker reads the values itself |
+| all other users | the required values |
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,57 +23,59 @@ from fedstack.computations.values.sequences import Batches, Batching
 from fedstack.computations.values.tensor_values import mismatch
 
 Where = Callable[[int], str]
-# Makes a column of Python values, one per client, or raises an error that names the client whose value does not fit.
+# Builds a column from one Python value per client, or raises an error that names the client with a mismatched value.
 Build = Callable[[Sequence[object], Type, Where], Column]
 _E = TypeVar("_E", bound="Elsewhere")
 
-# Stand-ins for objects of other packages, by the names of their classes.
+# The classes of stand-ins for objects of other packages, by the names of the objects' classes.
 _standing_for: "dict[str, type[Elsewhere]]" = {}
-# Objects of other packages that are not values, by the names of their classes: what they are, and what to pass instead.
+# Descriptions of objects of other packages that are not accepted as values, and advice, by the names of their classes.
 _refused: dict[str, tuple[str, str]] = {}
-# The classes of most values, which are never elsewhere.
+# The classes of most values. Their instances are never elsewhere.
 _USUAL = frozenset({int, float, bool, str, bytes, tuple, list, dict, np.ndarray, np.float32, np.float64, np.int32})
 _FIRST = "[client 0]"
 
 
 class Elsewhere:
-    """Stands for a Python value in another store. It is small, and can be pickled."""
+    """A small, picklable stand-in for a Python value in another store."""
 
     __slots__ = ()
 
     @classmethod
     def kinds(cls, found: Iterable[Any]) -> "set[type[Elsewhere]]":
-        """Returns the classes of the stand-ins that are read for some of this class."""
+        """Returns the classes of all stand-ins that are read when the given stand-ins of this class are read."""
         return {cls}
 
     @classmethod
     def read(cls, found: Sequence[Any], member: Type, where: Where) -> Sequence[object]:
-        """Returns many values as users would pass them. It is called on any thread, and may block.
+        """Reads the values of many stand-ins, and returns them in a form that users may pass.
+
+        This method is called on any thread and may block.
 
         Args:
-          found: The stand-ins, each of this class.
-          member: The type that the values should fit; it is checked afterwards.
+          found: The stand-ins, all of this class.
+          member: The expected type of the values. The values are checked afterwards.
           where: Returns the path of the value at an index, for error messages.
 
         Raises:
-          FedstackError: If a value cannot be read; the error of the first.
+          FedstackError: If a value cannot be read. The error is about the first such value.
         """
         raise NotImplementedError
 
     def check(self, member: Type, place: str) -> None:
-        """Checks what is known of the value before it is read.
+        """Checks the known properties of the value before it is read.
 
         Args:
-          member: The type that it should fit.
+          member: The expected type of the value.
           place: The path of the value, for error messages.
 
         Raises:
-          TypeMismatchError: If it does not fit.
+          TypeMismatchError: If the value does not match the type.
         """
 
 
 def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
-    """Returns a decorator for a subclass of `Elsewhere` that stands for objects of the class with the given name."""
+    """Returns a decorator that registers a subclass of `Elsewhere` for objects of the class with the given name."""
 
     def register(kind: type[_E]) -> type[_E]:
         _standing_for[name] = kind
@@ -83,26 +85,26 @@ def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
 
 
 def refuse(name: str, found: str, advice: str) -> None:
-    """Refuses objects of a class of another package as values of clients, whatever they contain.
+    """Registers a class of another package whose objects are not accepted as values of clients.
 
     Args:
-      name: The name of the class, with its module.
-      found: What messages call its objects.
-      advice: What to pass instead.
+      name: The name of the class, including its module.
+      found: The description of the class's objects, for error messages.
+      advice: The advice on what to pass instead, for error messages.
     """
     _refused[name] = found, advice
 
 
 def refusal(kind: type[object]) -> tuple[str, str] | None:
-    """Returns what messages call objects of a refused class, and what to pass instead; `None` for other classes."""
+    """Returns the description and the advice for objects of a class that `refuse` registered; `None` for others."""
     return _refused.get(_name_of(kind))
 
 
 class DeferredColumn(Column):
-    """A value for each client, some of them elsewhere.
+    """A column of clients' values, some of which are in another store.
 
     Attributes:
-      values: The stand-in for the value of each client, or its payload.
+      values: The payload of each client's value, or the stand-in for the value.
       place: The path of the value of client 0, for error messages.
       first: The index of the first client.
 
@@ -110,9 +112,10 @@ class DeferredColumn(Column):
       values: See above.
       member: The type of the values.
       place: See above.
-      build: Makes a column of the values once they are read.
+      build: Builds a column of the values after they have been read.
       first: See above.
-      picks: The field of the values that this is a column of, the field of that field, and so on.
+      picks: The indices that lead from a value to the nested field whose column this is; empty for the values
+        themselves.
     """
 
     __slots__ = ("_build", "_member", "_picks", "first", "place", "values")
@@ -142,7 +145,7 @@ class DeferredColumn(Column):
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is a column of the values themselves, not of one of their fields."""
+        """Whether this is a column of the values themselves, as opposed to one of their fields."""
         return not self._picks
 
     @property
@@ -184,10 +187,10 @@ class DeferredColumn(Column):
 
 @attrs.frozen
 class _SplitStruct(Elsewhere):
-    """Stands for a struct with some members elsewhere.
+    """A stand-in for a struct some of whose members are in another store.
 
     Attributes:
-      members: Its members, or their stand-ins, in the order of the type.
+      members: The members, or the stand-ins for them, in the order of the type.
     """
 
     members: Sequence[object]
@@ -211,7 +214,7 @@ def _kinds_of(values: Sequence[object]) -> set[type[Elsewhere]]:
 
 
 def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[object]:
-    """Returns values of one type. Stand-ins of the same class are read together."""
+    """Returns values of one type, with stand-ins replaced. Stand-ins of the same class are read together."""
     read = list(values)
     places_of: dict[type[Elsewhere], list[int]] = {}
     for place, value in enumerate(values):
@@ -227,14 +230,14 @@ def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[obje
 def deferred(
     values: Sequence[object], kinds: set[type[object]], member: Type, where: Where, build: Build
 ) -> DeferredColumn | None:
-    """Returns a column of values some of which are elsewhere; `None` if all are here.
+    """Returns a column of values, some of which are in another store, or `None` if all values are in this process.
 
     Args:
       values: One Python value per client.
-      kinds: Their classes.
-      member: The type that each must fit; values that are here are checked now.
-      where: Returns the path of the value at an index.
-      build: Makes a column of values that are here.
+      kinds: The classes of the values.
+      member: The type of the values. Values in this process are checked immediately.
+      where: Returns the path of the value at an index, for error messages.
+      build: Builds a column of values that are in this process.
     """
     if kinds <= _USUAL:
         return None
@@ -260,7 +263,7 @@ def deferred(
 
 
 def _standing_in(value: object, member: Type, where: Where, index: int) -> object:
-    """Returns the stand-in for a value that is elsewhere, or has members that are; other values as they are."""
+    """Returns the stand-in for a value that is, or has members, in another store. Returns other values unchanged."""
     if type(value) not in _USUAL and (made := _standing(type(value), member)) is not None:
         return made(value)
     if not isinstance(member, StructType):
@@ -287,13 +290,13 @@ def _name_of(kind: type[object]) -> str:
 
 @attrs.frozen
 class ClientRows(Elsewhere):
-    """Stands for the rows of a client as a struct of arrays, as `fedstack.by_client` returns them, or as batches.
+    """A stand-in for a client's rows as a struct of arrays, as `fedstack.by_client` returns them, or as batches.
 
-    Any value that has its rows in columns (`HasBlocks`) becomes one, where the type is not a sequence.
+    Values that provide their rows in columns (`HasBlocks`) are replaced by this class if their type is not a sequence.
 
     Attributes:
-      source: Has the rows as elements.
-      batching: How rows form batches; `None` for a struct of arrays.
+      source: The sequence whose elements are the rows.
+      batching: The rule by which rows form batches; `None` for a struct of arrays.
     """
 
     source: HasBlocks
@@ -303,11 +306,11 @@ class ClientRows(Elsewhere):
         found = self.source.element_type
         wanted = member if self.batching is None else member.element if isinstance(member, SequenceType) else None
         if wanted is None:
-            mismatch(member, f"{self!r} of {found}", place, "declare a sequence of batches")
+            mismatch(member, f"{self!r} of {found}", place, "declare a sequence of batches as the type")
         names = _names(found)
         if isinstance(wanted, (StructType, TensorType)) and _names(wanted) != names:
             columns = ", ".join(map(str, names or ["no names"]))
-            advice = "declare a struct of arrays with an open first dimension, with these names; or a sequence of rows"
+            advice = "declare a sequence of rows, or a struct of arrays with these names and unknown first dimensions"
             mismatch(member, f"{self!r} of rows with {columns}", place, advice)
 
     @classmethod
@@ -329,7 +332,7 @@ def _names(element: Type) -> "set[str | None] | None":
 
 
 def _arrays(column: Column, element: Type, place: str) -> Any:
-    """Returns rows as arrays, each with the rows as its first dimension, in the containers of an element."""
+    """Returns the arrays of rows in the containers of an element. The first dimension of each array is the row."""
     if isinstance(element, StructType):
         fields = [(name, _arrays(column.field(i), t, place)) for i, (name, t) in enumerate(fields_of(element))]
         return dict(fields) if all(name for name, _ in fields) else tuple(member for _, member in fields)
@@ -338,7 +341,7 @@ def _arrays(column: Column, element: Type, place: str) -> Any:
     items = cast("Sequence[NDArray[Any]]", column.items())
     shapes = list(dict.fromkeys(map(np.shape, items)))
     if len(shapes) > 1:
-        advice = "pad them, or take rows one by one"
+        advice = "pad the rows, or declare a sequence of rows as the type"
         mismatch("rows of one shape", f"{list(shapes[0])} and {list(shapes[1])}", place, advice)
     tensor = cast(TensorType, element)
     rows = np.empty((len(items), *(shapes or [()])[0]), np.object_ if is_string(tensor) else tensor.dtype)

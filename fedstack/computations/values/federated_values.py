@@ -1,7 +1,7 @@
-"""Builds the payloads of federated values: one column for all clients, checked in bulk.
+"""Builds the payloads of federated values, which are columns with the values of all clients and are checked in bulk.
 
-A list of plain floats becomes one NumPy vector in a few passes at C speed. Only values that fail the quick check are
-checked one by one, and then the message names the client.
+A list of Python floats becomes one NumPy array in a few passes at C speed. Only values that fail the quick check are
+checked individually, so that the error message can name the client.
 """
 
 import itertools
@@ -55,17 +55,17 @@ _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
 
 def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Payload:
-    """Returns the payload of a value of any type, federated ones included. Lists become sequences of columns.
+    """Returns the payload of a value of any type, including federated types. Lists become sequences over columns.
 
     Args:
       value: See `normalize`.
-      type_spec: The type to fit.
+      type_spec: The expected type.
       path: The path of the value, for error messages.
 
     Raises:
-      TypeMismatchError: If the value does not fit; the message has the path and the client.
+      TypeMismatchError: If the value does not match the type. The message contains the path and the client.
     """
-    if isinstance(type_spec, TensorType):  # first, since small values consist of these
+    if isinstance(type_spec, TensorType):  # checked first, since small values consist of tensors
         return normalize_tensor(value, type_spec, path)
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
@@ -83,31 +83,32 @@ def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Pay
 
 
 def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int | None:
-    """Returns the number of clients that a payload has values for; `None` if it has no values of clients.
+    """Returns the number of clients for which a payload has values, or `None` if it has no clients' values.
 
     Raises:
-      CardinalityError: If two parts of the payload disagree.
+      CardinalityError: If two parts of the payload have different numbers of clients.
     """
     counts = list(_counts(payload, type_spec, path))
     for (first_path, first), (other_path, other) in itertools.pairwise(counts):
         if first != other:
             raise CardinalityError(
-                f"Expected one number of clients in all arguments, found {first} at {first_path} and {other} at "
-                f"{other_path}; give every federated argument one value per client"
+                f"Expected the same number of clients in all arguments, found {first} at {first_path} and {other} at "
+                f"{other_path}; pass one value per client in every federated argument"
             )
     return counts[0][1] if counts else None
 
 
 def check_clients(payload: Payload, type_spec: Type, clients: int | None) -> None:
-    """Checks that a payload for an executor has values for the executor's number of clients.
+    """Checks that a payload has one value per client of an executor.
 
     Args:
       payload: The payload.
-      type_spec: Its type.
-      clients: The executor's number of clients; `None` if it is not known.
+      type_spec: The type of the payload.
+      clients: The executor's number of clients; `None` if the number is unknown.
 
     Raises:
-      CardinalityError: If it has values for another number, or two parts of the payload disagree.
+      CardinalityError: If the payload has values for a different number of clients, or two parts of the payload have
+        different numbers of clients.
     """
     if isinstance(type_spec, TensorType):
         return
@@ -117,10 +118,10 @@ def check_clients(payload: Payload, type_spec: Type, clients: int | None) -> Non
 
 
 def wrong_number_of_clients(clients: int, found: int) -> CardinalityError:
-    """Returns the error for values for a number of clients that is not the executor's."""
+    """Returns the error for values whose number differs from the executor's number of clients."""
     return CardinalityError(
         f"Expected one value for each of the {counted(clients, 'client')} of this executor, found {found}; create the "
-        "executor for as many clients as the values are for (`create_executor`, `set_cardinalities`)"
+        "executor for the number of clients that have values (`create_executor`, `set_cardinalities`)"
     )
 
 
@@ -151,12 +152,12 @@ def _client_hint(value: object, member: Type) -> str:
     if isinstance(value, Mapping):
         names = {name for name, _ in fields_of(member)} if isinstance(member, StructType) else set[object]()
         if names and names <= cast("Mapping[object, object]", value).keys():
-            return "this is the value of one client: give it in a list, [value]"
-        return "give list(mapping.values()), in the order of clients that you want"
+            return "this is the value of one client: pass it in a list, [value]"
+        return "pass list(mapping.values()), in the desired order of clients"
     if is_data_frame(value):
-        return "give list(fedstack.by_client(df, id).values()), with the column that says whose row it is"
+        return "pass list(fedstack.by_client(df, id).values()), where id is the column with the client's id"
     if hasattr(value, "__array__"):
-        return "give list(array): one value per client"
+        return "pass list(array) if each row is the value of one client"
     return "put the clients' values into a list"
 
 
@@ -167,16 +168,17 @@ def column_from_values(
     *,
     may_be_elsewhere: bool = False,
 ) -> Column:
-    """Returns the column of one Python value per client.
+    """Returns a column of Python values.
 
     Args:
-      values: One value per client, in client order.
-      member: The type that each must fit.
+      values: One value per client, in the order of the clients.
+      member: The expected type of each value.
       where: Returns the path of the value at an index, for error messages.
-      may_be_elsewhere: Whether values, or their members, may be elsewhere; such a column is read when it is used.
+      may_be_elsewhere: Whether values or their members may be in another store. If so, the values are read when the
+        column is used.
 
     Raises:
-      TypeMismatchError: If a value does not fit; the message names the client.
+      TypeMismatchError: If a value does not match the type. The message names the client.
     """
     kinds = set(map(type, values))
     if may_be_elsewhere and (found := deferred(values, kinds, member, where, column_from_values)) is not None:
@@ -201,7 +203,7 @@ def _scalar_column(values: Sequence[object], kinds: set[type[object]], member: T
     if kinds == {float} and kind_of_dtype(dtype) == "f":
         wide = np.array(values, np.float64)
         narrow = quiet_context().run(wide.astype, dtype)
-        if np.logical_and.reduce(np.isfinite(narrow)):  # `all()` without its detour through Python
+        if np.logical_and.reduce(np.isfinite(narrow)):  # faster than `all()`, which calls Python code
             return ScalarColumn(narrow)
     elif kinds == {int} and dtype.kind in "iu":
         info = np.iinfo(dtype)
@@ -217,7 +219,7 @@ def _array_column(values: Sequence[object], kinds: set[type[object]], member: Te
     dtype, shape = member.dtype, member.shape
     if kinds == {np.ndarray}:
         arrays = cast("Sequence[np.ndarray]", values)
-        # The usual case: arrays of exactly this dtype, and of a shape that fits.
+        # The usual case is arrays of exactly this dtype with a matching shape.
         if set(map(_dtype_of, arrays)) == {dtype} and all(shape_fits(s, shape) for s in set(map(_shape_of, arrays))):
             return ListColumn(all_read_only(arrays), list_is_own=True)
     return ListColumn([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)], list_is_own=True)
@@ -246,7 +248,7 @@ def _struct_column(
 def _split_alike(
     values: Sequence[object], kinds: set[type[object]], member: StructType
 ) -> Sequence[Sequence[object]] | None:
-    """Splits structs of one simple class into one list per field; returns `None` for others."""
+    """Splits structs of the same simple class into one list per field; returns `None` for other structs."""
     fields = fields_of(member)
     if len(kinds) != 1 or not fields:
         return None
@@ -273,7 +275,7 @@ def _split_alike(
 
 
 def _sequence_column(values: Sequence[object], kinds: set[type[object]], member: SequenceType, where: Where) -> Column:
-    """Normalises the elements of all clients in one pass if every sequence is a list, else one sequence at a time."""
+    """Returns a column of sequences. The elements of all clients are normalised together if all sequences are lists."""
     if not kinds <= {list}:
         return ListColumn([_sequence(value, member, where(i)) for i, value in enumerate(values)])
     lists = cast("Sequence[list[object]]", values)
@@ -305,22 +307,24 @@ def _packed(elements: Iterable[object], element: Type, where: Where) -> Column:
 
 
 def checked_cardinalities(cardinalities: object, most: int | None = None) -> dict[PlacementLiteral, int]:
-    """Returns numbers of participants as a new dictionary of `int`s.
+    """Checks numbers of participants by placement and returns them as a new dictionary of `int`s.
 
     Args:
-      cardinalities: What the user passed.
-      most: The largest number of participants; `None` for no limit.
+      cardinalities: The value that the user passed.
+      most: The maximum number of participants; `None` for no limit.
 
     Raises:
-      CardinalityError: If they are not numbers of participants by placement.
+      CardinalityError: If the value is not a mapping from placements to numbers in range.
     """
-    advice = "give {federated_language.CLIENTS: 10}, for example"
+    advice = "pass a mapping, for example {federated_language.CLIENTS: 10}"
     if not isinstance(cardinalities, Mapping):
-        raise CardinalityError(f"Expected numbers by placement, found {describe(cardinalities)}; {advice}")
+        raise CardinalityError(
+            f"Expected numbers of participants by placement, found {describe(cardinalities)}; {advice}"
+        )
     found: dict[PlacementLiteral, int] = {}
     for placement, count in cast("Mapping[object, object]", cardinalities).items():
         if not isinstance(placement, PlacementLiteral):
-            raise CardinalityError(f"Expected numbers by placement, found one for {describe(placement)}; {advice}")
+            raise CardinalityError(f"Expected placements as keys, found the key {describe(placement)}; {advice}")
         try:
             found[placement] = check_whole_number(f"a number of {placement.uri}", count, 0, most)
         except InvalidValueError as error:

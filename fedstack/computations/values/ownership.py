@@ -1,21 +1,21 @@
-"""Determines whether an array has a single owner, and copies arrays that others may still write to.
+"""Determines whether an array has a single owner, and copies arrays to which other owners may still write.
 
-CPython's reference counts show the owners, as long as it has its global lock. A payload array is a read-only view; the
-array under it is its *buffer*. Four places ask who else can reach a buffer:
+As long as CPython has its global lock, reference counts reveal the owners. A payload array is a read-only view of
+another array, its *buffer*. The following users need to know who else can access a buffer:
 
-| user | question | the buffer | references to the buffer | references to the payload |
+| user | question | required buffer | allowed references to the buffer | allowed references to the payload |
 | --- | --- | --- | --- | --- |
 | `snapshot_of` | may a result change after the function has returned it? | any | the payload | any |
-| `take_buffer` | may a fold write into a result? | whole, large | the payload; no weak ones | one list |
-| `containers.py` | may the user keep the result of a computation? | whole | the payload | any: it is not used again |
-| `phase_results.py` | may a fold write into a received array? | whole | not counted: fresh memory | any |
+| `take_buffer` | may a fold write into a result? | whole, large | the payload; no weak references | one list |
+| `containers.py` | may the user keep the result? | whole | the payload | any; the payload is not used again |
+| `phase_results.py` | may a fold write into a received array? | whole | not counted: new memory | any |
 
-A buffer is *whole* if the payload shows all of it, in its order and dtype, and if it has writable memory of its own
-(`whole_buffer`). Memory of another object (a file, bytes, a tensor) may be visible through that object. Where
-references cannot be counted, nothing has a single owner: arrays are copied.
+A buffer is *whole* if the payload shows the entire buffer, in the same order and dtype, and the buffer owns its memory
+and is writable (`whole_buffer`). Memory that belongs to another object, such as a file, bytes or a tensor, may be
+accessible through that object. If references cannot be counted, arrays never have a single owner and are copied.
 
-A function may return a buffer that it fills again in its next call, and a result for one client must not become that of
-the next. Most returned arrays have a single owner, and need no copy.
+Copies are necessary because a function may return a buffer that it fills again in its next call, and the result of one
+client must not turn into the result of the next. Most returned arrays have a single owner and need no copy.
 """
 
 import operator
@@ -30,12 +30,12 @@ from fedstack.computations.types.language import SequenceType, StructType, Tenso
 from fedstack.computations.types.type_structure import fields_of, is_scalar
 from fedstack.computations.values.tensor_values import read_only
 
-# Below this size allocating a buffer is cheaper than checking whether one can be taken.
+# Below this size in bytes, allocating a buffer is cheaper than checking whether an existing buffer can be taken.
 _WORTH_TAKING = 16 * 1024
 
 
 def _references_of_one_owner() -> tuple[int, int]:
-    """Counts the references to a payload that only a list holds, and to the buffer that only the payload holds."""
+    """Returns the reference counts of a payload that only a list references, and of a buffer with a single payload."""
     if not hasattr(sys, "getrefcount") or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return 0, 0
     payloads = [np.empty(1).view()]
@@ -43,15 +43,15 @@ def _references_of_one_owner() -> tuple[int, int]:
     return sys.getrefcount(payloads[0]), sys.getrefcount(buffer)
 
 
-# What `sys.getrefcount` returns for a buffer in a local variable that only its payload references. It is compared in
-# place: a function for that would add references of its own, and take as long as all the rest.
+# The results of `sys.getrefcount` for a payload and a buffer with one owner, where the buffer is also in a local
+# variable. Users compare the counts inline, because a function would add references and double the time.
 _PAYLOAD_OF_ONE, BUFFER_OF_ONE = _references_of_one_owner()
 
 
 def whole_buffer(payload: np.ndarray) -> np.ndarray | None:
-    """Returns the array that a payload shows all of, if it has writable memory of its own; else `None`."""
+    """Returns the buffer of a payload if the buffer is whole, as the module's documentation defines; else `None`."""
     buffer: object = payload.base
-    # A reversed or transposed view may have the shape of its base, but has other strides.
+    # A reversed or transposed view may have the same shape as its base, but its strides differ.
     if type(buffer) is not np.ndarray or buffer.shape != payload.shape or buffer.strides != payload.strides:
         return None
     if buffer.base is not None or buffer.dtype != payload.dtype:
@@ -61,14 +61,14 @@ def whole_buffer(payload: np.ndarray) -> np.ndarray | None:
 
 
 def take_buffer(payloads: list[object], index: int) -> np.ndarray | None:
-    """Takes an array that a leaf function returned out of a list of payloads, if nothing else references it.
+    """Takes an array that a leaf function returned from a list of payloads, if nothing else references the array.
 
     Args:
-      payloads: A list that is not read by others any more. A taken array is replaced by `None`.
+      payloads: A list that only the caller reads. The payload of a taken array is replaced by `None`.
       index: The index of the payload.
 
     Returns:
-      The array, which the caller may keep and write to; `None` if it might be shared.
+      The array, to which the caller may write; `None` if the array may be shared.
     """
     payload = payloads[index]
     if type(payload) is not np.ndarray or payload.nbytes < _WORTH_TAKING or payload.flags.writeable:
@@ -76,7 +76,7 @@ def take_buffer(payloads: list[object], index: int) -> np.ndarray | None:
     buffer = whole_buffer(payload)
     if buffer is None or weakref.getweakrefcount(buffer) or weakref.getweakrefcount(payload):
         return None
-    del payload  # a reference, too
+    del payload  # the local variable would count as a reference
     if sys.getrefcount(payloads[index]) != _PAYLOAD_OF_ONE or sys.getrefcount(buffer) != BUFFER_OF_ONE:
         return None
     payloads[index] = None
@@ -85,14 +85,15 @@ def take_buffer(payloads: list[object], index: int) -> np.ndarray | None:
 
 _at = cast("Callable[[object, int], object]", operator.getitem)
 
-# From a payload and the argument of the call that made it to a payload that cannot change any more.
+# Converts a payload, given also the argument of the call that returned it, to a payload that cannot change any more.
 Snapshot = Callable[[object, object], object]
 
 
 def snapshot_of(result: Type) -> Snapshot | None:
-    """Returns the function that copies what may still change in payloads of a type; `None` if nothing can.
+    """Returns a function that copies the arrays in payloads that may still change; `None` if no array can change.
 
-    Of sequences it copies existing arrays. Elements that a function makes are copied when they are made.
+    In sequences, the function copies arrays that exist already. Elements that are generated are copied when they are
+    generated.
     """
     if isinstance(result, TensorType):
         return None if is_scalar(result) else _stays
@@ -121,7 +122,7 @@ def snapshot_of(result: Type) -> Snapshot | None:
 def _sequence_stays(payload: object, argument: object, element: Snapshot | None) -> object:
     given = cast("tuple[object, ...]", argument) if isinstance(argument, tuple) else (argument,)
     if any(payload is member for member in given):
-        return payload  # the caller's, which the function cannot fill
+        return payload  # it belongs to the caller, and the function cannot write to it
     snapshot = cast("Callable[[Callable[[np.ndarray], object]], object] | None", getattr(payload, "snapshot", None))
     if snapshot is not None:
         return snapshot(lambda array: _stays(array, None))
@@ -136,14 +137,14 @@ def _stays(payload: object, argument: object) -> object:
         return payload
     base: object = payload.base
     if isinstance(base, np.ndarray):
-        # The usual case first: a view of an array that only this view has.
+        # The usual case comes first: a view of an array that only this view references.
         if base.base is None and sys.getrefcount(base) == BUFFER_OF_ONE:
             return payload
         if not base.flags.writeable:
             return payload
         if any(array is payload or array is base or array.base is base for array in _arrays_in(argument)):
-            return payload  # the caller's, which the function cannot fill
-    # Payloads are read-only; what they are views of may not be.
+            return payload  # it belongs to the caller, and the function cannot write to it
+    # Payloads are read-only, but the memory that they show may be writable.
     elif base is None or type(base) is bytes:
         return payload
     return read_only(payload.copy())

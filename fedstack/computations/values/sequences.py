@@ -1,8 +1,8 @@
-"""Defines the sequences of clients: anything re-iterable, with special support for two kinds of it.
+"""Defines the sequences of clients: any re-iterable objects, with special support for generators and batches.
 
-A sequence is *re-iterable* if each iteration starts from the front. An iterator is not: it is empty the second time,
-and an empty second epoch is a wrong result without an error. So iterators are refused wherever a sequence enters a
-computation.
+A sequence is *re-iterable* if each iteration starts at the first element. Iterators are not re-iterable: the second
+iteration yields no elements, so that a second epoch would silently produce a wrong result. Therefore iterators are
+rejected wherever a sequence enters a computation.
 """
 
 import functools
@@ -17,51 +17,51 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
 
 T = TypeVar("T")
-# How many elements are made at a time where they take no memory.
+# The number of elements that are created at a time if the elements take up no memory of their own.
 AHEAD = 16
-# The limits of the fields in messages.
+# The limits of the corresponding message fields.
 MAX_SEED_BYTES = 128
 MAX_SEED = 256**MAX_SEED_BYTES - 1
 MAX_ROUND = 2**64 - 1
 
 
 def check_re_iterable(sequence: object, path: str = "value") -> None:
-    """Refuses what cannot be iterated more than once.
+    """Checks that an object can be iterated more than once.
 
     Args:
-      sequence: The object that should be a sequence.
-      path: Its path, for error messages.
+      sequence: The object.
+      path: The path of the object, for error messages.
 
     Raises:
-      TypeMismatchError: If it can be iterated only once, or not at all, or is text, bytes or a mapping.
+      TypeMismatchError: If the object can be iterated only once or not at all, or is text, bytes or a mapping.
     """
     name = type(sequence).__name__
     if isinstance(sequence, (str, bytes, bytearray, Mapping)) or not isinstance(sequence, Iterable):
         raise TypeMismatchError(
-            f"Expected a re-iterable object of elements, found `{name}`; at {path}; give a list of the elements"
+            f"Expected a re-iterable object of elements, found `{name}`; at {path}; pass a list of the elements"
         )
-    # Only of iterators is `iter` known to be free: for other objects it may open files.
+    # Calling `iter` on an iterator is free, whereas for other objects the call may open files.
     if isinstance(sequence, Iterator) and iter(cast("Iterator[object]", sequence)) is sequence:
         raise TypeMismatchError(
             f"Expected an object that can be iterated again, found the one-shot iterator `{name}`; at {path}; "
-            "give a list, or `fedstack.from_generator(function)` with the function that makes the iterator"
+            "pass a list, or `fedstack.from_generator(function)` with the function that creates the iterator"
         )
 
 
 class FromGenerator(Generic[T]):
-    """A client's sequence that calls a function for each iteration, to read data lazily."""
+    """A client's sequence that calls a function for each iteration, so that data is read lazily."""
 
     def __init__(self, function: Callable[[], Iterable[T]]) -> None:
         if not callable(function):
             raise TypeMismatchError(
                 f"Expected a function without parameters, found `{type(function).__name__}`; at from_generator; "
-                "give the function itself, do not call it"
+                "pass the function itself instead of calling it"
             )
         self._function = function
         self._last: Iterator[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
-        # As a generator, this calls the function only when the first element is requested.
+        # Because this method is a generator, the function is called only when the first element is requested.
         yield from self.start()
 
     def start(self, path: str | None = None) -> Iterator[T]:
@@ -71,19 +71,19 @@ class FromGenerator(Generic[T]):
           path: The path of the sequence, for error messages.
         """
         where = repr(self) if path is None else f"{path}, {self!r}"
-        made = cast(object, self._function())  # the user's function need not keep to its type
+        made = cast(object, self._function())  # the user's function may return another type than it declares
         kind = type(made).__name__
         if isinstance(made, (str, bytes, bytearray, Mapping)) or not isinstance(made, Iterable):
             raise TypeMismatchError(
                 f"Expected the function to return an iterable of elements, found `{kind}`; at {where}; "
-                "make it a generator function (yield each element) or let it return a list"
+                "write it as a generator function (yield each element), or return a list"
             )
         iterator = iter(cast("Iterable[T]", made))
-        # Kept only for this comparison. A used generator holds no data.
+        # The iterator is kept only for this comparison. An exhausted generator contains no data.
         if iterator is self._last:
             raise InvalidValueError(
                 f"Expected a new iterator from each call, found the same `{type(iterator).__name__}` twice; "
-                f"at {where}; make the iterator inside the function"
+                f"at {where}; create the iterator inside the function"
             )
         self._last = iterator
         return iterator
@@ -93,64 +93,64 @@ class FromGenerator(Generic[T]):
 
 
 class HasPasses:
-    """A sequence whose order may differ from pass to pass.
+    """A sequence whose order may differ between passes.
 
-    The user of the sequence counts the passes; iterating over a payload directly is always pass 0.
+    The code that uses the sequence counts the passes. Direct iteration over a payload is always pass 0.
     """
 
     __slots__ = ()
 
     @property
     def reshuffles(self) -> bool:
-        """Whether the order differs from pass to pass."""
+        """Whether the order differs between passes."""
         raise NotImplementedError
 
     def in_pass(self, number: int) -> Iterator[Any]:
-        """Iterates over the elements in the order of a pass."""
+        """Iterates over the elements in the order of the pass with the given number."""
         raise NotImplementedError
 
 
 def reshuffles(sequence: object) -> bool:
-    """Returns whether the order of a sequence differs from pass to pass."""
+    """Returns whether the order of a sequence differs between passes."""
     return isinstance(sequence, HasPasses) and sequence.reshuffles
 
 
 def in_pass(sequence: Iterable[object], number: int) -> Iterator[object]:
-    """Iterates over any sequence, in the order of a pass if that matters."""
+    """Iterates over any sequence. If its order differs between passes, the given pass determines the order."""
     return sequence.in_pass(number) if isinstance(sequence, HasPasses) else iter(sequence)
 
 
 def check_one_order(sequence: object, path: str) -> None:
-    """Refuses a sequence whose order differs from pass to pass, where only its elements can be passed on.
+    """Checks that the order of a sequence is the same in each pass, for receivers that accept only its elements.
 
     Raises:
-      InvalidValueError: If the order differs.
+      InvalidValueError: If the order differs between passes.
     """
     if reshuffles(sequence):
         raise InvalidValueError(
-            f"Expected a sequence of one order, since only its elements can be passed on here, found {sequence!r}, "
-            f"which has a new order in each pass; at {path}; give reshuffle=False to fedstack.batches, or, to workers "
-            "of this release of fedstack, the batches themselves: map over them at the clients that read them"
+            f"Expected a sequence with a fixed order, since only its elements can be passed on here, found "
+            f"{sequence!r}, which has a new order in each pass; at {path}; pass reshuffle=False to fedstack.batches, "
+            "or use workers of the same fedstack release and map over the batches on the clients that read them"
         )
 
 
 def drawn_order(seed: int, key: tuple[int, ...], rows: int) -> NDArray[np.intp]:
-    """Returns an order of rows that depends on the seed and the key only, not on the release of NumPy."""
-    # From raw words: the numbers that NumPy's generators make of them differ from release to release.
+    """Returns a random order of rows that depends only on the seed and the key, not on the version of NumPy."""
+    # Raw words are used because the numbers that NumPy's generators derive from them differ between releases.
     words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(rows)
     return np.argsort(words, kind="stable")
 
 
 @attrs.frozen
 class Batching:
-    """How the rows of a sequence form its batches.
+    """The rule by which the rows of a sequence form batches.
 
     Attributes:
       size: The number of rows in a batch.
-      drop_remainder: Whether a last batch of fewer rows is left out.
-      seed: The seed of the order of the rows; `None` leaves them as they are.
-      round: Each value gives another order; with a seed only.
-      reshuffles: Whether each pass has another order, too.
+      drop_remainder: Whether a last batch with fewer rows is omitted.
+      seed: The seed for the order of the rows; `None` keeps the original order.
+      round: The number of the round. With a seed, each round has a different order.
+      reshuffles: Whether each pass has a different order as well.
     """
 
     size: int
@@ -160,24 +160,24 @@ class Batching:
     reshuffles: bool = False
 
     def count(self, rows: int) -> int:
-        """Returns the number of batches of so many rows."""
+        """Returns the number of batches for the given number of rows."""
         whole, rest = divmod(rows, self.size)
         return whole + (rest > 0 and not self.drop_remainder)
 
     def sizes(self, rows: int) -> set[int]:
-        """Returns the sizes of the batches of so many rows."""
+        """Returns the different batch sizes for the given number of rows."""
         whole, rest = divmod(rows, self.size)
         return {size for size, found in ((self.size, whole), (rest, rest and not self.drop_remainder)) if found}
 
     def cuts(self, rows: int, number: int) -> Iterator["slice | NDArray[np.intp]"]:
-        """Yields the rows of each batch in a pass."""
+        """Yields the indices of the rows of each batch in a pass."""
         order = self.order(rows, number)
         for start in range(0, self.count(rows) * self.size, self.size):
             cut = slice(start, start + self.size)
             yield cut if order is None else order[cut]
 
     def order(self, rows: int, number: int) -> "NDArray[np.intp] | None":
-        """Returns the order of the rows in a pass; `None` if they stay as they are."""
+        """Returns the order of the rows in a pass, or `None` for the original order."""
         if self.seed is None:
             return None
         return drawn_order(self.seed, (self.round, number if self.reshuffles else 0), rows)
@@ -190,13 +190,13 @@ class Batching:
 
 
 class Batches(HasPasses):
-    """A client's sequence of slices along the first dimension of arrays; made by `fedstack.batches`.
+    """A client's sequence of slices along the first dimension of arrays, created by `fedstack.batches`.
 
     Attributes:
-      arrays: Read-only arrays of shape [num_rows, ...], in dictionaries and tuples nested at will.
-      num_rows: The number of examples.
-      batching: How the rows form batches.
-      fitting: The last element type that they fit, and their payload for it.
+      arrays: Read-only arrays of shape [num_rows, ...], in arbitrarily nested dictionaries and tuples.
+      num_rows: The number of rows.
+      batching: The rule by which the rows form batches.
+      fitting: The last element type that the batches matched, and their payload for this type; initially `None`.
     """
 
     def __init__(self, arrays: object, num_rows: int, batching: Batching) -> None:
@@ -226,7 +226,7 @@ class Batches(HasPasses):
             yield _mapped(self.arrays, functools.partial(take, rows=rows))
 
     def over(self, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> "Batches":
-        """Returns the batches with each array replaced by what `replace` returns, read-only and of the same shape."""
+        """Returns batches in which `replace` has replaced each array by a read-only array of the same shape."""
         return Batches(_mapped(self.arrays, replace), self.num_rows, self.batching)
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ class Batches(HasPasses):
 
 
 def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
-    """Returns the same containers with a function applied to each array."""
+    """Applies a function to each array and returns the results in the same containers."""
     if type(arrays) is dict:
         return {key: _mapped(value, function) for key, value in cast("dict[Any, Any]", arrays).items()}
     if isinstance(arrays, dict):
@@ -248,10 +248,10 @@ def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> An
 
 
 def take(array: NDArray[Any], rows: "slice | NDArray[np.intp]") -> NDArray[Any]:
-    """Returns the rows of a batch, read-only."""
+    """Returns the rows of a batch as a read-only array."""
     if type(rows) is slice:
         return array[rows]  # a view of a read-only array is read-only
-    # In a third of the time that indexing takes.
+    # `take` takes a third of the time of indexing.
     batch = np.asarray(array).take(rows, axis=0)
     batch.flags.writeable = False
     return batch

@@ -1,8 +1,8 @@
-"""Converts a user's value to the payload of a tensor type, or raises an error that says why it does not fit.
+"""Converts users' values to payloads of tensor types, or raises errors that explain the mismatch.
 
-The rule is the language's: the same kind of number, where a NumPy value must be safely castable (int32 to int64, not
-float64 to float32), and a plain Python number must be representable (3.0 as float32, 3 as uint8, not 300).
-Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; strings are `bytes`.
+The rules are those of the language. The kind of number must be the same. A NumPy value must be safely castable (int32
+to int64, but not float64 to float32), and a Python number must be representable (3.0 as float32, 3 as uint8, but not
+300 as uint8). Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; strings are `bytes`.
 """
 
 import contextvars
@@ -19,7 +19,7 @@ from fedstack.computations.types.type_structure import is_scalar, is_string, sha
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe, shorten
 
-# Converts a value to the payload of a tensor type: `normalize_tensor`, or another rule.
+# A function that converts a value to the payload of a tensor type, such as `normalize_tensor`.
 ReadTensor = Callable[[object, TensorType, str], object]
 
 _MAX_RANK = 64
@@ -33,7 +33,7 @@ _IGNORING.run(np.seterr, all="ignore")
 
 
 def kind_of_dtype(dtype: np.dtype) -> str:
-    """Returns the kind of a dtype: b, i (signed or not), f (bfloat16 included), c, S, or ? for anything else."""
+    """Returns the kind of a dtype: b, i (signed or unsigned), f (including bfloat16), c, S, or ? for other dtypes."""
     kind = dtype.kind
     if kind in "iu":
         return "i"
@@ -45,22 +45,22 @@ def kind_of_dtype(dtype: np.dtype) -> str:
 
 
 def mismatch(expected: object, found: object, path: str, advice: str = "") -> NoReturn:
-    """Raises a TypeMismatchError that names both sides and the path; types are written by `type_text`."""
+    """Raises a TypeMismatchError that contains both sides and the path. Types are formatted by `type_text`."""
     shown, seen = (type_text(what) if isinstance(what, Type) else what for what in (expected, found))
     raise TypeMismatchError(f"Expected {shown}, found {seen}; at {path}" + (f"; {advice}" if advice else ""))
 
 
 def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
-    """Returns the payload of `value` for a tensor type.
+    """Returns the payload of a value for a tensor type.
 
     Args:
-      value: A NumPy scalar or array, a Python scalar, a string, a nest of lists of those, or anything with
+      value: A NumPy scalar or array, a Python scalar, a string, nested lists of these values, or an object with
         `__array__`.
-      tensor: The type to fit; `None` dimensions fit any size.
-      path: Where the value stands, for error messages.
+      tensor: The expected type. Dimensions of `None` match any size.
+      path: The path of the value, for error messages.
 
     Raises:
-      TypeMismatchError: If dtype or shape do not fit.
+      TypeMismatchError: If the dtype or the shape does not match.
     """
     kind = tensor.dtype.type
     if kind is np.str_:
@@ -68,14 +68,14 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
     if is_scalar(tensor):
         if type(value) is kind:
             return value
-        # The same as below, in a tenth of the time.
+        # These shortcuts return the same results as the code below in a tenth of the time.
         if type(value) is int and (some := _INTEGERS.get(kind)) is not None and value in some:
             return kind(value)
         if type(value) is float and kind is np.float64:
             return np.float64(value)
     _check_unmasked(value, tensor, path)
     if isinstance(value, np.ndarray):
-        # As a plain array: a subclass such as np.matrix has other operators.
+        # The payload is a plain array, because subclasses such as np.matrix have different operators.
         array = _cast_array(np.asarray(cast(np.ndarray, value)), tensor, path)
     elif isinstance(value, np.generic):
         array = _cast_array(np.asarray(cast(np.generic, value)), tensor, path)
@@ -100,7 +100,7 @@ def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
         if kind.__module__.partition(".")[0] == "jax" and kind.__name__.endswith("Tracer"):
             raise TypeMismatchError(
                 f"Expected {tensor}, found a {kind.__name__} of JAX; at {path}; call jax.jit, jax.grad and jax.vmap "
-                "inside of the function that is decorated, not on the computation"
+                "inside the decorated function, not on the computation"
             ) from None
         shown = f"{kind.__name__}, whose conversion to an array raised {type(error).__name__}: {error}"
         raise TypeMismatchError(f"Expected {tensor}, found {shown}; at {path}") from error
@@ -110,15 +110,15 @@ _set_writeable = cast("Callable[[np.ndarray, bool], None]", np.ndarray.setflags)
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Returns the array if it is read-only, else a read-only view: the owner's array stays writable."""
+    """Returns the array itself if it is read-only, or else a read-only view. The owner's array stays writable."""
     if array.flags.writeable:
         array = array.view()
-        _set_writeable(array, False)  # the quickest way by far, and there may be a view per client
+        _set_writeable(array, False)  # by far the fastest way, which matters for one view per client
     return array
 
 
 def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
-    """Returns the result of `read_only` for each of many arrays."""
+    """Returns the results of `read_only` for many arrays, faster than one by one."""
     found: list[object] = [array.view() if array.flags.writeable else array for array in arrays]
     deque(map(_set_writeable, cast("list[np.ndarray]", found), repeat(False)), maxlen=0)
     return found
@@ -126,7 +126,7 @@ def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
 
 def _advice(value: object) -> str:
     if value is None:
-        return "a function without a return statement gives None"
+        return "a function without a return statement returns None"
     if isinstance(value, (str, bytes)):
         return "convert the text to a number first"
     return ""
@@ -150,14 +150,14 @@ def _show_shape(shape: Sequence[int | None]) -> str:
 def _cast_array(array: np.ndarray, tensor: TensorType, path: str) -> np.ndarray:
     dtype = tensor.dtype
     if array.dtype == dtype:
-        # NumPy compares byte orders, too, so the array is in native order.
+        # NumPy also compares byte orders, so the array is in native order.
         return array
     if array.dtype.kind == "O":
-        mismatch(tensor, f"an array of Python objects {list(array.shape)}", path, "give it a numeric dtype")
+        mismatch(tensor, f"an array of Python objects {list(array.shape)}", path, "convert it to a numeric dtype")
     if kind_of_dtype(array.dtype) != kind_of_dtype(dtype) or not np.can_cast(array.dtype, dtype):
         shown = describe(array[()] if array.ndim == 0 else array)
         module = "ml_dtypes" if dtype.name == "bfloat16" else "np"
-        mismatch(tensor, shown, path, f"convert it yourself with .astype({module}.{dtype.name}) if that is meant")
+        mismatch(tensor, shown, path, f"convert it with .astype({module}.{dtype.name}) if this is intended")
     return array.astype(dtype)
 
 
@@ -166,9 +166,9 @@ def _checked_kind(value: object, tensor: TensorType, path: str) -> object:
     if expected != found:
         advice = ""
         if (found, expected) == ("i", "f"):
-            advice = f"write {shorten(value)}.0 if a floating number is meant"
+            advice = f"write {shorten(value)}.0 for a floating-point number"
         elif found in "if" and expected == "c":
-            advice = f"write complex({shorten(value)}) if a complex number is meant"
+            advice = f"write complex({shorten(value)}) for a complex number"
         mismatch(tensor, describe(value), path, advice)
     return value
 
@@ -178,7 +178,7 @@ def _python_kind(value: object) -> type:
 
 
 def _cast_python(array: np.ndarray, leaves: Sequence[object], tensor: TensorType, path: str) -> np.ndarray:
-    """Casts Python numbers: each must be representable, not only castable."""
+    """Casts Python numbers, each of which must be representable rather than just castable."""
     dtype = tensor.dtype
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
@@ -209,7 +209,9 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
     try:
         leaves = list(_nest_leaves(nest))
     except (TypeError, ValueError) as error:
-        raise TypeMismatchError(f"Expected {tensor}, found a list that makes no array; at {path}; {error}") from error
+        raise TypeMismatchError(
+            f"Expected {tensor}, found a list that cannot become an array; at {path}; {error}"
+        ) from error
     kinds = set(map(type, leaves))
     try:
         if not leaves:
@@ -220,7 +222,7 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
             return _cast_python(wide, leaves, tensor, path)
         if any(issubclass(kind, (np.generic, np.ndarray)) for kind in kinds):
             if len(kinds) > 1 or len({cast(np.ndarray, leaf).dtype for leaf in leaves}) > 1:
-                # NumPy would promote them to a dtype that may represent none of them.
+                # NumPy would promote the elements to a dtype that may be unable to represent any of them.
                 return np.array(_cast_leaves(nest, tensor, path), tensor.dtype)
             for leaf in leaves:
                 _check_unmasked(leaf, tensor, path)
@@ -235,12 +237,12 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
 
 
 def _ragged(tensor: TensorType, path: str) -> TypeMismatchError:
-    """Returns the error for ragged lists. NumPy's own error is about its own functions."""
-    return TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; give all its rows one shape")
+    """Returns the error for ragged lists, because NumPy's error message refers to its own functions."""
+    return TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; use rows of the same shape")
 
 
 def _cast_leaves(nest: Sequence[object], tensor: TensorType, path: str) -> list[object]:
-    """Casts the numbers and arrays in nested lists, each by the rule for its kind."""
+    """Casts the numbers and arrays in nested lists, each according to the rule for its kind."""
     return [
         _cast_leaves(cast("Sequence[object]", item), tensor, path)
         if isinstance(item, (list, tuple))
@@ -261,7 +263,7 @@ def _cast_leaf(leaf: object, tensor: TensorType, path: str) -> np.ndarray:
 
 def _check_unmasked(value: object, tensor: TensorType, path: str) -> None:
     if isinstance(value, np.ma.MaskedArray):
-        mismatch(tensor, "a masked array", path, "fill in the masked elements: value.filled(…)")
+        mismatch(tensor, "a masked array", path, "fill in the masked elements with value.filled(…)")
 
 
 def to_bytes(value: object, path: str) -> bytes:
@@ -275,7 +277,7 @@ def to_bytes(value: object, path: str) -> bytes:
             return value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise TypeMismatchError(
-                f"Expected text that UTF-8 can hold, found {describe(value)}; at {path}; {error.reason}; give bytes"
+                f"Expected text that UTF-8 can encode, found {describe(value)}; at {path}; {error.reason}; pass bytes"
             ) from error
     if isinstance(value, bytes):
         return bytes(value)
@@ -291,7 +293,7 @@ def _normalize_string(value: object, tensor: TensorType, path: str) -> object:
     elif isinstance(value, (list, tuple)):
         try:
             nest = np.array(value, np.object_) if value else np.empty((0,), np.object_)
-        except ValueError as error:  # arrays of different shapes, which NumPy refuses unlike lists
+        except ValueError as error:  # unlike lists, NumPy rejects arrays of different shapes
             raise _ragged(tensor, path) from error
         shape, flat = nest.shape, list(nest.ravel())
     elif is_scalar(tensor) or isinstance(value, (str, bytes)):
@@ -310,33 +312,34 @@ def _normalize_string(value: object, tensor: TensorType, path: str) -> object:
 
 
 def check_nothing_missing(value: Any, path: str) -> None:
-    """Refuses nullable columns with missing values: NumPy would convert their integers to floats, and gaps to NaN.
+    """Checks that a nullable column has no missing values.
 
-    Columns of NumPy's own dtypes have no missing values: NaN among their floats is a float.
+    NumPy would convert missing values to NaN, and integers in the same column to floats. Columns of NumPy's own dtypes
+    have no missing values: NaN in such a column is an ordinary float.
 
     Args:
-      value: The value to be converted to an array.
-      path: Its path, for error messages.
+      value: The value that is to be converted to an array.
+      path: The path of the value, for error messages.
 
     Raises:
       InvalidValueError: If a value is missing.
     """
-    missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # pandas has the one, Arrow the other
-    dtype = getattr(value, "dtype", None) or getattr(value, "type", None)  # pyarrow has the latter
+    missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # of pandas and Arrow, respectively
+    dtype = getattr(value, "dtype", None) or getattr(value, "type", None)  # pyarrow columns have `type`
     if not callable(missing) or dtype is None or isinstance(dtype, np.dtype):
         return
     rows = np.flatnonzero(np.asarray(missing(), np.bool_))
     if len(rows):
         raise InvalidValueError(
-            f"Expected a value in every row of a column of {dtype}, found none in row {rows[0]} ({len(rows)} missing); "
-            f"at {path}; drop such rows, or fill in the missing values: fillna(…)"
+            f"Expected a value in every row of a column of {dtype}, found no value in row {rows[0]} ({len(rows)} "
+            f"missing); at {path}; drop these rows, or fill in the missing values with fillna(…)"
         )
 
 
 def quiet_context() -> contextvars.Context:
-    """Returns a context in which NumPy does not warn of overflows and the like: payloads follow IEEE 754.
+    """Returns a context in which NumPy does not warn about overflows and similar events: payloads follow IEEE 754.
 
-    Its `run` takes a quarter of the time of `np.errstate`. No other context variable is set in it, so code of users
-    must not run there.
+    Running code in this context takes a quarter of the time of `np.errstate`. No other context variables are set in the
+    context, so users' code must not run in it.
     """
     return _IGNORING.copy()

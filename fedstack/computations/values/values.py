@@ -1,12 +1,12 @@
-"""Converts Python and NumPy values to payloads of the language's types. Errors have the path of the misfit.
+"""Converts Python and NumPy values to payloads of the language's types. Errors contain the path of the mismatch.
 
 | type | payload |
 | --- | --- |
 | tensor | NumPy scalar or read-only array of exactly the dtype; strings are `bytes` |
-| struct | tuple of payloads, in the type's order |
+| struct | tuple of payloads, in the order of the type |
 | sequence | `ColumnSequence`, or a lazy re-iterable of payloads |
 
-`federated_values.py` builds federated values from these.
+`federated_values.py` builds federated values from these payloads.
 """
 
 import itertools
@@ -42,18 +42,18 @@ from fedstack.foundations.value_text import describe, is_data_frame
 
 
 def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> Payload:
-    """Returns the payload of `value` for an unplaced type.
+    """Returns the payload of a value for an unplaced type.
 
     Args:
-      value: Python and NumPy values in any container that fits: dictionaries, named tuples, attrs and dataclass
-        instances are matched by name, lists and tuples by position.
-      type_spec: The type to fit.
+      value: Python and NumPy values in suitable containers. Members of dictionaries, named tuples, attrs instances and
+        dataclass instances are matched by name, members of lists and tuples by position.
+      type_spec: The expected type.
       path: The path of the value, for error messages.
-      read: The rule for its tensors.
+      read: The function that converts tensors.
 
     Raises:
-      TypeMismatchError: If the value does not fit; the message has the path of the misfit.
-      InvalidValueError: If a column of a data frame has no value in a row.
+      TypeMismatchError: If the value does not match the type. The message contains the path of the mismatch.
+      InvalidValueError: If a value is missing in a column of a data frame.
     """
     if isinstance(type_spec, TensorType):
         return read(value, type_spec, path)
@@ -65,11 +65,11 @@ def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTenso
         )
     if isinstance(type_spec, SequenceType):
         return normalize_sequence(value, type_spec, path, read)
-    return mismatch(type_spec, describe(value), path, "only values can be passed, not functions or placements")
+    return mismatch(type_spec, describe(value), path, "pass a plain value, not a function or a placement")
 
 
 class SequenceView(HasPasses):
-    """A re-iterable sequence of payloads that normalises its source's elements during iteration."""
+    """A re-iterable sequence of payloads that normalises the elements of its source during iteration."""
 
     __slots__ = ("element", "path", "read", "source")
 
@@ -87,14 +87,14 @@ class SequenceView(HasPasses):
         return self.in_pass(0)
 
     def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "SequenceView":
-        """Returns the sequence with existing arrays replaced by what `keep` returns, arrays that do not change."""
+        """Returns the sequence with existing arrays replaced by the results of `keep`, which will not change."""
         source: object = self.source
         if type(source) is not Batches:
             return self
         return SequenceView(source.over(keep), self.element, self.path, self.read)
 
     def as_rows(self) -> ColumnSequence | None:
-        """Returns batches as a sequence over rows of the element's dtypes; `None` for other sequences."""
+        """Returns batches as a sequence over rows with the dtypes of the element type; `None` for other sequences."""
         source: object = self.source
         rows = _rows_of(source, self.element, self.path, self.read) if isinstance(source, Batches) else None
         return None if rows is None else ColumnSequence(rows, cast(Batches, source).batching)
@@ -105,7 +105,7 @@ class SequenceView(HasPasses):
         index = 0
         try:
             elements = source.start(self.path) if isinstance(source, FromGenerator) else in_pass(self.source, number)
-            # Not by enumerate(), which keeps a reference to the last value.
+            # enumerate() would keep a reference to the last value.
             for value in cast("Iterable[object]", elements):
                 payload = quick(value)
                 if payload is None:
@@ -130,18 +130,18 @@ class SequenceView(HasPasses):
         source: object = self.source
         if isinstance(source, Sized):
             return len(source)
-        raise TypeError("Expected a sequence of known length, found a stream; iterate over it, or count as you go")
+        raise TypeError("Expected a sequence of known length, found a stream; iterate over it and count the elements")
 
     def __repr__(self) -> str:
         return f"<SequenceView of {type(self.source).__name__}>"
 
 
 def in_lists(sequence: Iterable[object], number: int) -> Iterator[Sequence[object]] | None:
-    """Returns an iterator over lists of a few elements of a sequence; `None` if elements are made one by one.
+    """Returns an iterator over short lists of elements, or `None` if the sequence creates its elements individually.
 
     Args:
       sequence: The sequence.
-      number: The number of the pass, if its order differs from pass to pass.
+      number: The number of the pass, which matters if the order differs between passes.
     """
     if isinstance(sequence, ColumnSequence):
         return sequence.lists(number)
@@ -155,14 +155,14 @@ def in_lists(sequence: Iterable[object], number: int) -> Iterator[Sequence[objec
 def _rows_of(
     batches: Batches, element: Type, path: str, read: ReadTensor, *, as_they_are: bool = False
 ) -> Column | None:
-    """Returns the rows of batches as columns, if every batch fits the element type; else `None`.
+    """Returns the rows of batches as columns, or `None` if a batch does not match the element type.
 
     Args:
       batches: The batches.
       element: The type of a batch.
       path: The path of the batches, for error messages.
-      read: The rule for tensors.
-      as_they_are: Whether the arrays must have exactly the dtypes, so that none is copied.
+      read: The function that converts tensors.
+      as_they_are: Whether the arrays must have exactly the declared dtypes, so that no array is copied.
     """
     sizes = batches.batching.sizes(batches.num_rows) or {batches.batching.size}
 
@@ -187,10 +187,10 @@ def _rows_of(
 
 
 def quick_reader(type_spec: Type) -> Callable[[object], object]:
-    """Returns a function that returns the payload of a usual value of a type, and `None` for any other.
+    """Returns a fast function that converts typical values of a type to payloads and returns `None` for other values.
 
-    Usual values are NumPy scalars and arrays of exactly the declared dtypes, alone, in tuples or in dictionaries: the
-    arguments and results of most functions.
+    Typical values are NumPy scalars and arrays of exactly the declared dtypes, or tuples, lists and dictionaries of
+    them. Most functions have arguments and results of this kind.
     """
     if isinstance(type_spec, StructType) and fields_of(type_spec):
         return _struct_reader(type_spec)
@@ -206,7 +206,7 @@ def _scalar_reader(tensor: TensorType) -> Callable[[object], object]:
 
 def _array_reader(tensor: TensorType) -> Callable[[object], object]:
     dtype, shape = tensor.dtype, tensor.shape
-    fitting = shape  # if there are unknown dimensions, the last shape that fitted; never that of a scalar
+    fitting = shape  # with unknown dimensions, the last shape that matched, which is never the shape of a scalar
 
     def read(value: object) -> object:
         nonlocal fitting
@@ -265,7 +265,7 @@ def _is_iterable(value: object) -> TypeGuard[Iterable[object]]:
 
 
 def _is_indexed(value: object) -> bool:
-    """Returns whether a value that is not iterable has elements by index, like a dataset of PyTorch."""
+    """Returns whether a value that is not iterable provides elements by index, like a PyTorch dataset."""
     known = isinstance(value, (str, bytes, np.ndarray, Mapping))
     return not known and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
@@ -273,33 +273,39 @@ def _is_indexed(value: object) -> bool:
 def normalize_sequence(
     value: object, sequence: SequenceType, path: str, read: ReadTensor = normalize_tensor
 ) -> Iterable[object]:
-    """Returns the payload of a sequence: all elements of a list or tuple, or a lazy view of another re-iterable.
+    """Returns the payload of a sequence: all elements of a list or tuple, or a lazy view of another re-iterable object.
+
+    Args:
+      value: The sequence.
+      sequence: The expected type.
+      path: The path of the sequence, for error messages.
+      read: The function that converts tensors.
 
     Raises:
-      TypeMismatchError: If `value` is not re-iterable, or an element does not fit.
+      TypeMismatchError: If `value` is not re-iterable, or an element does not match the type.
     """
-    if isinstance(value, Batches):  # first, since there may be one per client
+    if isinstance(value, Batches):  # checked first, since each client may have batches
         return _batches(value, sequence.element, path, read)
     if isinstance(value, HasBlocks):
         return _blocks(value, sequence.element, path)
-    if is_data_frame(value):  # it would iterate over the names of its columns
-        mismatch(sequence, describe(value), path, "give fedstack.batches(df, batch_size)")
+    if is_data_frame(value):  # iterating over a data frame yields the names of its columns
+        mismatch(sequence, describe(value), path, "pass fedstack.batches(df, batch_size)")
     if not _is_iterable(value):
-        advice = "give a list of elements"
+        advice = "pass a list of elements"
         if isinstance(value, Mapping) and isinstance(sequence.element, StructType):
-            advice = "give a list of such dictionaries, or fedstack.batches(value, batch_size)"
+            advice = "pass a list of such dictionaries, or fedstack.batches(value, batch_size)"
         elif _is_indexed(cast(object, value)):
-            advice = "give a list of its elements, list(value), or fedstack.from_generator(lambda: iter(value))"
+            advice = "pass a list of its elements, list(value), or fedstack.from_generator(lambda: iter(value))"
         mismatch(f"a re-iterable of {sequence.element}", describe(cast(object, value)), path, advice)
     source = value
     if isinstance(source, ShownSequence) and source.element == sequence.element:
         return source.payload
-    # Only of iterators is `iter` known to be free: for other objects it may open files.
+    # Calling `iter` on an iterator is free, whereas for other objects the call may open files.
     if isinstance(source, Iterator) and iter(source) is source:
         kind = type(source).__name__
         mismatch(
             f"a re-iterable of {sequence.element}", f"the one-shot iterator {kind}", path,
-            "give a list, or fedstack.from_generator(function)",
+            "pass a list, or fedstack.from_generator(function)",
         )  # fmt: skip
     element = sequence.element
     if isinstance(source, (list, tuple)):
@@ -310,16 +316,16 @@ def normalize_sequence(
 
 
 def _blocks(source: HasBlocks, element: Type, path: str) -> Iterable[object]:
-    """Returns the payload of a `HasBlocks`."""
+    """Returns the payload of a sequence that provides its elements in columns."""
     if not element.is_assignable_from(source.element_type):
-        advice = "map its elements to that type; for batches of them, give batches(batch_size) of it"
+        advice = "map its elements to the expected type, or pass its batches(batch_size) if the type is a batch"
         mismatch(SequenceType(element), f"{source!r} of {source.element_type}", path, advice)
     held = source.held
     return BlockSequence(source) if held is None else ColumnSequence(held)
 
 
 def _batches(batches: Batches, element: Type, path: str, read: ReadTensor) -> Iterable[object]:
-    """Returns the payload of batches, after checking what is known beforehand."""
+    """Returns the payload of batches, after checking the first and the last batch against the element type."""
     fitting = batches.fitting
     if fitting is None or fitting[0] is not element:
         rows = _rows_of(batches, element, path, read, as_they_are=True)
@@ -329,7 +335,7 @@ def _batches(batches: Batches, element: Type, path: str, read: ReadTensor) -> It
         return cast(ColumnSequence, fitting[1])
     if not len(batches):
         return column_of([], element)
-    # A misfit shows in the first batch, or in the last one, which may have fewer rows.
+    # A mismatch appears in the first batch, or in the last batch, which may have fewer rows.
     for index in {0, len(batches) - 1}:
         batch = next(itertools.islice(batches.in_pass(0), index, None))
         normalize(batch, element, f"{path}[{index}]", read)
@@ -341,7 +347,7 @@ def _any_shape(tensor: TensorType) -> TensorType:
 
 
 def _array_rows(source: object, element: Type, path: str, read: ReadTensor) -> ColumnSequence | None:
-    """Returns an array as the sequence of its rows; `None` if they do not fit, or it is not an array."""
+    """Returns the sequence of an array's rows, or `None` if the rows do not match or the source is not an array."""
     if not isinstance(source, np.ndarray) or not isinstance(element, TensorType) or is_string(element):
         return None
     array = cast(np.ndarray, source)

@@ -102,8 +102,8 @@ def test_a_variable_that_cannot_be_written_is_named_wherever_it_is(number: int) 
     function = over({"a": [threading.Lock()]})[number]
     with pytest.raises(
         CarrierError,
-        match=r"Pickling .* raised TypeError: cannot pickle '_thread.lock' object.*; at its variable 'source'; refer "
-        "to nothing that belongs to this process, such as locks and open files$",
+        match=r"Pickling .* raised TypeError: cannot pickle '_thread.lock' object.*; at its variable 'source'; do not "
+        "refer to objects that belong to this process, such as locks and open files$",
     ):
         send(function)
 
@@ -114,7 +114,7 @@ def test_a_large_variable_is_warned_of_by_name_and_once(number: int, caplog: pyt
     for _ in range(2):
         send(function)
     assert [record.getMessage() for record in caplog.records] == [
-        f"'source' (16 MB) travels with {function.__name__!r} in each call; give it as an argument, or load it in the "
+        f"'source' (16 MB) is sent with {function.__name__!r} in each call; pass it as an argument, or load it in the "
         "worker"
     ]
 
@@ -123,8 +123,8 @@ def test_several_large_variables_are_named_the_largest_first(caplog: pytest.LogC
     names = {"small": np.zeros(10), "large": LARGE[:500_000], "larger": LARGE}
     send(of_a_script("def leaf(x):\n    return small, large, larger", **names))
     assert [record.getMessage() for record in caplog.records] == [
-        "'larger' (16 MB), 'large' (4 MB) travel with 'leaf' in each call; give them as arguments, or load them in the "
-        "worker"
+        "'larger' (16 MB), 'large' (4 MB) are sent with 'leaf' in each call; pass them as arguments, or load them in "
+        "the worker"
     ]
 
 
@@ -132,7 +132,7 @@ def test_what_is_large_as_a_whole_only_is_told_by_its_size(caplog: pytest.LogCap
     names = {f"part_{index}": np.zeros(100_000) for index in range(12)}
     send(of_a_script(f"def leaf(x):\n    return {', '.join(names)}", **names))
     assert [record.getMessage() for record in caplog.records] == [
-        "10 MB travel with 'leaf' in each call; give them as arguments, or load them in the worker"
+        "10 MB are sent with 'leaf' in each call; pass them as arguments, or load them in the worker"
     ]
 
 
@@ -170,8 +170,8 @@ def test_a_function_that_is_decorated_anew_in_each_round_is_warned_of_once(
     for number in range(12):
         mapped(decorated(new_work(number)))
     assert [record.getMessage() for record in caplog.records] == [
-        "'work' has been decorated and built into computations 5 times, and all of these stay in memory; decorate it "
-        "once, and pass what differs as an argument"
+        "'work' has been decorated and built into computations 5 times, and all copies stay in memory; decorate it "
+        "once, and pass the values that differ as arguments"
     ]
 
 

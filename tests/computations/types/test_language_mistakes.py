@@ -54,7 +54,7 @@ BOTH = fl.federated_computation(lambda x, y: (x, y), AT_SERVER, AT_CLIENTS)
 ONE = fl.federated_computation(lambda x: x, AT_CLIENTS)
 NONE = fl.federated_computation(lambda: fl.federated_value(1.0, fl.SERVER))
 DATA = "has no data before the computation runs"
-NO_LIST = "is no list here"
+NO_LIST = "is not a list"
 MADE = {
     "a broadcast is forgotten": (of_both(lambda x, y: fl.federated_map(add, (x, y))), "fl.federated_broadcast"),
     "a zip lacks a broadcast": (of_both(lambda x, y: fl.federated_zip((x, y))), "fl.federated_broadcast"),
@@ -104,7 +104,7 @@ MADE = {
         of(fl.FederatedType((VALUE, [None]), fl.CLIENTS), fl.federated_sum),
         "declare the sizes",
     ),
-    "a mean is averaged": (of(AT_CLIENTS, lambda x: fl.federated_mean(fl.federated_mean(x))), "aggregated"),
+    "a mean is averaged": (of(AT_CLIENTS, lambda x: fl.federated_mean(fl.federated_mean(x))), "no aggregation"),
     "clients broadcast": (of(AT_CLIENTS, fl.federated_broadcast), "aggregate"),
     "a leaf is called on a federated value": (of(AT_CLIENTS, half), "federated_map(function"),
     "a leaf is called on two": (of_both(add), "federated_map(function"),
@@ -205,7 +205,7 @@ def test_a_transformation_of_jax_on_a_computation_is_refused_with_its_place(tran
     jax = pytest.importorskip("jax")
     error = error_of(lambda: getattr(jax, transform)(half)(np.ones(1 if transform == "vmap" else (), np.float32)))
     assert isinstance(error, TypeMismatchError)
-    assert "Tracer of JAX; at arg; call jax.jit, jax.grad and jax.vmap inside of the function" in str(error)
+    assert "Tracer of JAX; at arg; call jax.jit, jax.grad and jax.vmap inside the decorated function" in str(error)
 
 
 class UnreadableError(Exception):
@@ -238,7 +238,7 @@ def test_a_leaf_that_is_called_on_a_federated_value_notes_it():
     error = error_of(MADE["a leaf is called on a federated value"][0])
     assert type(error) is fl.framework.TypeNotAssignableError
     assert error.__notes__ == [
-        "To fix it: do not call the function on a federated value: map it, fl.federated_map(function, value)."
+        "To fix it: map the function instead of calling it on a federated value, fl.federated_map(function, value)."
     ]
 
 

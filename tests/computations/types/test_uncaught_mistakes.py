@@ -13,7 +13,7 @@ import pytest
 import fedstack
 from fedstack.computations.types import language_mistakes
 
-FIX = "To fix it: send what is at the server to the clients first, with fl.federated_broadcast."
+FIX = "To fix it: send the server's value to the clients first, with fl.federated_broadcast."
 SCRIPT = """
 import sys
 import federated_language as fl

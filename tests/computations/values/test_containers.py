@@ -88,7 +88,7 @@ def test_an_empty_struct_is_an_empty_tuple():
 def test_a_struct_with_some_names_has_no_container():
     mixed = fl.StructType([("a", INT), INT])
     with pytest.raises(
-        InvalidComputationError, match="Expected a result with all members named or none, found <a=int32,int32>"
+        InvalidComputationError, match="either all members or no members have names, found <a=int32,int32>"
     ):
         to_result((1, 2), mixed)
     assert to_structure((1, 2), mixed) == Struct([("a", 1), (None, 2)])

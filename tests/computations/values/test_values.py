@@ -82,7 +82,7 @@ def test_nan_stays_nan():
 @pytest.mark.parametrize(
     ("value", "dtype", "message"),
     [
-        (1, np.float32, "Expected float32, found int 1; at arg; write 1.0 if a floating number is meant"),
+        (1, np.float32, "Expected float32, found int 1; at arg; write 1.0 for a floating-point number"),
         (1.0, np.int32, "Expected int32, found float 1.0; at arg"),
         (True, np.int32, "Expected int32, found bool True; at arg"),
         (1, np.bool_, "Expected bool, found int 1; at arg"),
@@ -94,7 +94,7 @@ def test_nan_stays_nan():
         (
             np.float64(1),
             np.float32,
-            "Expected float32, found float64 1.0; at arg; convert it yourself with .astype(np.float32)",
+            "Expected float32, found float64 1.0; at arg; convert it with .astype(np.float32)",
         ),
         (np.int64(1), np.int32, "Expected int32, found int64 1; at arg"),
         (np.int32(1), np.uint32, "Expected uint32, found int32 1; at arg"),
@@ -102,14 +102,14 @@ def test_nan_stays_nan():
         (np.float32(1), BFLOAT16, "Expected bfloat16, found float32 1.0; at arg"),
         (np.float16(1), BFLOAT16, "Expected bfloat16, found float16 1.0; at arg"),
         ("1", np.int32, "Expected int32, found str '1'; at arg; convert the text to a number first"),
-        (None, np.int32, "Expected int32, found None; at arg; a function without a return statement gives None"),
+        (None, np.int32, "Expected int32, found None; at arg; a function without a return statement returns None"),
         (1, np.str_, "Expected a string, found int 1; at arg"),
-        ("\ud800", np.str_, "Expected text that UTF-8 can hold, found str '\\ud800'; at arg"),
+        ("\ud800", np.str_, "Expected text that UTF-8 can encode, found str '\\ud800'; at arg"),
         (object, np.int32, "Expected int32, found type <class 'object'>; at arg"),
         ({"a": 1}, np.int32, "Expected int32, found dict {'a': 1}; at arg"),
         ([1], np.int32, "Expected shape [] of int32, found shape [1]; at arg"),
-        (1.0, np.complex64, "found float 1.0; at arg; write complex(1.0) if a complex number is meant"),
-        (1, np.complex128, "found int 1; at arg; write complex(1) if a complex number is meant"),
+        (1.0, np.complex64, "found float 1.0; at arg; write complex(1.0) for a complex number"),
+        (1, np.complex128, "found int 1; at arg; write complex(1) for a complex number"),
         (np.array(["a"], object), np.int32, "Expected int32, found an array of Python objects [1]; at arg"),
     ],
 )
@@ -160,23 +160,23 @@ def test_an_array_has_exactly_the_declared_dtype_and_cannot_be_written_to(value,
         ([object()], vector(np.float32, 2), "found a list of object; at arg"),
         ([1, 2.0], vector(np.float32, 2), "found a list of float, int; at arg; use one kind of number throughout"),
         ([1, "2"], vector(np.int32, 2), "found a list of int, str; at arg"),
-        ([1.5, 2.0], vector(np.complex64, 2), "found float 1.5; at arg; write complex(1.5) if a complex"),
+        ([1.5, 2.0], vector(np.complex64, 2), "found float 1.5; at arg; write complex(1.5) for a complex"),
         ([1, None], vector(np.int32, 2), "found a list of NoneType, int; at arg"),
         (
             [[1, 2], [3]],
             vector(np.int32, 2, 2),
-            "Expected int32[2,2], found a ragged list; at arg; give all its rows one shape",
+            "Expected int32[2,2], found a ragged list; at arg; use rows of the same shape",
         ),
-        ([1, [2]], vector(np.int32, 2), "Expected int32[2], found a ragged list; at arg; give all its rows one shape"),
+        ([1, [2]], vector(np.int32, 2), "Expected int32[2], found a ragged list; at arg; use rows of the same shape"),
         (
             [[1.0, 2.0], [3.0]],
             vector(np.float32, 2, 2),
-            "Expected float32[2,2], found a ragged list; at arg; give all its rows one shape",
+            "Expected float32[2,2], found a ragged list; at arg; use rows of the same shape",
         ),
         (
             [np.zeros(2, np.int32), np.zeros(3, np.int32)],
             vector(np.int32, 2, None),
-            "found a ragged list; at arg; give all its rows one shape",
+            "found a ragged list; at arg; use rows of the same shape",
         ),
         ([1, 300], vector(np.uint8, 2), "Expected uint8[2], from 0 to 255, found int 300; at arg"),
         ([1.0, 1e300], vector(np.float32, 2), "within its range, found [1.0, 1e+300]; at arg"),
@@ -202,7 +202,9 @@ def test_a_nest_that_is_too_deep_for_an_array_is_refused(depth):
     for _ in range(depth):
         nest = [nest]
     refused(
-        nest, vector(np.int32, 1), "found a list that makes no array; at arg; NumPy has arrays of at most 64 dimensions"
+        nest,
+        vector(np.int32, 1),
+        "list that cannot become an array; at arg; NumPy has arrays of at most 64 dimensions",
     )
 
 
@@ -298,7 +300,7 @@ def test_an_array_of_strings_is_one_of_bytes_objects(value, shape, expected):
         (["a", 1], [2], "Expected a string, found int 1; at arg"),
         ([["a"], ["b", "c"]], [2], "Expected a string, found list ['a']; at arg"),
         (np.zeros(2), [2], "Expected str[2], found an array float64[2]; at arg"),
-        ([np.zeros((2, 3)), np.zeros((2, 4))], [2], "found a ragged list; at arg; give all its rows one shape"),
+        ([np.zeros((2, 3)), np.zeros((2, 4))], [2], "found a ragged list; at arg; use rows of the same shape"),
         (7, [2], "Expected str[2], found int 7; at arg"),
     ],
 )
@@ -372,7 +374,7 @@ def test_clients_in_place_of_a_struct_of_one_say_how_it_was_declared():
         (Struct([("b", 2)]), "found no 'a'; at arg"),
         ((2, 1.5, 3), "Expected 2 members of <b=int32,a=float32>, found 3; at arg"),
         ([], "Expected 2 members of <b=int32,a=float32>, found 0; at arg"),
-        (7, "Expected <b=int32,a=float32>, found int 7; at arg; give a dictionary, a tuple or a list"),
+        (7, "Expected <b=int32,a=float32>, found int 7; at arg; pass a dictionary, a tuple or a list"),
         ("ab", "Expected <b=int32,a=float32>, found str 'ab'; at arg"),
         (np.zeros(2), "Expected <b=int32,a=float32>, found an array float64[2]; at arg"),
         (Attrs, "Expected <b=int32,a=float32>, found type"),
@@ -387,33 +389,33 @@ def test_a_struct_that_does_not_fit_is_refused(value, message):
 
 def test_one_argument_for_several_says_how_many_there_are():
     several = fl.StructType([("a", fl.FederatedType(INT, fl.SERVER)), ("b", fl.FederatedType(INT, fl.CLIENTS))])
-    with pytest.raises(TypeMismatchError, match="found int 1; at arg; give each of the 2 arguments, or all of them in"):
+    with pytest.raises(TypeMismatchError, match="found int 1; at arg; pass 2 separate arguments, or all arguments in"):
         normalize_argument(1, several)
 
 
 @pytest.mark.parametrize("given", [{"x": 1, "y": 2}, [1, 2, 3]])
 def test_one_struct_for_several_arguments_says_so_too(given):
     several = fl.StructType([("a", fl.FederatedType(INT, fl.SERVER)), ("b", fl.FederatedType(INT, fl.CLIENTS))])
-    with pytest.raises(TypeMismatchError, match="; at arg; give each of the 2 arguments, or all of them in"):
+    with pytest.raises(TypeMismatchError, match="; at arg; pass 2 separate arguments, or all arguments in"):
         normalize_argument(given, several)
 
 
 def test_one_argument_of_a_leaf_with_several_parameters_says_how_many_there_are():
-    with pytest.raises(TypeMismatchError, match="found int 1; at arg; give each of the 2 arguments, or all of them in"):
+    with pytest.raises(TypeMismatchError, match="found int 1; at arg; pass 2 separate arguments, or all arguments in"):
         normalize_argument(1, fl.StructType([INT, INT]))
 
 
 def test_the_value_of_one_client_in_place_of_a_list_is_told_from_values_by_name():
     clients = fl.FederatedType(fl.StructType([("a", INT), ("b", INT)]), fl.CLIENTS)
-    with pytest.raises(TypeMismatchError, match=r"; at arg; this is the value of one client: give it in a list"):
+    with pytest.raises(TypeMismatchError, match=r"; at arg; this is the value of one client: pass it in a list"):
         normalize_argument({"a": 1, "b": 2}, clients)
-    with pytest.raises(TypeMismatchError, match=r"; at arg; give list\(mapping.values\(\)\)"):
+    with pytest.raises(TypeMismatchError, match=r"; at arg; pass list\(mapping.values\(\)\)"):
         normalize_argument({"first": {"a": 1, "b": 2}}, clients)
 
 
 def test_columns_where_batches_are_expected_say_how_to_make_them_in_one_line():
     columns = {"a": np.zeros((100, 10), np.int32)}
-    with pytest.raises(TypeMismatchError, match="give a list of such dictionaries, or fedstack.batches") as caught:
+    with pytest.raises(TypeMismatchError, match="pass a list of such dictionaries, or fedstack.batches") as caught:
         normalize(columns, fl.SequenceType(fl.StructType([("a", fl.TensorType(np.int32, [None, 10]))])))
     assert "\n" not in str(caught.value)
 
@@ -435,7 +437,7 @@ def test_a_data_set_that_has_elements_by_index_only_says_how_to_give_them():
 
 def test_names_are_refused_where_the_type_has_none():
     unnamed = fl.StructType([INT, INT])
-    refused({"a": 1, "b": 2}, unnamed, "found a mapping with the names ['a', 'b']; at arg; give a tuple")
+    refused({"a": 1, "b": 2}, unnamed, "found a mapping with the names ['a', 'b']; at arg; pass a tuple")
     assert normalize(Named(1, 2), unnamed) == (1, 2)
 
 
@@ -468,11 +470,11 @@ def test_a_sequence_is_anything_that_can_be_iterated_again(value):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (iter([1]), "Expected a re-iterable of int32, found the one-shot iterator list_iterator; at arg; give a list"),
-        ((x for x in [1]), "found the one-shot iterator generator; at arg; give a list, or fedstack.from_generator"),
+        (iter([1]), "Expected a re-iterable of int32, found the one-shot iterator list_iterator; at arg; pass a list"),
+        ((x for x in [1]), "found the one-shot iterator generator; at arg; pass a list, or fedstack.from_generator"),
         (map(int, [1]), "found the one-shot iterator map; at arg"),
-        ("12", "Expected a re-iterable of int32, found str '12'; at arg; give a list of elements"),
-        ({"a": 1}, "found dict {'a': 1}; at arg; give a list of elements"),
+        ("12", "Expected a re-iterable of int32, found str '12'; at arg; pass a list of elements"),
+        ({"a": 1}, "found dict {'a': 1}; at arg; pass a list of elements"),
         (b"12", "found bytes b'12'; at arg"),
         ({1: 2}, "found dict {1: 2}; at arg"),
         ({1, 2}, "found set {1, 2}; at arg"),
@@ -544,7 +546,9 @@ def test_a_function_that_makes_no_iterable_is_named_with_the_place_of_the_sequen
     payload = normalize_argument([[1], fedstack.from_generator(makes_none)], clients(SEQUENCE)).items()[1]
     with pytest.raises(TypeMismatchError, match=rf"found `{kind}`; at arg\[client 1\], FromGenerator\(.*makes_none\)"):
         list(payload)
-    with pytest.raises(TypeMismatchError, match=rf"found `{kind}`; at FromGenerator\(.*makes_none\); make it a gen"):
+    with pytest.raises(
+        TypeMismatchError, match=rf"found `{kind}`; at FromGenerator\(.*makes_none\); write it as a gen"
+    ):
         list(fedstack.from_generator(makes_none))
 
 
@@ -660,7 +664,7 @@ def test_a_value_that_is_the_same_for_all_is_given_once(placement):
 
 
 def test_functions_are_no_values():
-    refused(print, fl.FunctionType(INT, INT), "only values can be passed, not functions or placements")
+    refused(print, fl.FunctionType(INT, INT), "pass a plain value, not a function or a placement")
 
 
 # The number of clients.
@@ -680,7 +684,7 @@ def test_arguments_that_disagree_about_the_number_of_clients_are_refused_by_name
     type_spec = fl.StructType([("a", clients(INT)), ("b", [clients(INT), clients(INT)])])
     assert count_clients(normalize_argument(([1], ([2], [3])), type_spec), type_spec) == 1
     payload = normalize_argument(([1], ([2], [3, 4])), type_spec)
-    with pytest.raises(CardinalityError, match=r"found 1 at arg\.b\[0\] and 2 at arg\.b\[1\]; give every"):
+    with pytest.raises(CardinalityError, match=r"found 1 at arg\.b\[0\] and 2 at arg\.b\[1\]; pass one value"):
         count_clients(payload, type_spec)
 
 
@@ -814,9 +818,9 @@ def test_cardinalities_become_a_dict_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("cardinalities", "message"),
     [
-        (None, "Expected numbers by placement, found None; give"),
-        (3, "Expected numbers by placement, found int 3; give"),
-        ({"clients": 2}, "Expected numbers by placement, found one for str 'clients'; give"),
+        (None, "Expected numbers of participants by placement, found None; pass"),
+        (3, "Expected numbers of participants by placement, found int 3; pass"),
+        ({"clients": 2}, "Expected placements as keys, found the key str 'clients'; pass"),
         ({fl.CLIENTS: -1}, "Expected a number of clients from 0 to 9, found -1"),
         ({fl.CLIENTS: 10}, "Expected a number of clients from 0 to 9, found 10"),
         ({fl.CLIENTS: 1.5}, "Expected a number of clients from 0 to 9 as a whole number, found float 1.5"),

@@ -223,7 +223,7 @@ async def test_a_stub_of_ones_own_is_closed_with_the_executor_too():
         (3, {}, InvalidValueError, "Expected the address of a worker, as in 'localhost:8000', .*found int 3"),
         ("localhost:1", {"credentials": "secret"}, InvalidValueError, r"found str; .*ClientCredentials\(token=...\)"),
         ("localhost:1", {"connect_secs": 1}, TypeError, "found connect_secs; write connect_seconds"),
-        ("localhost:1", {"num_clients": 1}, TypeError, "found num_clients; leave it out"),
+        ("localhost:1", {"num_clients": 1}, TypeError, "found num_clients; remove it"),
         ("localhost:1", {"connect_seconds": -1}, InvalidValueError, "Expected connect_seconds of at least 0, found -1"),
         ("localhost:1", {"connect_seconds": "1"}, InvalidValueError, "Expected connect_seconds .*found str '1'"),
         ("localhost:1", {"dispose_batch_size": 0}, InvalidValueError, "dispose_batch_size of at least 1"),

@@ -225,7 +225,7 @@ def test_coroutine_functions_are_refused_at_once(coordinator: ClusterCoordinator
     async def later(x):
         return x
 
-    with pytest.raises(InvalidComputationError, match="found the coroutine function 'later'; write it without async"):
+    with pytest.raises(InvalidComputationError, match="found the coroutine function 'later'; define it without async"):
         coordinator.schedule(later, (1,))
     coordinator.join()
 

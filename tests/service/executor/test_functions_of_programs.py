@@ -113,8 +113,8 @@ def test_where_no_code_is_taken_the_error_says_that_the_program_would_have_to_ru
     printed, programs = run(folder, takes_references, started_as)
     file = "__main__.py" if "a_package" in started_as[-1] else "a_program.py"
     assert printed.startswith(
-        "Expected a portable function, found 'product', which is local to this process (a worker that imported "
-        f"{file} would run it); define it at the top of a module that is installed on the worker, or start the worker "
-        "with --allow-python-code"
+        "Expected a portable function, found 'product', which is local to this process (importing "
+        f"{file} on a worker would run the script); define it at the top level of a module that is installed on the "
+        "worker, or start the worker with --allow-python-code"
     )
     assert programs == 1

@@ -35,7 +35,7 @@ def test_a_large_variable_is_warned_of_once_over_many_calls_on_a_worker(
     ):
         assert [computation([1, 2]), computation([3])] == [[1, 2], [3]]
     assert [record.getMessage() for record in caplog.records if record.name == function_pickles.__name__] == [
-        "'table' (16 MB) travels with 'leaf' in each call; give it as an argument, or load it in the worker"
+        "'table' (16 MB) is sent with 'leaf' in each call; pass it as an argument, or load it in the worker"
     ]
 
 

@@ -124,9 +124,9 @@ def test_another_constant_at_the_worker_is_warned_of_once_a_module(
     found = module("skew_constant")
     assert run(lenient, found.scaled, found.squared, found.scaled) == [9.0, 5.0, 9.0]  # the worker's, with 3 for 2
     assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == [
-        f"The module skew_constant at the worker at {lenient.target} differs from the one here: helpers and constants "
-        "of its functions may give other results there; install the same version on both sides (a worker that was "
-        "started with --strict-modules refuses such functions)"
+        f"The module skew_constant on the worker at {lenient.target} differs from the local version, so its functions "
+        "may return different results on the worker; install the same version on both sides, or start the worker with "
+        "--strict-modules to reject such functions"
     ]
 
 
@@ -166,8 +166,8 @@ def test_a_function_that_is_created_as_a_value_is_warned_of(
 def test_a_strict_worker_refuses_another_constant(strict: Server, module: Callable[[str], Any]) -> None:
     with pytest.raises(
         CarrierError,
-        match="Expected the sender's version of the module skew_constant, found one in which scaled is the same but "
-        "other lines are not; install the same one on both sides, or start the worker without --strict-modules",
+        match="Expected the sender's version of the module skew_constant, found a version in which scaled is the same "
+        "but other lines differ; install the same version on both sides, or start the worker without --strict-modules",
     ):
         run(strict, module("skew_constant").scaled)
 

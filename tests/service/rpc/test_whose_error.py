@@ -23,7 +23,7 @@ def test_a_result_that_does_not_fit_is_the_servers_error(server, client, inline,
     for _ in range(2):  # the second call goes another way
         code, message = client.call("wrong", [1]).get_error()
         assert code == Code.UNKNOWN
-        assert "returned what does not fit its type: Expected" in message
+        assert "returned a value that does not match its result type: Expected" in message
     with pytest.raises(LeafError):
         client.wrong_blocking(1)
     assert client.call("wrong", ["one"]).get_error()[0] == Code.INVALID_ARGUMENT
@@ -38,7 +38,7 @@ def test_so_is_one_at_a_client_of_a_federated_method(server, client):
 
     server.register("halves", halves)
     client.refresh()
-    with pytest.raises(LeafError, match="returned what does not fit") as raised:
+    with pytest.raises(LeafError, match="returned a value that does not match") as raised:
         client.halves_blocking([1, 7, 3])
     assert raised.value.client_index == 1
     with pytest.raises(TypeMismatchError):  # without a server in between nobody is in doubt

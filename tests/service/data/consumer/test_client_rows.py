@@ -139,7 +139,10 @@ def test_a_worker_without_the_data_service_says_so_and_one_that_lost_a_client_na
 @pytest.mark.parametrize(
     ("member", "message"),
     [
-        (fl.to_type([("x", (np.float32, [None, 3]))]), "found .* of rows with .*; at arg.client 1.; declare a struct"),
+        (
+            fl.to_type([("x", (np.float32, [None, 3]))]),
+            "found .* of rows with .*; at arg.client 1.; declare a sequence",
+        ),
         (fl.to_type((np.float32, [None, 3])), "found .* of rows with .*; at arg.client 1."),
         (fl.to_type([("x", (np.float64, [None, 4])), ("y", (np.int64, [None]))]), r"shape \[\?,4\].*client 1"),
         (fl.to_type([("x", (np.float32, [None, 3])), ("y", (np.int32, [None]))]), r"Expected int32.*client 1.*y"),
