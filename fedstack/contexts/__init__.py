@@ -1,4 +1,4 @@
-"""Execution contexts, over any executor factory."""
+"""Execution contexts, which run computations on the executors of any factory."""
 
 from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.contexts.language_tracing import use_language_tracing

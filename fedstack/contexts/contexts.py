@@ -1,7 +1,8 @@
 """Defines the execution contexts, which the language invokes when a computation is called.
 
-They derive from the language's `SyncContext` and `AsyncContext`, not from its execution contexts, which close a shared
-executor under concurrent callers and retry without limit. One context serves any number of threads.
+The contexts derive from the language's `SyncContext` and `AsyncContext`. They do not derive from the language's
+execution contexts, which close a shared executor while other callers use it, and retry without limit. One context
+serves any number of threads.
 """
 
 import asyncio
@@ -30,22 +31,23 @@ from fedstack.transport.peers.retry import RetryPolicy
 
 
 class SyncExecutionContext(InForceInBlocks, SyncContext):
-    """Runs a computation when it is called, and returns its result.
+    """An execution context that runs a computation when it is called, and returns the result.
 
-    It works in a plain script, under a running event loop (a notebook) and from several threads at once. Leaf work runs
-    on the caller's thread as far as one thread suffices.
+    The context can be used in a plain script, under a running event loop (as in a notebook), and from several threads
+    at once. Leaf functions run on the caller's thread where one thread is enough.
+
+    Within a `with` or `async with` block, the context is in force in the block's thread. Blocks can be nested, and can
+    be open in several threads at once. The context is closed when the last block ends. To put the context in force
+    without closing it, use `use_context`.
 
     Args:
-      factory: Makes the executors.
-      retry_policy: What to do about retryable errors; five attempts by default.
-      progress: True to show how many clients are done, or a function that shows it.
-      debug: Whether to keep everything on the caller's thread, so that a debugger can step into leaf functions.
+      factory: The factory that creates the executors.
+      retry_policy: How to retry after retryable errors. By default, five attempts are made.
+      progress: True to show how many clients are done, or a function that displays the progress.
+      debug: Whether to keep all work on the caller's thread, so that a debugger can step into leaf functions.
 
     Raises:
-      InvalidValueError: If an argument is of the wrong kind.
-
-    In a `with` or `async with` block the context is in force in the block's thread. Blocks may be nested and in several
-    threads; the end of the last one closes the context. `use_context` puts it in force without closing it.
+      InvalidValueError: If an argument has the wrong type.
     """
 
     def __init__(
@@ -68,13 +70,13 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
         self._driver = SyncDriver(allow_loop=not debug)
         self._debugger: Environment = contextlib.nullcontext
         if debug:
-            from fedstack.contexts.debugging import hiding_frames  # and Python's debugger with it
+            from fedstack.contexts.debugging import hiding_frames  # imports Python's debugger, too
 
             self._debugger = hiding_frames
 
     @property
     def executor_factory(self) -> ExecutorFactory:
-        """The factory of this context's executors."""
+        """The factory that creates this context's executors."""
         return self._invoker.factory
 
     def invoke(self, comp: object, arg: object) -> object:
@@ -91,7 +93,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
     def close(self) -> None:
         """Closes the executors and ends the context's threads. Idempotent.
 
-        It does not wait: running calls complete, and their executors are closed then.
+        The method does not wait for running calls. They run to completion, and their executors are closed afterwards.
         """
         self._closed = True
         self._invoker.close()
@@ -102,16 +104,18 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
 
 
 class AsyncExecutionContext(InForceInBlocks, AsyncContext):
-    """Runs a computation when the coroutine that its call returns is awaited. Invocations overlap.
+    """An execution context in which calling a computation returns a coroutine, and awaiting the coroutine runs it.
 
-    Within a leaf function, the call of a computation returns its result, as in a sync context.
+    Any number of calls can run concurrently. Within a leaf function, calling a computation returns the result directly,
+    as in a sync context. As a context manager, an async context behaves like a `SyncExecutionContext`.
 
     Args:
-      factory: Makes the executors.
-      retry_policy: What to do about retryable errors; five attempts by default.
-      progress: True to show how many clients are done, or a function that shows it.
+      factory: The factory that creates the executors.
+      retry_policy: How to retry after retryable errors. By default, five attempts are made.
+      progress: True to show how many clients are done, or a function that displays the progress.
 
-    As a context manager it does what a `SyncExecutionContext` does.
+    Raises:
+      InvalidValueError: If an argument has the wrong type.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
 
     @property
     def executor_factory(self) -> ExecutorFactory:
-        """The factory of this context's executors."""
+        """The factory that creates this context's executors."""
         return self._invoker.factory
 
     async def invoke(self, comp: object, arg: object) -> object:
@@ -147,7 +151,7 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
     def close(self) -> None:
         """Closes the executors. Idempotent.
 
-        It does not wait: running calls complete, and their executors are closed then.
+        The method does not wait for running calls. They run to completion, and their executors are closed afterwards.
         """
         self._closed = True
         self._inside_leaves.close()
@@ -158,22 +162,22 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
 
 
 def _for_the_caller(error: FedstackError, debug: bool) -> FedstackError:
-    """Returns an error without this package's frames.
+    """Returns `error` without this package's frames.
 
-    It is a function because the frame of `invoke` would reference the cause, whose frames lead back to that frame.
+    This is a separate function because a local variable in `invoke` would create a reference cycle: the frame of
+    `invoke` would reference the cause, whose frames lead back to the frame of `invoke`.
     """
     cause = without_own_frames(error).__cause__
-    # With these a debugger opens where the user's function raised.
+    # With the traceback of the cause, a debugger opens at the line where the user's function raised.
     return error.with_traceback(cause.__traceback__ if debug and cause is not None else None)
 
 
 def _checked_factory(factory: object) -> ExecutorFactory:
-    # Another package's factory may have the methods without deriving from the language's class.
+    # A factory of another package may have the methods without deriving from the language's class.
     if not callable(getattr(factory, "create_executor", None)):
-        advice = "give" if not inspect.isfunction(factory) else "call it:"
+        advice = "for example, pass" if not inspect.isfunction(factory) else "call the function, for example"
         raise InvalidValueError(
-            f"Expected an executor factory, found {describe(factory)}; {advice} fedstack.local_executor_factory(), "
-            "for example"
+            f"Expected an executor factory, found {describe(factory)}; {advice} fedstack.local_executor_factory()"
         )
     return cast(ExecutorFactory, factory)
 
@@ -183,29 +187,30 @@ def _checked_policy(policy: object) -> RetryPolicy:
         return RetryPolicy()
     if not isinstance(policy, RetryPolicy):
         raise InvalidValueError(
-            f"Expected retry_policy as a fedstack.RetryPolicy, found {describe(policy)}; give "
-            "fedstack.RetryPolicy(attempts=3), for example"
+            f"Expected retry_policy to be a fedstack.RetryPolicy, found {describe(policy)}; for example, pass "
+            "fedstack.RetryPolicy(attempts=3)"
         )
     return policy
 
 
 def _chosen_progress(progress: bool | Progress | None, debug: bool = False) -> Progress | None:
     if progress is True:
-        return None if debug else show_progress  # a bar would draw over the prompt of a debugger
+        return None if debug else show_progress  # a progress bar would overwrite the debugger's prompt
     if progress is False or progress is None:
         return None
     if not callable(cast(object, progress)):
         raise InvalidValueError(
-            "Expected progress to be True, False, or a function from a computation to a context manager of the counts "
-            f"of its clients, found {describe(progress)}"
+            "Expected progress to be True, False, or a function that accepts a computation and returns a context "
+            f"manager of fedstack.contexts.ProgressCounts, found {describe(progress)}; for example, pass True"
         )
     return progress
 
 
 def _installing(context: SyncContext) -> Environment:
-    """Returns the function that puts `context` in force for leaf functions.
+    """Returns a function that puts `context` in force for leaf functions.
 
-    It references the context weakly: event loops keep the context variables of ended calls until their timers expire.
+    The function references the context weakly, because an event loop keeps the context variables of completed calls
+    until their timers expire.
     """
     found = weakref.ref(context)
 

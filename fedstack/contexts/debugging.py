@@ -1,7 +1,7 @@
 """Hides the frames of fedstack and the language from Python's debugger.
 
-IPython and pytest hide frames with `__tracebackhide__`. Python's own debugger does not, but `breakpoint()` can start
-another debugger.
+IPython and pytest skip frames that define `__tracebackhide__`. Python's own debugger does not skip them, so
+`breakpoint()` starts a subclass of it that does.
 """
 
 import contextlib
@@ -15,22 +15,23 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _HIDDEN = ("fedstack", "federated_language", "asyncio", "contextlib")
-# The example counts as user code.
+# The demo is treated as user code.
 _SHOWN = "fedstack.demo"
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-# Libraries that fedstack calls. Users may step into them from their own lines.
+# Libraries that fedstack calls. Their frames are hidden only if fedstack called them: users may step into a library
+# from their own code.
 _LIBRARIES = ("numpy", "attr", "attrs", "google", "threadpoolctl", *sys.stdlib_module_names)
 
 
 class LeafDebugger(pdb.Pdb):
-    """A debugger that shows only the frames of users, and stops only in those."""
+    """A debugger that shows only frames of user code, and stops only in these frames."""
 
     def stop_here(self, frame: FrameType) -> bool:
-        """Returns whether to stop in a frame. Called at each line, call and return."""
+        """Returns whether to stop in `frame`. Called at each line, call and return."""
         return not _is_ours(frame) and super().stop_here(frame)
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
-        """Returns the frames to show, each with its line, and the index of the current one."""
+        """Returns the frames to show, each with its line number, and the index of the current frame."""
         stack, index = super().get_stack(f, t)
         current = stack[index] if stack else None
         shown = [entry for entry in stack if entry is current or not _is_hidden(entry[0])]
@@ -43,8 +44,8 @@ def _is_hidden(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Returns whether a frame is hidden, or of a library that a hidden frame calls."""
-    is_import = False  # whether a frame further in may be that of an import hook
+    """Returns whether `frame` is hidden, or belongs to a library that a hidden frame called."""
+    is_import = False  # whether a frame called by this frame may belong to an import hook
     while frame is not None and not _is_hidden(frame):
         name = str(frame.f_globals.get("__name__", ""))
         is_made = name.startswith("namedtuple_") or frame.f_code.co_filename.startswith("<attrs generated")
@@ -53,7 +54,7 @@ def _is_ours(frame: FrameType | None) -> bool:
         elif not is_made and name.partition(".")[0] not in _LIBRARIES:
             if not _is_installed(frame):
                 return False
-            is_import = True  # import hooks are installed packages; but a user's function may be, too
+            is_import = True  # import hooks are in installed packages, but a user's function may be as well
         frame = frame.f_back
     return frame is not None and not is_import
 
@@ -64,7 +65,7 @@ def _is_installed(frame: FrameType) -> bool:
 
 @contextlib.contextmanager
 def hiding_frames() -> Generator[None, None, None]:
-    """Makes `breakpoint()` start a `LeafDebugger` in the block, unless the user has chosen a debugger."""
+    """Makes `breakpoint()` start a `LeafDebugger` within the block, unless the user has chosen another debugger."""
     before: Any = sys.breakpointhook
     if before is not sys.__breakpointhook__ or os.environ.get("PYTHONBREAKPOINT"):
         yield

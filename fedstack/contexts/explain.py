@@ -1,4 +1,4 @@
-"""Defines `explain`: a readable description of what a computation does, or of the executors of a context."""
+"""Defines `explain`, which describes the steps of a computation or the executors of a context."""
 
 import html
 from typing import cast
@@ -15,11 +15,13 @@ from fedstack.foundations.value_text import describe
 
 
 class StackExplanation:
-    """The stack of executors that a context runs computations on. An executor is above those with deeper indentation.
+    """The stack of executors on which a context runs computations.
+
+    As text, each executor is indented below the executor that calls it.
 
     Attributes:
-      title: The context.
-      lines: The depth and the label of each executor.
+      title: The class name of the context.
+      lines: The depth and the label of each executor, from the top of the stack.
     """
 
     def __init__(self, title: str, executor: Executor) -> None:
@@ -28,7 +30,7 @@ class StackExplanation:
         self._add(executor, 0)
 
     def _add(self, executor: Executor, depth: int) -> None:
-        if not isinstance(executor, VerbExecutor):  # one of another package
+        if not isinstance(executor, VerbExecutor):  # an executor of another package
             self.lines.append((depth, type(executor).__name__))
             return
         self.lines.append((depth, executor.label))
@@ -41,7 +43,7 @@ class StackExplanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Returns the table that notebooks show."""
+        """Returns an HTML table for notebooks."""
         rows = "".join(
             f'<tr><td style="text-align: left; padding-left: {2 * depth + 1}em">{html.escape(label)}</td></tr>'
             for depth, label in self.lines
@@ -50,12 +52,12 @@ class StackExplanation:
 
 
 def explain(computation: object, num_clients: int | None = None) -> Explanation | StackExplanation:
-    """Explains what a computation does when it is called, without running it; or what a context runs computations on.
+    """Explains a computation without running it, or shows the stack of executors of a context.
 
-    For a computation it lists what runs at the server and at the clients, in order: the functions, what each client
-    receives, what it contributes to which aggregation, and the sizes of these. With workers less data travels: a worker
-    receives only once what all its clients receive, and answers with partial results. Print the result; a notebook
-    shows a table.
+    For a computation, the explanation lists the steps on the server and on the clients in order. Each step shows the
+    functions that run, the values that each client receives or contributes to an aggregation, and the sizes of these
+    values. With workers, less data is sent: a worker receives a value for all its clients only once, and responds with
+    partial results. Print the explanation to read it; a notebook shows it as a table.
 
     >>> import federated_language as fl
     >>> import numpy as np
@@ -64,20 +66,24 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
     ...     return fl.federated_mean(values)
     >>> print(fedstack.explain(mean, num_clients=1000))
     ({float32}@CLIENTS -> float32@SERVER)
-    1. at each of 1,000 clients
+    1. on each of 1,000 clients
        has          arg             float32  4 B
        contributes  federated_mean  float32  4 B
-       in all       0 B to the clients, 3.906 KiB back
+       total        0 B to the clients, 3.906 KiB back
 
     Args:
       computation: A computation, or an execution context of fedstack.
-      num_clients: The number of clients that totals are for; by default there are no totals. For a context, the number
-        that its stack is made for; by default its `default_num_clients`, or 1.
+      num_clients: The number of clients. For a computation, totals are computed for this number, and are omitted by
+        default. For a context, the stack is created for this number, which defaults to the context's
+        `default_num_clients`, but at least 1.
+
+    Returns:
+      An `Explanation` of a computation, or a `StackExplanation` of a context.
 
     Raises:
-      InvalidValueError: If `num_clients` is not a number of clients.
-      InvalidComputationError: If `computation` is not a computation, or one that cannot run.
-      ClosedError: If it is a closed context.
+      InvalidValueError: If `num_clients` is not a non-negative integer.
+      InvalidComputationError: If `computation` is neither a computation nor a context, or cannot run.
+      ClosedError: If `computation` is a closed context.
     """
     if num_clients is not None:
         num_clients = check_whole_number("num_clients", num_clients, 0)
@@ -85,14 +91,14 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
     if factory is not None:
         if num_clients is None:
             known = factory.default_num_clients if isinstance(factory, ResourceManagingExecutorFactory) else 0
-            num_clients = max(1, known)  # a stack without clients would differ
+            num_clients = max(1, known)  # a stack for zero clients would differ
         try:
             executor = factory.create_executor({CLIENTS: num_clients})
-        except ClosedError:  # about the factory, which the user may not know
+        except ClosedError:  # its message names the factory, which the user may not know
             raise closed_error() from None
         return StackExplanation(type(computation).__name__, executor)
     if not isinstance(computation, ConcreteComputation):
-        advice = "; decorate it, and state the types of its parameters" if callable(computation) else ""
+        advice = "; decorate it as a computation, with the types of its parameters" if callable(computation) else ""
         raise InvalidComputationError(
             f"Expected a computation or an execution context to explain, found {describe(computation)}{advice}"
         )

@@ -1,7 +1,8 @@
-"""Puts contexts in force for blocks: the language runs a computation in the newest context of the caller's thread.
+"""Puts execution contexts in force within `with` blocks.
 
-The language keeps a stack of contexts per thread, and always removes the newest. So blocks of different contexts must
-end in reverse order, which blocks in tasks of one event loop, and so of one thread, need not do.
+The language keeps a stack of contexts per thread, runs a computation in the newest context of the caller's thread, and
+always removes the newest context. Blocks of different contexts must therefore end in reverse order. Because tasks of
+one event loop share a thread, their blocks can end in another order. This module raises a `ContextError` in that case.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ class _InForce:
 
     Attributes:
       context: The context.
-      installed: Removes the context from the language's stack.
-      is_over: Whether the block has ended. The context is removed as soon as it is the newest.
+      installed: The context manager whose exit removes the context from the language's stack.
+      is_over: Whether the block has ended. The context is removed as soon as it is the newest in the language's stack.
     """
 
     context: SyncContext | AsyncContext
@@ -38,7 +39,7 @@ class _InForce:
 
 
 class _Thread(threading.local):
-    """The blocks of a thread, the outermost first."""
+    """The blocks of a thread, outermost first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,11 +60,11 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
 
     Args:
       context: The context.
-      error: The error that ended the block, which matters more than the order of blocks.
-      is_entered: Whether there is an open block in any thread.
+      error: The error that ended the block, if any. It takes precedence over a `ContextError`.
+      is_entered: Whether a block of the context is open in any thread.
 
     Raises:
-      ContextError: If a newer block of another context has not ended, the block began in another thread, or none
+      ContextError: If a newer block of another context is still open, the block began in another thread, or no block
         has begun.
     """
     if error is not None:
@@ -73,7 +74,7 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
     if block is not None:
         in_order = block is blocks[-1] and newest is context
         block.is_over = True
-        # A context below that of a newer block stays until that has ended.
+        # A context below the context of a newer block stays in the stack until the newer block has ended.
         while blocks and blocks[-1].is_over and get_context_stack().current is blocks[-1].context:
             blocks.pop().installed.__exit__(None, None, None)
         if in_order:
@@ -83,19 +84,24 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
     where = f"in the thread {threading.current_thread().name!r}"
     if block is None and not is_entered:
         raise ContextError(
-            f"The end of a block of {context!r} was called {where}, and none had begun; use it in a `with` block"
+            f"Expected an open block of {context!r} to end {where}, found no open block; use the context in a `with` "
+            "statement"
         )
     if block is None:
-        raise ContextError(f"A block of {context!r} ended {where}, where it did not begin; end it where it began")
+        raise ContextError(
+            f"Expected a block of {context!r} to end in the thread in which it began, found its end {where}; end each "
+            "block in its own thread"
+        )
     raise ContextError(
-        f"A block of {context!r} ended {where} before a newer one of another context, {newest!r}, in which "
-        "computations ran meanwhile; tasks of an event loop share its thread: use one context per loop, or make the "
-        "coroutine in a block of fedstack.use_context without `await` in it"
+        f"Expected blocks of contexts to end in reverse order, found a block of {context!r} that ended {where} before "
+        f"a newer block of {newest!r}, in which computations ran in the meantime; the tasks of an event loop share a "
+        "thread, so use one context per event loop, or create the coroutine in a block of fedstack.use_context that "
+        "contains no `await`"
     )
 
 
 class InForceInBlocks(ClosesOnExit):
-    """The base of fedstack's contexts: in a block the context is in force in the block's thread."""
+    """The base class of fedstack's contexts. Within a `with` block, the context is in force in the block's thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,16 +117,16 @@ class InForceInBlocks(ClosesOnExit):
         _leave(cast("SyncContext | AsyncContext", self), error, self.is_entered)
 
     def _was_last(self) -> bool:
-        # An end without a block is a mistake, and must not close the context for its other users.
+        # Ending a block that was never entered is a mistake, and must not close the context for its other users.
         return self.is_entered and super()._was_last()
 
 
 class _UsedContext(contextlib.AbstractContextManager[_C], contextlib.ContextDecorator):
-    """Blocks in which a context is in force: one after the other, nested, in several threads."""
+    """A reusable and reentrant context manager that puts a context in force within its blocks, in any thread."""
 
     def __init__(self, context: _C) -> None:
         self._context = context
-        self._blocks: list[None] = []  # an entry for each that has not ended
+        self._blocks: list[None] = []  # an entry for each open block
 
     def __enter__(self) -> _C:
         _enter(self._context)
@@ -137,27 +143,27 @@ class _UsedContext(contextlib.AbstractContextManager[_C], contextlib.ContextDeco
 
 
 def use_context(context: _C) -> _UsedContext[_C]:
-    """Puts `context` in force for computations called in the block and this thread. The context stays open.
+    """Returns a context manager that puts `context` in force within its block, in this thread, without closing it.
 
-    The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
-    loop share a thread, so they should share a context. The result can be used for any number of blocks, and as a
-    decorator.
+    The language keeps contexts per thread, so use this function in every thread that calls computations. Tasks of one
+    event loop share a thread, so they should share a context. The returned context manager can be used for any number
+    of blocks, and as a decorator.
 
     >>> import fedstack
     >>> with fedstack.use_context(fedstack.create_sync_local_execution_context()):
     ...     pass
 
     Args:
-      context: A context of fedstack's, or any other of the language's.
+      context: An execution context of fedstack, or any other context of the language.
 
     Raises:
-      TypeError: If it is not a context.
-      ContextError: If a newer block of another context has not ended at the end of this one.
+      TypeError: If `context` is not a context.
+      ContextError: If a newer block of another context is still open when this block ends.
     """
     if not isinstance(cast(object, context), (SyncContext, AsyncContext)):
-        advice = "give" if not inspect.isfunction(context) else "call it:"
+        advice = "for example, pass" if not inspect.isfunction(context) else "call the function, for example"
         raise TypeError(
             f"Expected an execution context, found {describe(context)}; {advice} "
-            "fedstack.create_sync_local_execution_context(), for example"
+            "fedstack.create_sync_local_execution_context()"
         )
     return _UsedContext(context)

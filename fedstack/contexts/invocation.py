@@ -1,4 +1,4 @@
-"""Runs one invocation of a computation, from argument to result, on an executor that it leases from a factory."""
+"""Runs one call of a computation, from its argument to its result, on an executor leased from a factory."""
 
 import contextlib
 import logging
@@ -59,15 +59,15 @@ Cardinalities = dict[PlacementLiteral, int]
 
 
 class ObservedCall:
-    """Notifies observers of a call of a computation: when the block begins, and when it ends.
+    """A context manager that notifies observers when a call of a computation starts and when it ends.
 
     Args:
       computation: The computation.
-      outer: The span in which it is called.
+      outer: The span in which the computation is called.
 
     Attributes:
       span: The span of the call.
-      clients: The number of clients, once it is known.
+      clients: The number of clients; 0 until the number is known.
     """
 
     def __init__(self, computation: ConcreteComputation, outer: Span) -> None:
@@ -83,7 +83,7 @@ class ObservedCall:
         return self
 
     def retried(self, pause: float, error: Exception) -> None:
-        """Notifies observers that an attempt has failed, and another one follows."""
+        """Notifies observers that an attempt has failed, and that another attempt follows after `pause` seconds."""
         self._attempts += 1
         name = type(error).__name__
         observers.tell(CallRetried(**self.span.ids, attempt=self._attempts, pause=pause, error=name))
@@ -103,13 +103,14 @@ class ObservedCall:
 
 
 class Invoker:
-    """Invokes computations on the executors of a factory, any number of them at once.
+    """Invokes computations, any number of them concurrently, on executors of a factory.
 
     Args:
-      factory: Makes the executors.
-      retry_policy: What to do about retryable errors.
-      progress: Returns the context manager that shows the progress of an invocation; `None` to show none.
-      environment: Entered around leaf work, see `WorkScope`.
+      factory: The factory that creates the executors.
+      retry_policy: How to retry after retryable errors.
+      progress: A function that returns the context manager to show the progress of an invocation; `None` to show no
+        progress.
+      environment: Returns a context manager that is entered around leaf work; see `WorkScope`.
     """
 
     def __init__(
@@ -131,13 +132,16 @@ class Invoker:
 
         Raises:
           ClosedError: If the invoker is closed.
-          TypeMismatchError: If the argument does not fit.
+          InvalidComputationError: If `comp` is not a computation.
+          TypeMismatchError: If the argument does not match the parameter's type.
           RetryLimitError: If every attempt failed with a retryable error.
-          NoWorkersError: If the last of them found no worker at all.
+          NoWorkersError: If the last attempt found no worker at all.
         """
         self._check_open()
         if not isinstance(comp, ConcreteComputation):
-            raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
+            raise InvalidComputationError(
+                f"Expected a computation to invoke, found {describe(comp)}; decorate the function as a computation"
+            )
         if not observers.present:
             return await self._invoke(comp, arg, None)
         with ObservedCall(comp, current_scope().span) as call:
@@ -167,7 +171,7 @@ class Invoker:
             set_scope(outer)
 
     async def _normalized(self, arg: object, parameter: Type) -> object:
-        """Returns the payload of the argument. One with many values is checked on a thread, not on the event loop."""
+        """Returns the payload of `arg`. An argument with many values is checked on a thread, not on the event loop."""
         if runs_inline() or not _has_many(arg):
             return normalize_argument(arg, parameter)
         return await self._threads.run(lambda: normalize_argument(arg, parameter))
@@ -199,12 +203,13 @@ class Invoker:
                 if pause is None:
                     if isinstance(error, NoWorkersError):
                         error.args = (f"{error}{losses.told()}",)
-                        raise  # its message is complete
+                        raise  # the message of this error is complete
                     raise self._given_up(error, causes, losses) from error
-                # As text: a stored log record must not keep the frames of the error alive, and the values in them.
+                # The error is logged as text, because a stored log record must not keep the error's frames, and the
+                # values in these frames, alive.
                 found = f"{type(error).__name__}: {error}"
                 _logger.warning(
-                    "Trying a computation again in %.2f s after %s", pause, "the same" if found == logged else found
+                    "Retrying a computation in %.2f s after %s", pause, "the same error" if found == logged else found
                 )
                 logged = found
                 if call is not None:
@@ -223,17 +228,18 @@ class Invoker:
         if not (isinstance(error, WorkerUnavailableError) and causes):
             kind = LostWorkersError if isinstance(error, WorkerUnavailableError) else RetryLimitError
             return kind(
-                f"The computation failed with a retryable error each time, within {limits}; the last was "
+                f"The computation failed with a retryable error in every attempt (limit: {limits}); the last error was "
                 f"{type(error).__name__}: {error}"
             )
         lost = LostWorkersError(
-            f"The computation lost workers each time, within {limits}; {error.advice}:{listed(causes)}{losses.told()}"
+            f"The computation lost workers in every attempt (limit: {limits}); "
+            f"{error.advice}:{listed(causes)}{losses.told()}"
         )
         lost.causes = causes
         return lost
 
     def close(self) -> None:
-        """Closes the factory, if it can be closed; a factory of fedstack waits for running invocations."""
+        """Closes the factory, if it has a `close` method. A factory of fedstack waits for running invocations."""
         self._closed = True
         self._threads.close()
         close = getattr(self.factory, "close", None)
@@ -242,9 +248,9 @@ class Invoker:
 
 
 class _LentExecutor:
-    """Leases an executor from a factory for a block, and adds the executor's stack to the block's errors.
+    """Leases an executor from a factory for a block, and adds the executor's stack to errors raised in the block.
 
-    It is a class because `contextlib.contextmanager` would take 1 µs of each call.
+    This is a class rather than a `contextlib.contextmanager` function, which would add 1 µs to each call.
     """
 
     __slots__ = ("_cardinalities", "_executor", "_factory")
@@ -270,17 +276,17 @@ class _LentExecutor:
         if isinstance(self._factory, ResourceManagingExecutorFactory):
             self._factory.release(self._executor, failed=error is not None)
         elif isinstance(error, Exception):
-            # Another factory has no leases; this is what the language's own contexts do.
+            # Factories of other packages have no leases. The language's own contexts clean up in the same way.
             self._factory.clean_up_executor({**self._cardinalities})
 
 
 def closed_error() -> ClosedError:
-    """Returns the error for the use of a context after `close()`."""
-    return ClosedError("This context is closed; make a new one")
+    """Returns the error to raise when a closed context is used."""
+    return ClosedError("Expected an open context, found a closed one; create a new context")
 
 
 def _has_many(arg: object) -> bool:
-    """Returns whether checking an argument may take long enough to matter to an event loop."""
+    """Returns whether checking `arg` may block an event loop for a noticeable time."""
     if isinstance(arg, (list, tuple)):
         members = cast("Sequence[object]", arg)
         return len(members) >= _MANY_VALUES or any(map(_has_many, members[:8]))
@@ -301,7 +307,7 @@ async def _run(executor: Executor, comp: ConcreteComputation, signature: Functio
 async def _run_foreign(
     executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object
 ) -> object:
-    """Drives an executor of another package through the four verbs."""
+    """Runs a computation on an executor of another package, through the four verbs."""
     await need_event_loop()
     argument: ExecutorValue | None = None
     if signature.parameter is not None:
@@ -313,7 +319,7 @@ async def _run_foreign(
 
 @contextlib.contextmanager
 def telling_path(executor: Executor) -> Generator[None, None, None]:
-    """Adds an executor's stack to errors of the block; see `tell_path`."""
+    """Adds an executor's stack to errors raised in the block; see `tell_path`."""
     try:
         yield
     except FedstackError as error:
@@ -322,7 +328,7 @@ def telling_path(executor: Executor) -> Generator[None, None, None]:
 
 
 def tell_path(error: FedstackError, executor: Executor) -> None:
-    """Adds the classes of an executor's stack to an error, outermost first, unless a worker has added its own."""
+    """Adds the class names of an executor's stack to `error`, outermost first, unless a worker has added its own."""
     if error.executor_path:
         return
     path: list[str] = []

@@ -1,4 +1,4 @@
-"""Reports calls and phases to the tracing providers of Federated Language, as spans."""
+"""Reports calls and phases as spans to the tracing providers of Federated Language."""
 
 import contextlib
 from collections.abc import Generator
@@ -15,29 +15,29 @@ from fedstack.errors import FedstackError
 from fedstack.observe.events import CallEnded, CallStarted, Event, PhaseEnded, PhaseStarted
 from fedstack.observe.observers import Observer, Subscription, add_observer
 
-# An open span of a provider, and the value it has yielded: the parent of inner spans.
+# An open span of a provider, and the value that its generator has yielded, which is the parent of inner spans.
 _Open: TypeAlias = tuple[Generator[object, TraceResult, None], object]
 
 
 def use_language_tracing() -> Subscription:
-    """Makes calls and client phases spans of the tracing providers of Federated Language, from now on.
+    """Starts reporting calls and client phases as spans to the tracing providers of Federated Language.
 
-    Providers are set with `federated_language.common_libs.tracing.set_tracing_providers`. A call is a span within the
-    one that is open where it is called, and phases are spans within it. `trace_opts` of a span has the ids `trace`,
-    `span` and `parent`, which join the spans of clients and of workers; at workers, call this function too. Providers
-    are called on the thread of each event.
+    Set the providers with `federated_language.common_libs.tracing.set_tracing_providers`. The span of a call is a child
+    of the span that is open at the call, and the spans of the call's phases are children of the call's span. The
+    `trace_opts` of a span contain the ids `trace`, `span` and `parent`, which connect spans across processes; call this
+    function on workers, too. Providers are called on the thread that emits the event.
 
     Returns:
-      A context manager that ends the tracing, as its method `remove` does.
+      A context manager that ends the tracing at the end of its block. Its method `remove` ends the tracing as well.
     """
     return add_observer(LanguageTracing(), direct=True)
 
 
 class LanguageTracing(Observer):
-    """Opens a span for each call and each phase, and closes it; see `use_language_tracing`."""
+    """Opens and closes a span for each call and each phase; see `use_language_tracing`."""
 
     def __init__(self) -> None:
-        self._open: dict[str, list[_Open]] = {}  # by the ids of spans
+        self._open: dict[str, list[_Open]] = {}  # by span id
 
     def observe(self, event: Event) -> None:
         match event:
@@ -54,7 +54,7 @@ class LanguageTracing(Observer):
     def _begin(self, event: Event, span: str, scope: str, name: str, options: dict[str, object]) -> None:
         providers = tracing_providers()
         parents = [parent for _, parent in self._open.get(event.parent, [])] or current_tracing_yields()
-        if len(parents) != len(providers):  # the providers have been replaced meanwhile
+        if len(parents) != len(providers):  # the providers have been replaced since
             parents = [None] * len(providers)
         options |= {"trace": event.trace, "span": span, "parent": event.parent}
         opened = self._open.setdefault(span, [])
@@ -64,7 +64,7 @@ class LanguageTracing(Observer):
 
     def _end(self, span: str, error: str) -> None:
         for generator, _ in reversed(self._open.pop(span, [])):
-            # Events have only the name of an error.
+            # Events contain only the name of an error.
             result = TracedFunctionThrew(FedstackError, FedstackError(error), None) if error else TracedSpan()
             with contextlib.suppress(StopIteration):
                 generator.send(result)

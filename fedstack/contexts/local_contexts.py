@@ -1,4 +1,4 @@
-"""Makes and installs execution contexts over local stacks, in one line each."""
+"""Creates and installs execution contexts that run computations in this process."""
 
 from typing import TYPE_CHECKING, TypedDict
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class LocalOptions(TypedDict, total=False):
-    """The options of the functions that make local contexts, such as `create_sync_local_execution_context`.
+    """The options of the functions that create local contexts, such as `create_sync_local_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments have none.
-      max_fanout: The most children of a composing executor; without effect in a local stack.
-      clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
-      max_concurrent_clients: The most functions that run at the same time, at clients and at the server, in all calls
-        together; 1 makes all of them run one after the other. By default one per core if they compute, and 32 if they
-        wait, or four per core if that is more.
-      data_backend: Resolves `data` blocks that are not functions.
-      retry_policy: What to do about retryable errors; five attempts by default.
-      progress: True to show how many clients are done, or a function that shows it.
-      debug: True to keep leaf functions on the caller's thread, one after the other, for a debugger; sync only.
+      default_num_clients: The number of clients for computations whose arguments do not determine the number.
+      max_fanout: The maximum number of children of a composing executor. It has no effect in a local stack.
+      clients_per_thread: The minimum number of clients that a leaf thread processes at once; measured by default.
+      max_concurrent_clients: The maximum number of functions that run concurrently, on clients and on the server, in
+        all calls together; 1 runs them sequentially. The default is one per core for functions that compute. For
+        functions that wait, the default is 32 or four per core, whichever is larger.
+      data_backend: The backend for resolving `data` blocks that are not functions.
+      retry_policy: How to retry after retryable errors. By default, five attempts are made.
+      progress: True to show how many clients are done, or a function that displays the progress.
+      debug: True to run leaf functions sequentially on the caller's thread, for a debugger. Only for sync contexts.
     """
 
     default_num_clients: int
@@ -52,7 +52,7 @@ def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
 
 @takes_options(LocalOptions, **_DEFAULTS)
 def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> SyncExecutionContext:
-    """Returns a context that runs computations in this process, when they are called.
+    """Returns a context that runs a computation in this process when it is called.
 
     Args:
       **options: See `LocalOptions`.
@@ -66,7 +66,7 @@ def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> Sy
 
 @takes_options(LocalOptions, **_DEFAULTS)
 def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> AsyncExecutionContext:
-    """Returns a context that runs computations in this process, when the coroutine of a call is awaited.
+    """Returns a context that runs a computation in this process when the coroutine of its call is awaited.
 
     Args:
       **options: See `LocalOptions`.
@@ -77,14 +77,15 @@ def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> A
     """
     if options.get("debug"):
         raise TypeError(
-            "Expected debug in a sync context, found it in an async one; use create_sync_local_execution_context"
+            "Expected the option debug in a sync context only, found debug in an async context; use "
+            "create_sync_local_execution_context"
         )
     return AsyncExecutionContext(_factory(options), **options_for(AsyncExecutionContext, options))
 
 
 @takes_options(LocalOptions, **_DEFAULTS)
 def set_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
-    """Makes a new sync local context this thread's default.
+    """Creates a sync local context and sets it as this thread's default.
 
     Args:
       **options: See `LocalOptions`.
@@ -94,7 +95,7 @@ def set_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
 
 @takes_options(LocalOptions, **_DEFAULTS)
 def set_async_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
-    """Makes a new async local context this thread's default.
+    """Creates an async local context and sets it as this thread's default.
 
     Args:
       **options: See `LocalOptions`.

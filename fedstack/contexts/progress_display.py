@@ -1,10 +1,10 @@
-"""Shows the progress of work: a bar in a terminal if rich is installed, else a plain line every few seconds.
+"""Shows the progress of work: a bar in a terminal if rich is installed, otherwise a plain line every few seconds.
 
-The work only counts. A thread of its own reads the counts now and then and draws, so that work neither waits for a
-terminal nor fails with one. Short work shows nothing.
+The work only updates counts. A separate thread reads the counts periodically and draws them, so that a slow or broken
+terminal neither delays the work nor makes it fail. Nothing is shown for short work.
 
-A user's progress function is kept apart from the work in the same way: if it raises, that is logged once, and it is
-not called any more.
+A user's progress function cannot make the work fail either: if the function raises, the error is logged once, and the
+function is not called again.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ from fedstack.transport.wire.frames import RunningClients
 Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
 
 _logger = logging.getLogger(__name__)
-# Clients that have run for this long are named.
+# Clients that have run for at least this long are named in the display.
 _LONG_SECONDS = 3.0
 
 
 @attrs.frozen
 class ProgressSnapshot:
-    """The progress of work at one time.
+    """The progress of work at one point in time.
 
     Attributes:
-      done: How many units are done.
-      total: How many units there are; 0 if that is not known.
-      note: Further remarks, in a few words.
-      title: The name of the work, if it is known only now.
+      done: The number of completed units.
+      total: The total number of units; 0 if it is unknown.
+      note: Additional information, in a few words.
+      title: A name of the work that replaces the display's title; empty to keep the title.
     """
 
     done: int
@@ -52,27 +52,27 @@ class ProgressSnapshot:
 
 
 class Display(Protocol):
-    """Shows snapshots of one piece of work, called from one thread.
+    """A display of the progress of one piece of work. All its methods are called from one thread.
 
     Attributes:
-      seconds_before: How long work must last to be shown.
-      seconds_between: The interval between snapshots.
+      seconds_before: The time in seconds before the first snapshot. Shorter work is not shown.
+      seconds_between: The interval between snapshots, in seconds.
     """
 
     seconds_before: float
     seconds_between: float
 
     def show(self, snapshot: ProgressSnapshot) -> None:
-        """Shows the current snapshot."""
+        """Shows a snapshot in place of the previous one."""
         ...
 
     def close(self, snapshot: ProgressSnapshot) -> None:
-        """Ends the display with the last snapshot."""
+        """Shows the last snapshot and ends the display."""
         ...
 
 
 class LineDisplay:
-    """Writes a line to standard error every few seconds, and one at the end if there were others."""
+    """A display that writes a line to standard error every few seconds, and a last line when shown work ends."""
 
     def __init__(self, title: str, unit: str, *, seconds_between: float = 3.0) -> None:
         self.seconds_before = self.seconds_between = seconds_between
@@ -87,22 +87,22 @@ class LineDisplay:
 
     def close(self, snapshot: ProgressSnapshot) -> None:
         seconds = time.monotonic() - self._begin
-        self._print(f"ended after {seconds:.1f} s, {snapshot.done} of {snapshot.total} {self._unit} done")
+        self._print(f"ended after {seconds:.1f} s with {snapshot.done} of {snapshot.total} {self._unit} done")
 
     def _print(self, text: str) -> None:
         print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Returns whether a stream is a terminal that can be drawn on. The output of a notebook's cell is not."""
+    """Returns whether `stream` is a terminal that can be drawn on. The output of a notebook cell is not a terminal."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class PlainText(contextlib.AbstractContextManager["PlainText"]):
-    """Shows a text that changes, on standard output, within a block: prints each version below the last."""
+    """A display of a changing text on standard output. It prints each version below the previous one."""
 
     def show(self, text: str) -> None:
-        """Shows a text in place of the last one."""
+        """Shows a new version of the text."""
         print(text, flush=True)
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +110,7 @@ class PlainText(contextlib.AbstractContextManager["PlainText"]):
 
 
 def choose_text_display() -> PlainText:
-    """Returns the display of a changing text that suits standard output."""
+    """Returns a display of a changing text that suits standard output."""
     if is_terminal(sys.stdout):
         with contextlib.suppress(ImportError):
             from fedstack.contexts.rich_display import LiveText
@@ -120,9 +120,9 @@ def choose_text_display() -> PlainText:
 
 
 def choose_display(title: str, unit: str) -> Display:
-    """Returns the progress display that suits standard error."""
+    """Returns a progress display that suits standard error."""
     if is_terminal(sys.stderr):
-        # rich is optional, and slow to import where nothing is drawn.
+        # rich is optional, and slow to import, so it is imported only to draw.
         with contextlib.suppress(ImportError):
             from fedstack.contexts.rich_display import BarDisplay
 
@@ -141,16 +141,16 @@ def display(
 
     Args:
       title: The name of the work.
-      unit: What `snapshot` counts, in the plural.
-      snapshot: Returns the progress; called from another thread.
-      choose: Makes the display from title and unit.
+      unit: The name of the counted units, in the plural.
+      snapshot: A function that returns the current progress. It is called from another thread.
+      choose: A function that creates the display for a title and a unit.
     """
     ended = threading.Event()
     watcher: threading.Thread | None = None
     try:
         watcher = start_daemon(_watch, title, unit, snapshot, choose, ended, name="fedstack-progress")
-    except ResourceLimitError:  # the work may need no thread
-        _logger.debug("Cannot show progress", exc_info=True)
+    except ResourceLimitError:  # the work itself may not need a thread, so it continues
+        _logger.debug("Cannot start a thread to show progress", exc_info=True)
     try:
         yield
     finally:
@@ -178,13 +178,13 @@ def _watch(
                 shown.show(snapshot())
         finally:
             shown.close(snapshot())
-    except Exception:  # a closed pipe, for example, which must not affect the work
-        _logger.debug("Cannot show progress any more", exc_info=True)
+    except Exception:  # a closed pipe, for example, must not affect the work
+        _logger.debug("Stopped showing progress because the display failed", exc_info=True)
 
 
 @contextlib.contextmanager
 def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]:
-    """Shows the clients of one invocation while the block runs. The block counts them in the yielded counts."""
+    """Shows the progress of one invocation's clients while the block runs. The block updates the yielded counts."""
     counts = ProgressCounts()
     name = name_of_computation(computation)
 
@@ -204,7 +204,7 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
 
 
 def _shown(work: RunningClients) -> str:
-    """Says what runs, and for how long: `client 7 for 8 s`."""
+    """Returns a description of the running work and its duration, such as `client 7 for 8 s`."""
     first, last = work.first_client, work.first_client + work.clients - 1
     if work.client is not None:
         first = last = work.client
@@ -213,7 +213,7 @@ def _shown(work: RunningClients) -> str:
 
 
 class ProgressObserver:
-    """Shows the progress of a context's invocations, until the progress function or the counts it returns raise."""
+    """Shows the progress of a context's invocations, until the progress function or its counts raise an error."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -223,10 +223,10 @@ class ProgressObserver:
     def shown(self, computation: ConcreteComputation, span: Span) -> Generator["GuardedProgress"]:
         """Shows the progress of an invocation while the block runs.
 
-        An error of the block is always raised, even if the progress function's context manager suppresses it.
+        An error in the block is always raised, even if the progress function's context manager suppresses it.
 
         Yields:
-          The counts of the clients.
+          The counts of the invocation's clients, for the block to update.
         """
         manager = contextlib.ExitStack()
         found: list[ProgressCounts | None] = []
@@ -239,7 +239,7 @@ class ProgressObserver:
         self._try(manager.close)
 
     def call(self, report: Callable[[], object]) -> None:
-        """Calls a function of the progress, unless one has raised before."""
+        """Calls `report`, unless an earlier call has raised an error."""
         if not self._is_detached:
             self._try(report)
 
@@ -250,18 +250,18 @@ class ProgressObserver:
             if not (self._is_detached or any(error is argument for argument in arguments)):
                 self._is_detached = True
                 shown = getattr(self._progress, "__qualname__", repr(self._progress))
-                log_raised(_logger, f"The progress function {shown!r}", error, "it is not called any more")
+                log_raised(_logger, f"The progress function {shown!r}", error, "it is not called again")
 
 
 class GuardedProgress(ObservedCounts):
-    """The counts of one attempt at an invocation, passed on to the counts that a progress function returned.
+    """The counts of one attempt at an invocation, forwarded to the counts that a progress function returned.
 
-    Counts of earlier attempts, whose work may continue for a while, are ignored.
+    Updates from earlier attempts, whose work may continue for a while, are ignored.
 
     Args:
-      span: The invocation.
-      shown: The counts of the progress function, if there is one.
-      call: Calls their methods.
+      span: The span of the invocation.
+      shown: The counts that the progress function returned; `None` without a progress function.
+      call: A function that runs an update of `shown` and handles errors in it.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class GuardedProgress(ObservedCounts):
         self._shown = shown
         self._call = call
         self._is_over = False
-        self._knows_more = isinstance(cast(object, shown), ProgressCounts)  # others only count
+        self._knows_more = isinstance(cast(object, shown), ProgressCounts)  # counts of other classes only count
 
     def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0, given_up: int = 0) -> None:
         if self._is_over:
@@ -289,7 +289,7 @@ class GuardedProgress(ObservedCounts):
             self._call(lambda: shown.watch(worker))
 
     def next_attempt(self) -> "GuardedProgress":
-        """Returns the counts of the next attempt, which begin at zero."""
+        """Returns the counts for the next attempt, which start at zero."""
         self._is_over = True
         if self._shown is not None and self._knows_more:
             self._call(self._shown.restart)
@@ -308,10 +308,10 @@ def _count(shown: ProgressCounts, total: int, done: int, running: int, failures:
 
 
 def name_of_computation(computation: ConcreteComputation) -> str:
-    """Returns the name of the function that a computation was made from; empty if it has none.
+    """Returns the name of the Python function behind a computation, or an empty string if the name is unknown.
 
-    The language does not store the names of federated computations, but derives the names of their parameter and their
-    locals from it.
+    The language does not store the name of a federated computation, but derives the names of the computation's
+    parameter and locals from it.
     """
     name = getattr(computation, "__name__", "")
     if name:

@@ -1,4 +1,4 @@
-"""Draws bars and tables in a terminal. Only this module imports rich, which is optional."""
+"""Draws progress bars and tables in a terminal. Only this module imports rich, which is optional."""
 
 import sys
 import threading
@@ -18,7 +18,10 @@ from fedstack.foundations.after_fork import renew_after_fork
 
 
 class _LiveBars:
-    """All bars of this process, in the single live display that a terminal can have; it exists while it has bars."""
+    """All progress bars of this process, drawn in one live display, because a terminal can have only one.
+
+    The live display exists only while it has bars.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +29,10 @@ class _LiveBars:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Leaves the display to the parent: output of a forked child bypasses it, since the display has locks."""
+        """Detaches a forked child from the live display, which stays with the parent because it contains locks.
+
+        The output of the child bypasses the display.
+        """
         self._lock = threading.Lock()
         if self._progress is not None:
             self._progress = None
@@ -47,7 +53,7 @@ class _LiveBars:
                     console=Console(stderr=True),
                     auto_refresh=False,
                     transient=True,
-                    # Redirected output is printed above the bars. Output to a file or a pipe must not be redirected.
+                    # rich prints redirected output above the bars. Output to a file or a pipe must stay unchanged.
                     redirect_stdout=sys.stdout.isatty(),
                 )
                 progress.start()
@@ -80,7 +86,7 @@ _bars = _LiveBars()
 
 
 class BarDisplay:
-    """A bar on standard error that disappears at the end."""
+    """A progress bar on standard error that disappears when the work ends."""
 
     seconds_before = 0.3
     seconds_between = 0.1
@@ -102,7 +108,7 @@ class BarDisplay:
 
 
 class LiveText(PlainText):
-    """A text that changes in place on standard output, and stays at the end."""
+    """A text on standard output that changes in place. The last version stays on the screen."""
 
     def __init__(self) -> None:
         self._live = Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop")
@@ -119,7 +125,7 @@ class LiveText(PlainText):
 
 
 def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Draws a table of numbers on standard output."""
+    """Prints a table of numbers to standard output."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in header:
         table.add_column(name, justify="right")

@@ -1,1 +1,1 @@
-"""The data of clients: batches, tables, columns of data frames."""
+"""Prepares the data of clients: batches, tables and columns of data frames."""

@@ -1,6 +1,6 @@
-"""Converts columns of users to arrays, without silently changing a value.
+"""Converts users' columns to arrays, without silently changing a value.
 
-Tables and columns of pyarrow, polars and others are read by Arrow's C stream protocol.
+Tables and columns of pyarrow, polars and other libraries are read through the Arrow C stream protocol.
 """
 
 import importlib
@@ -20,16 +20,18 @@ def imported_pyarrow(module: str = "") -> Any:
     """Returns pyarrow, or one of its modules, such as `".parquet"`.
 
     Raises:
-      ImportError: If it is not installed.
+      ImportError: If pyarrow is not installed.
     """
     try:
         return importlib.import_module(f"pyarrow{module}")
     except ImportError as error:
-        raise ImportError('Arrow data and files need pyarrow: pip install "fedstack[arrow]"') from error
+        raise ImportError(
+            'Arrow data and files need pyarrow; install it with: pip install "fedstack[arrow]"'
+        ) from error
 
 
 def arrow_column(value: Any) -> Any:
-    """Returns an Arrow table or column as a `pyarrow.ChunkedArray`; that of a table has structs.
+    """Returns an Arrow table or column as a `pyarrow.ChunkedArray`. The elements of a table's array are structs.
 
     Raises:
       ImportError: If pyarrow is not installed.
@@ -39,7 +41,7 @@ def arrow_column(value: Any) -> Any:
 
 
 def columns_of_arrow(value: Any) -> tuple[list[str], dict[str, Any]] | None:
-    """Returns the names of the columns of an Arrow table, and the columns; `None` for a single column.
+    """Returns the column names and the columns of an Arrow table, or `None` if `value` is a single column.
 
     Raises:
       ImportError: If pyarrow is not installed.
@@ -52,50 +54,52 @@ def columns_of_arrow(value: Any) -> tuple[list[str], dict[str, Any]] | None:
 
 
 def array_of_arrow(column: Any, path: str) -> NDArray[Any]:
-    """Returns a column as an array with a row for each value; a single chunk of numbers becomes a view.
+    """Returns a column as an array with one row per value. The array is a view if the column is one chunk of numbers.
 
-    Lists of one length become a dimension of the array.
+    If the values are lists of equal length, the array has one more dimension.
 
     Args:
       column: A `pyarrow.Array` or `pyarrow.ChunkedArray`.
-      path: Its path, for error messages.
+      path: The path of the column, for error messages.
 
     Raises:
-      InvalidValueError: If a value is missing, lists differ in length, or the values are structs.
+      InvalidValueError: If a value is missing, lists differ in length, or the values are structs, maps or unions.
     """
     array = joined(column)
     rows = dense(array, path)
     if rows is None:
-        raise InvalidValueError(f"Expected lists of one length, found {array.type} of several; at {path}; pad its rows")
+        raise InvalidValueError(
+            f"Expected lists of equal length, found {array.type} with different lengths; at {path}; pad the rows"
+        )
     return rows
 
 
 def joined(column: Any) -> Any:
-    """Returns a column as one `pyarrow.Array`."""
+    """Returns a column as a single `pyarrow.Array`."""
     if not hasattr(column, "chunks"):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def dense(array: Any, path: str, row_of: Callable[[int], object] = int) -> NDArray[Any] | None:
-    """Returns a `pyarrow.Array` as one array; `None` if it has lists of several lengths. See `array_of_arrow`.
+    """Returns a `pyarrow.Array` as a NumPy array, or `None` if its lists differ in length. See `array_of_arrow`.
 
     Args:
       array: The array.
-      path: Its path, for error messages.
-      row_of: Returns the row of the value at an index, for error messages.
+      path: The path of the array, for error messages.
+      row_of: A function from the index of a value to its row in the table, for error messages.
     """
     check_nothing_null(array, path, row_of)
     types, kind = imported_pyarrow().types, array.type
     if types.is_dictionary(kind):
-        words = dense(array.dictionary, path)  # Arrow itself cannot decode all its kinds of text
+        words = dense(array.dictionary, path)  # Arrow itself cannot decode all its text types
         return None if words is None else words[dense(array.indices, path, row_of)]
     if hasattr(kind, "extension_name"):
         shape = getattr(kind, "shape", None)
         return dense(array.storage, path, row_of) if shape is None else array.to_numpy_ndarray()
     if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
         raise InvalidValueError(
-            f"Expected numbers, text or lists of these, found {kind}; at {path}; make columns of its members first"
+            f"Expected numbers, text or lists of these, found {kind}; at {path}; convert its members to columns first"
         )
     if not is_list(kind):
         return array.to_numpy(zero_copy_only=False)
@@ -108,7 +112,7 @@ def dense(array: Any, path: str, row_of: Callable[[int], object] = int) -> NDArr
 
 
 def is_list(kind: Any) -> bool:
-    """Returns whether an Arrow type is a type of lists."""
+    """Returns whether an Arrow type is a list type."""
     types = imported_pyarrow().types
     kinds = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
     return any(getattr(types, f"is_{name}")(kind) for name in kinds)
@@ -120,16 +124,16 @@ def list_lengths(array: Any) -> NDArray[Any]:
 
 
 def rows_of_items(array: Any, row_of: Callable[[int], object]) -> Callable[[int], object]:
-    """Returns a `row_of` for the items of all lists of a `pyarrow.Array`, one after the other."""
+    """Returns a `row_of` for the concatenated items of all lists in a `pyarrow.Array`; see `dense`."""
     return lambda item: row_of(int(np.searchsorted(np.cumsum(list_lengths(array)), item, "right")))
 
 
 def check_nothing_null(array: Any, path: str, row_of: Callable[[int], object] = int) -> None:
-    """Refuses missing values, which NumPy would convert to NaN.
+    """Checks that no value is missing, because NumPy would convert missing values to NaN.
 
     Args:
       array: A `pyarrow.Array`.
-      path: Its path, for error messages.
+      path: The path of the array, for error messages.
       row_of: See `dense`.
 
     Raises:
@@ -138,8 +142,8 @@ def check_nothing_null(array: Any, path: str, row_of: Callable[[int], object] = 
     if array.null_count:
         row = row_of(int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
         raise InvalidValueError(
-            f"Expected a value in every row of a column of {array.type}, found none in row {row} "
-            f"({array.null_count} missing); at {path}; drop such rows, or fill in the missing values: fill_null(…)"
+            f"Expected a value in every row of a column of {array.type}, found no value in row {row} "
+            f"({array.null_count} missing); at {path}; drop these rows, or fill in the missing values: fill_null(…)"
         )
 
 
@@ -147,11 +151,11 @@ _SEQUENCES = (list, tuple, deque)
 
 
 def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> None:
-    """Refuses columns with the same name: a data frame returns all of them together for it.
+    """Checks that wanted columns have unique names, because a data frame returns all columns of a name together.
 
     Args:
       names: The names of all columns.
-      wanted: The names of the columns to be read.
+      wanted: The names of the columns to read.
       path: The path of the table, for error messages.
 
     Raises:
@@ -160,39 +164,40 @@ def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> 
     shared = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
     if shared:
         raise InvalidValueError(
-            f"Expected one column of each name, found several named {', '.join(map(repr, shared))}; at {path}; "
-            "rename or drop all but one of them"
+            f"Expected columns with unique names, found several columns named {', '.join(map(repr, shared))}; "
+            f"at {path}; rename or drop the duplicates"
         )
 
 
 def check_unmasked(value: object, path: str) -> None:
-    """Refuses masked arrays, also in lists: plain arrays would show what the masks hide.
+    """Checks that a value contains no masked array, because the conversion to a plain array would reveal masked data.
 
     Args:
-      value: The value to be converted to an array.
-      path: Its path, for error messages.
+      value: The value to be converted to an array. Nested lists are searched for masked arrays, too.
+      path: The path of the value, for error messages.
 
     Raises:
-      TypeMismatchError: If there is a masked array.
+      TypeMismatchError: If `value` is or contains a masked array.
     """
     if _has_mask(value):
         raise TypeMismatchError(
-            f"Expected an array without a mask, found a masked array; at {path}; fill in the masked elements: "
-            "value.filled(…), or drop the rows"
+            f"Expected an array without a mask, found a masked array; at {path}; fill in the masked elements "
+            "with value.filled(…), or drop their rows"
         )
 
 
 def column_array(value: Any, path: str) -> NDArray[Any]:
-    """Returns `value` as an array, of objects if the dtype that NumPy chooses for a list would change an element.
+    """Returns `value` as an array, without changing an element.
 
-    NumPy would cut NULs off the ends of texts, convert 5 beside "x" to "5", and round 2^63 + 1 beside -1.
+    The dtype that NumPy chooses for a list can change elements: NumPy strips NULs from the ends of texts, converts 5 in
+    a list with "x" to "5", and rounds 2^63 + 1 in a list with -1. For such a list, the array has dtype object.
 
     Args:
-      value: An array, or anything that NumPy converts to one.
-      path: Its path, for error messages.
+      value: An array, or anything that NumPy converts to an array.
+      path: The path of the value, for error messages.
 
     Raises:
-      TypeMismatchError: If there is a masked array.
+      TypeMismatchError: If `value` is or contains a masked array.
       InvalidValueError: If the rows differ in length, or values of a nullable column are missing.
     """
     check_unmasked(value, path)
@@ -202,7 +207,9 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InvalidValueError(f"Expected an array, found ragged rows: {error}; at {path}; pad them") from error
+        raise InvalidValueError(
+            f"Expected rows of equal length, found ragged rows: {error}; at {path}; pad the rows"
+        ) from error
     if hasattr(value, "__array__") or array.ndim == 0 or array.dtype.kind not in "USfc":
         return array
     objects = np.asarray(value, np.object_)
@@ -213,21 +220,21 @@ def full_column(value: Any, path: str) -> NDArray[Any]:
     """Returns the result of `column_array`, after checking that no value is None.
 
     Raises:
-      InvalidValueError: If one is.
+      InvalidValueError: If a value is None. `column_array` raises further errors.
     """
     array = column_array(value, path)
     objects = array.flat if array.ndim and array.dtype == np.object_ else ()
     if missing := [place for place, item in enumerate(objects) if item is None]:
         row = missing[0] // (array.size // len(array))
         raise InvalidValueError(
-            f"Expected a value in every row, found None in row {row} ({len(missing)} missing); at {path}; drop such "
+            f"Expected a value in every row, found None in row {row} ({len(missing)} missing); at {path}; drop these "
             "rows, or fill in the missing values"
         )
     return array
 
 
 def _same(array: NDArray[Any], objects: NDArray[Any]) -> bool:
-    """Returns whether an array of text, bytes or floats equals the objects that it was made from."""
+    """Returns whether an array of text, bytes or floats equals the objects from which NumPy created it."""
     if array.dtype.kind == "U":
         return all(isinstance(item, str) and not item.endswith("\0") for item in objects.flat)
     if array.dtype.kind == "S":
@@ -244,26 +251,27 @@ def _has_mask(value: object) -> bool:
         return True
     if not isinstance(value, _SEQUENCES):
         return False
-    # There are few classes and many elements, so most lists are decided by the classes.
+    # Lists have few classes and many elements, so checking the classes first avoids visiting most elements.
     items = cast("Sequence[object]", value)
     suspect = any(issubclass(kind, (np.ma.MaskedArray, *_SEQUENCES)) for kind in set(map(type, items)))
     return suspect and any(map(_has_mask, items))
 
 
 def unusable_ids(error: TypeError, column: str) -> InvalidValueError:
-    """Returns the error for client ids that are not hashable."""
+    """Returns the error to raise for client ids that are not hashable."""
     return InvalidValueError(
-        f"Expected client ids that can be keys of a dict, found: {error}; at column {column!r}; use text or integers"
+        f"Expected hashable client ids, found an error when hashing one: {error}; at column {column!r}; use text or "
+        "integers"
     )
 
 
 def is_missing(value: Any) -> bool:
-    """Returns whether a value stands for a missing one."""
+    """Returns whether `value` marks a missing value: None, not-a-number, not-a-time, or pandas' NA."""
     if value is None:
         return True
     try:
-        # Not-a-number and not-a-time are the values that differ from themselves.
+        # Only not-a-number and not-a-time differ from themselves.
         return bool(value != value)
     except TypeError:
-        # pandas' NA refuses to be a condition.
+        # pandas' NA raises a TypeError when it is used as a condition.
         return True

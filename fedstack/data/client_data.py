@@ -1,4 +1,4 @@
-"""Prepares the data of simulated clients: batches of arrays, sequences from a function, seeds."""
+"""Prepares the data of simulated clients: batches of arrays, sequences from generator functions, and seeds."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,18 +13,18 @@ from fedstack.foundations.number_checks import checked_flag, checked_positive, c
 from fedstack.foundations.value_text import is_data_frame, is_lazy, speaks_arrow
 
 T = TypeVar("T")
-Arrays: TypeAlias = object  # An array, or dicts, tuples, namedtuples and tables of them, nested at will.
+Arrays: TypeAlias = object  # An array, or arbitrarily nested dicts, tuples, namedtuples and tables of arrays.
 
 
 def from_generator(function: Callable[[], Iterable[T]]) -> FromGenerator[T]:
-    """Returns a client's sequence that calls `function` anew for each iteration.
+    """Returns a client's sequence that calls `function` for each new iteration.
 
     >>> list(from_generator(lambda: (x * x for x in range(3))))
     [0, 1, 4]
 
     Raises:
-      TypeMismatchError: If `function` is not callable (a generator is not, the function that makes it is).
-      InvalidValueError: At an iteration, if `function` returns the same iterator a second time.
+      TypeMismatchError: If `function` is not callable. Pass the generator function, not the generator it returns.
+      InvalidValueError: During an iteration, if `function` returns the same iterator a second time.
     """
     return FromGenerator(function)
 
@@ -44,26 +44,27 @@ def batches(
     [[1, 2], [3]]
 
     Args:
-      arrays: An array, or dicts, tuples and namedtuples of them, nested at will. All have the same number of rows,
-        `dtype[rows, ...]`. Other values (a list, a column of a table) are converted to arrays once. A data frame of
-        pandas or polars and an Arrow table count as the dict of their columns, each with a dtype of its own.
-      batch_size: The number of rows of a batch.
-      shuffle_seed: If given, the order of the rows is drawn from this seed, `round` and the number of the pass, a new
-        one for each iteration; a batch is then a copy of its rows. If left out, rows come in order and a batch is a
-        view. A function of a computation counts passes from 0 in each call, so that results stay reproducible; outside
-        of computations each `for` increases the count.
-      round: The round of training, so that each has orders of its own; 0 by default. With `shuffle_seed` only.
-      reshuffle: Whether each pass has a new order, the default. Plain executor services, which get only the elements,
-        need `False`. With `shuffle_seed` only.
-      drop_remainder: Whether a last batch of fewer rows is left out.
+      arrays: An array, or arbitrarily nested dicts, tuples and namedtuples of arrays. All arrays have the same number
+        of rows, `dtype[rows, ...]`. Other values (a list, a column of a table) are converted to arrays once. A data
+        frame of pandas or polars, or an Arrow table, is treated as a dict of its columns, each with its own dtype.
+      batch_size: The number of rows per batch.
+      shuffle_seed: The seed for shuffling rows. For each pass over the rows, the order is derived from this seed,
+        `round` and the number of the pass, and a batch is a copy of its rows. Without a seed, the rows keep their
+        order, and a batch is a view. Within a computation, passes are counted from 0 in each call of a function, so
+        that results are reproducible. Outside of computations, each `for` loop increments the count.
+      round: The number of the training round, so that each round uses different orders; 0 by default. Requires
+        `shuffle_seed`.
+      reshuffle: Whether each pass uses a new order; True by default. Plain executor services, which receive only the
+        elements, require `False`. Requires `shuffle_seed`.
+      drop_remainder: Whether to drop a last batch with fewer than `batch_size` rows.
 
     Returns:
-      A sequence of batches in the containers of `arrays`, whose arrays are `dtype[batch_size, ...]` and read-only.
+      A sequence of batches. Each batch has the containers of `arrays`, with read-only arrays `dtype[batch_size, ...]`.
 
     Raises:
-      TypeMismatchError: If there is a scalar or a masked array among the arrays, or an argument is not an integer.
-      InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, a column
-        has no value in a row, an argument is out of range, or there is no `shuffle_seed` for `round` or `reshuffle`.
+      TypeMismatchError: If `arrays` contains a scalar or a masked array, or another argument has the wrong type.
+      InvalidValueError: If the numbers of rows differ, a data frame has several columns with the same name, a column
+        lacks a value in a row, an argument is out of range, or `round` or `reshuffle` is given without `shuffle_seed`.
     """
     batching = batching_of(
         batch_size, shuffle_seed=shuffle_seed, round=round, reshuffle=reshuffle, drop_remainder=drop_remainder
@@ -80,38 +81,39 @@ def batching_of(
     reshuffle: bool | None = None,
     drop_remainder: bool = False,
 ) -> Batching:
-    """Returns how rows form batches; the arguments are those of `batches`."""
+    """Returns the `Batching` for these options; for the arguments, see `batches`."""
     size = checked_positive("batch_size", batch_size)
     orders = _orders(shuffle_seed, round, reshuffle)
     return Batching(size, checked_flag("drop_remainder", drop_remainder), *orders)
 
 
 def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:
-    """Returns the same containers with read-only arrays, and the number of their rows.
+    """Returns the same containers with read-only arrays, and the number of rows of the arrays.
 
     Args:
       arrays: See `batches`.
-      where: The function that they were passed to, for error messages.
+      where: The name of the function to which `arrays` was passed, for error messages.
 
     Raises:
-      TypeMismatchError: If there is a scalar or a masked array among them.
-      InvalidValueError: If the numbers of rows differ, or a data frame cannot be taken column by column.
+      TypeMismatchError: If `arrays` contains a scalar or a masked array.
+      InvalidValueError: If the numbers of rows differ, a table has several columns with the same name, or a column
+        lacks a value in a row.
     """
     lengths: dict[str, int] = {}
     frozen = _freeze(arrays, "arrays", lengths)
     if len(set(lengths.values())) != 1:
         found = ", ".join(f"{path}: {length}" for path, length in lengths.items()) or "no arrays"
         raise InvalidValueError(
-            f"Expected arrays of one leading dimension, found {found}; at {where}; use one row per example"
+            f"Expected arrays with equal numbers of rows, found {found}; at {where}; use one row per example"
         )
     return frozen, next(iter(lengths.values()))
 
 
 def client_seeds(seed: int, n: int) -> list[int]:
-    """Returns a seed for each of `n` clients, independent of each other and reproducible.
+    """Returns reproducible and independent seeds, one for each of `n` clients.
 
-    The seed of client k depends only on `seed` and k, so that more clients do not change the seeds of the first ones.
-    They are the first 64-bit words of NumPy's spawned `SeedSequence`s.
+    The seed of client k depends only on `seed` and k, so increasing `n` does not change the seeds of existing clients.
+    Each seed is the first 64-bit word of a `SeedSequence` that is spawned from `seed`, as NumPy's `spawn` does.
 
     Args:
       seed: A non-negative integer of any size.
@@ -129,7 +131,10 @@ def client_seeds(seed: int, n: int) -> list[int]:
 
 
 def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
-    """Returns the same containers with read-only views as leaves, and records each leaf's number of rows."""
+    """Returns the same containers with read-only views as leaves, and records the number of rows of each leaf.
+
+    The numbers are stored in `lengths`, by path.
+    """
     if isinstance(arrays, Mapping):
         items = [(key, _freeze(value, f"{path}[{key!r}]", lengths)) for key, value in cast("Any", arrays).items()]
         return OrderedDict(items) if isinstance(arrays, OrderedDict) else dict(items)
@@ -138,7 +143,7 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
         check_named_once(names, names, path)
         return _freeze(columns, path, lengths)
     if is_data_frame(arrays) and not speaks_arrow(arrays):
-        # Column by column: one array of them all would have one dtype for all, and no names.
+        # Each column becomes its own array. A single array would have one dtype for all columns, and no names.
         names = list(arrays.columns)
         check_named_once(names, names, path)
         return {name: _freeze(arrays[name], f"{path}[{name!r}]", lengths) for name in names}
@@ -151,15 +156,15 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     if issubclass(kind, Iterator):
         raise TypeMismatchError(
             f"Expected an array with a row per example, found the one-shot iterator `{kind.__name__}`; at {path}; "
-            "give a list or an array of its rows"
+            "pass a list or an array of its rows"
         )
     if is_lazy(arrays):
-        raise TypeMismatchError(f"Expected a table, found `{kind.__name__}`; at {path}; collect() it first")
+        raise TypeMismatchError(f"Expected a table, found the lazy `{kind.__name__}`; at {path}; call collect() first")
     array = full_column(arrays, path)[...]
     if array.ndim == 0:
         raise TypeMismatchError(
             f"Expected an array with a row per example, found the scalar `{type(arrays).__name__}`; at {path}; "
-            "repeat it for each example"
+            "repeat the scalar for each example"
         )
     array.flags.writeable = False
     lengths[path] = len(array)
@@ -167,12 +172,12 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
 
 
 def _orders(seed: int | None, round: int | None, reshuffle: bool | None) -> tuple[int | None, int, bool]:
-    """Returns the seed, the round and whether each pass has a new order, as a `Batching` has them."""
+    """Returns the arguments for the corresponding fields of a `Batching`: the seed, the round and `reshuffle`."""
     for name, value in (("round", round), ("reshuffle", reshuffle)):
         if seed is None and value is not None:
             raise InvalidValueError(
-                f"Expected {name} beside a shuffle_seed, found {name}={value!r} without one; rows come in order then: "
-                f"give a shuffle_seed, or leave {name} out"
+                f"Expected {name} together with shuffle_seed, found {name}={value!r} without shuffle_seed; pass "
+                f"shuffle_seed, or omit {name}, because rows keep their order without a seed"
             )
     if seed is None:
         return None, 0, False

@@ -35,43 +35,48 @@ def by_client(
 ) -> Mapping[Any, object]:
     """Splits a table into one table per client.
 
-    Clients are in the order of their ids if these can be sorted, else (ids of several kinds) in the order of their
-    first rows. A client's rows keep their order.
+    Clients are sorted by id. If the ids cannot be sorted (because they have different types), clients are in the order
+    of their first rows. The rows of a client keep their order.
 
     >>> {who: part["x"].tolist() for who, part in by_client({"who": ["b", "a", "b"], "x": [1, 2, 3]}, "who").items()}
     {'a': [2], 'b': [1, 3]}
 
     Args:
-      table: A mapping from names to columns, a data frame of pandas or polars, an Arrow table, or anything else with
-        `__arrow_c_stream__`. Columns are `dtype[rows, ...]`; a nullable one has the dtype of its values, all of which
-        must be there, and lists in Arrow's columns have one length. Or a `ray.data.Dataset`, which Ray sorts by client.
-      client_id: The name of the column with the client of each row.
-      columns: The names of the columns to keep, in this order; all but `client_id` if left out.
+      table: A mapping from names to columns, a data frame of pandas or polars, an Arrow table, any other object with
+        `__arrow_c_stream__`, or a `ray.data.Dataset`, which Ray sorts by client. Columns are `dtype[rows, ...]`. A
+        nullable column must have a value in every row, and the lists in an Arrow column must have equal lengths.
+      client_id: The name of the column with the client id of each row.
+      columns: The names of the columns to keep, in this order. By default, all columns except `client_id` are kept.
 
     Returns:
-      For each client id, as a Python value, the columns of its rows. The arrays are read-only. For a dataset of Ray,
-      stand-ins to be passed to a computation; the rows stay in Ray's object store.
+      A dict from each client id, as a Python value, to the columns of the client's rows. The arrays are read-only. For
+      a `ray.data.Dataset`, the values of the dict are placeholders that can be passed to a computation, and the rows
+      stay in Ray's object store.
 
     Raises:
-      TypeMismatchError: If the table is none of these, or a column is a masked array.
-      InvalidValueError: If a column is missing, of another length or not the only one of its name, a row has no
-        client id, or a column has no value in a row.
+      TypeMismatchError: If the table is of another type, or a column is a masked array.
+      InvalidValueError: If a column is missing, differs in length or shares its name with another column, a row has no
+        client id, or a column lacks a value in a row.
     """
-    if isinstance(cast(object, client_id), list):  # as pandas' groupby takes it
+    if isinstance(cast(object, client_id), list):  # pandas' groupby accepts a list of columns
         raise TypeMismatchError(
-            f"Expected the name of one column as client_id, found {describe(client_id)}; at by_client; make one "
-            "column of them first"
+            f"Expected the name of one column as client_id, found {describe(client_id)}; at by_client; combine the "
+            "columns into one column first"
         )
-    if is_lazy(table):  # reading its columns would warn
-        raise TypeMismatchError(f"Expected a table, found `{type(table).__name__}`; at by_client; collect() it first")
+    if is_lazy(table):  # accessing the columns of a lazy table would cause a warning
+        raise TypeMismatchError(
+            f"Expected a table, found the lazy `{type(table).__name__}`; at by_client; call collect() first"
+        )
     arrow = columns_of_arrow(table) if speaks_arrow(table) else None
     names, opened = (_column_names(table, client_id), cast(Any, table)) if arrow is None else arrow
     if isinstance(table, RayDataset) and not names:
-        return {}  # a dataset without rows does not know its columns
+        return {}  # a Ray dataset without rows has no column names
     kept = [name for name in names if name != client_id] if columns is None else list(columns)
     for name in (client_id, *kept):
         if name not in names:
-            raise InvalidValueError(f"Expected a column {name!r}, found {names}; at by_client; use one of these names")
+            raise InvalidValueError(
+                f"Expected a column named {name!r}, found the columns {names}; at by_client; use one of these names"
+            )
     check_named_once(names, (client_id, *kept), "by_client")
     if isinstance(table, RayDataset):
         return rows_by_client(table, client_id, kept)
@@ -85,7 +90,7 @@ def by_client(
         if array.shape[:1] != ids.shape:
             raise InvalidValueError(
                 f"Expected {counted(len(ids), 'row')} as in column {client_id!r}, found shape {list(array.shape)}; "
-                f"at column {name!r}; give all columns the same rows"
+                f"at column {name!r}; pass columns with equal numbers of rows"
             )
     clients, rows_of = group_rows(ids, client_id)
     result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
@@ -104,19 +109,19 @@ def _column_names(table: object, client_id: str) -> list[str]:
         return columns_of(table, client_id)
     if is_data_frame(table):
         return list(table.columns)
-    advice = "give a dict from column names to arrays"
-    if type(table).__module__.startswith("ray.data."):  # that is grouped, say
-        advice = f"give the dataset itself: by_client(dataset, {client_id!r})"
+    advice = "pass a dict from column names to arrays"
+    if type(table).__module__.startswith("ray.data."):  # a grouped dataset, for example
+        advice = f"pass the dataset itself: by_client(dataset, {client_id!r})"
     raise TypeMismatchError(
         f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; {advice}"
     )
 
 
 def _id_array(column: Any, path: str) -> NDArray[Any]:
-    """Returns the ids of a column; those of a list keep their classes and all their digits.
+    """Returns the ids in a column as an array. If the column is a list, the ids keep their types and exact values.
 
-    NumPy would convert 2^63 and 1 to floats, "1" and 1 to strings, and cut NULs off the ends of texts: different
-    clients would become one.
+    NumPy would convert 2^63 and 1 to floats, convert "1" and 1 to strings, and strip NULs from the ends of texts, so
+    that different clients could get the same id.
     """
     if not isinstance(column, (list, tuple)):
         return column_array(column, path)
@@ -134,18 +139,18 @@ def _id_array(column: Any, path: str) -> NDArray[Any]:
 
 
 def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
-    """Returns the distinct ids and, for each, its rows.
+    """Returns the distinct ids, and the indices of the rows of each id.
 
     Args:
       ids: The id of each row.
-      column: The name of their column, for error messages.
+      column: The name of the column of ids, for error messages.
 
     Raises:
-      InvalidValueError: If a row has no id, or one that is not hashable.
+      InvalidValueError: If a row has no id, or an id is not hashable.
     """
     values = cast("list[Any]", ids.tolist())
     if ids.dtype.kind in "mM" and any(isinstance(value, int) for value in values):
-        values = list(ids)  # Python has no times to the nanosecond; NumPy would make bare numbers of them
+        values = list(ids)  # tolist() converts nanosecond times, which Python does not have, to plain integers
     numbers: dict[Any, int] = {}
     try:
         inverse = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.intp, len(values))
@@ -156,9 +161,9 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
             row = next(row for row, other in enumerate(values) if other is value)
             raise InvalidValueError(
                 f"Expected a client id in every row, found {value!r} in row {row}; at column {column!r}; "
-                "drop such rows or give them an id"
+                "drop these rows, or assign an id to them"
             )
-    # A stable sort by number puts the rows of each client side by side and keeps their order.
+    # A stable sort by number makes the rows of each client contiguous and keeps their order.
     stops = np.cumsum(np.bincount(inverse, minlength=len(numbers)))
     rows = np.argsort(inverse, kind="stable")
     starts = itertools.chain((0,), stops.tolist())

@@ -1,4 +1,4 @@
-"""Reads arrays from NumPy's files a block at a time, since a file may be larger than the memory."""
+"""Reads arrays from NumPy's `.npy` files block by block, because a file may be larger than memory."""
 
 import io
 import math
@@ -14,20 +14,20 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class NpyFile:
-    """The array in a `.npy` file, open within a block; rows are read on demand.
+    """The array in a `.npy` file, whose rows are read on demand. As a context manager, it closes the file at the end.
 
-    The file is not mapped into memory: that would end the process if the file is truncated.
+    The file is not memory-mapped, because truncating a mapped file would crash the process.
 
     Args:
-      path: The file.
+      path: The path of the file.
 
     Attributes:
       shape: The shape of the array.
-      dtype: Its dtype.
+      dtype: The dtype of the array.
 
     Raises:
-      InvalidValueError: If it has no array with a row for each element.
-      ValueError, OSError, EOFError: If it cannot be read.
+      InvalidValueError: If the array in the file is a scalar, which has no rows.
+      ValueError, OSError, EOFError: If the file cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -36,14 +36,17 @@ class NpyFile:
         try:
             version = np.lib.format.read_magic(self._file)
             if version not in _HEADERS:
-                raise ValueError(f"version {version} of the format is for structured arrays")
+                raise ValueError(f"version {version} of the format, for structured arrays, is not supported")
             self.shape, self._is_by_column, self.dtype = _HEADERS[version](self._file)
             if self.dtype.hasobject:
-                raise ValueError("it has Python objects")
+                raise ValueError("the array contains Python objects, which are not supported")
             if min(self.shape, default=0) < 0:
-                raise ValueError(f"the shape {self.shape} is none")
+                raise ValueError(f"the shape {self.shape} has a negative dimension")
             if not self.shape:
-                raise InvalidValueError(f"Expected an array with a row per element, found a scalar; in {path}")
+                raise InvalidValueError(
+                    f"Expected an array with a row per element, found a scalar; in {path}; save an array with at least "
+                    "one dimension"
+                )
             self._begin = self._file.tell()
             self._check_size(math.prod(self.shape) * self.dtype.itemsize)
         except BaseException:
@@ -53,21 +56,21 @@ class NpyFile:
     def _check_size(self, expected: int) -> None:
         found = os.fstat(self._file.fileno()).st_size - self._begin
         if found < expected:
-            raise ValueError(f"the array has {expected} bytes, the file only {max(0, found)} of them")
+            raise ValueError(f"the file is truncated: it contains {max(0, found)} of the array's {expected} bytes")
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def read(self, first: int, last: int) -> NDArray[Any]:
-        """Returns some rows.
+        """Returns the rows from `first` up to, but not including, `last`.
 
         Raises:
-          EOFError: If the file has become shorter.
+          EOFError: If the file has been truncated since it was opened.
         """
         members = self.shape[1:]
         if not self._is_by_column:
             return self._rows(first * math.prod(members), (last - first, *members))
-        # As Fortran has it: the first members of all rows, then the second members of all.
+        # The file is in Fortran order: the first members of all rows, then the second members of all rows.
         columns = np.empty((math.prod(members), last - first), self.dtype)
         for place in range(len(columns)):
             columns[place] = self._rows(place * len(self) + first, (last - first,))
@@ -80,7 +83,7 @@ class NpyFile:
         while left:
             count = self._file.readinto(left)
             if not count:
-                raise EOFError("the file has become shorter while it was read")
+                raise EOFError("the file was truncated while it was being read")
             left = left[count:]
         return found
 

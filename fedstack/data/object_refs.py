@@ -1,4 +1,4 @@
-"""Reads values from Ray's object store: a client's value may be a `ray.ObjectRef`."""
+"""Reads values from Ray's object store, because a client's value may be a `ray.ObjectRef`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from fedstack.foundations.error_text import printable, text_of
 @stands_for("ray.ObjectRef")
 @attrs.frozen
 class RayObject(Elsewhere):
-    """Stands for the value of an `ObjectRef`.
+    """A placeholder for the value of a `ray.ObjectRef`.
 
     Attributes:
       ref: The `ray.ObjectRef`.
@@ -28,33 +28,33 @@ class RayObject(Elsewhere):
 
 
 def imported_ray() -> Any:
-    """Returns Ray, which is imported only if there is an object of it."""
+    """Returns the `ray` module, which is imported only when a value is one of its objects."""
     import ray
 
     return ray
 
 
 def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
-    """Returns values from the object store; arrays are read-only views of it.
+    """Returns values from the object store. Arrays are read-only views of the store's memory.
 
     Args:
-      refs: Objects of class `ray.ObjectRef`.
-      where: Returns the path of the value at an index, for error messages.
+      refs: The references, of class `ray.ObjectRef`.
+      where: A function from the index of a reference to the path of its value, for error messages.
 
     Raises:
-      InvalidValueError: If the task that should make a value has failed, or Ray has been shut down.
-      RemoteError: If Ray has lost a value and cannot make it again.
+      InvalidValueError: If the task that should create a value has failed, or Ray has been shut down.
+      RemoteError: If Ray has lost a value and cannot create it again.
     """
     ray = imported_ray()
-    if not ray.is_initialized():  # ray.get would start another Ray
+    if not ray.is_initialized():  # otherwise, ray.get would start a new Ray instance
         raise InvalidValueError(
-            f"Expected a value, found an ObjectRef of a Ray that has been shut down; at {where(0)}; call ray.init() "
-            "and make the value again"
+            f"Expected a value, found an ObjectRef of a Ray instance that has been shut down; at {where(0)}; call "
+            "ray.init() and create the value again"
         )
     try:
         return ray.get(list(refs))
     except Exception:
-        for index, ref in enumerate(refs):  # the error does not say which value it is about
+        for index, ref in enumerate(refs):  # the error does not identify the value, so read each value on its own
             try:
                 ray.get(ref)
             except Exception as error:
@@ -63,34 +63,35 @@ def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
 
 
 def _unreadable(error: Any, place: str, kinds: Any) -> FedstackError:
-    if isinstance(error, kinds.TaskCancelledError):  # before the task has begun, or as what it raised
+    if isinstance(error, kinds.TaskCancelledError):  # cancelled before it began, or while it ran
         return InvalidValueError(
-            f"The Ray task that should make the value at {place} was cancelled; call it again, or leave the client out"
+            f"The Ray task that should create the value at {place} was cancelled; run the task again, or omit the "
+            "client"
         )
     if isinstance(error, kinds.RayTaskError):
         cause = error.cause
         lines = printable(str(error).partition("\n")[2].rpartition("\n")[0])
         return InvalidValueError(
-            f"The Ray task that should make the value at {place} raised {type(cause).__name__}: {text_of(cause)}"
+            f"The Ray task that should create the value at {place} raised {type(cause).__name__}: {text_of(cause)}"
             + (lines and f"\n{lines}")
         )
     if isinstance(error, (kinds.WorkerCrashedError, kinds.RayActorError, kinds.OutOfMemoryError)):
         return RemoteError(
-            f"The process that should make a value ended ({_said(error)}); at {place}; fix the task if it ends its "
-            "process (os._exit, a crash, too much memory), or let Ray try it again: max_retries",
+            f"The process that should create a value terminated ({_said(error)}); at {place}; fix the task if it "
+            "terminates its process (os._exit, a crash, too much memory), or let Ray retry it with max_retries",
             code="DATA_LOSS",
         )
     if isinstance(error, kinds.RayError):
         return RemoteError(
-            f"Ray has lost a value: {_said(error)}; at {place}; make it again, in a task, which Ray can repeat, or in "
-            "a process that stays: a value of ray.put ends with the process that called it",
+            f"Ray has lost a value: {_said(error)}; at {place}; create the value in a task, which Ray can repeat, or "
+            "in a process that keeps running, because a value of ray.put is lost when the process that called it ends",
             code="DATA_LOSS",
         )
-    return InvalidValueError(f"Reading an ObjectRef raised {_said(error)}; at {place}; make the value again")
+    return InvalidValueError(f"Reading an ObjectRef raised {_said(error)}; at {place}; create the value again")
 
 
 def _said(error: Exception) -> str:
-    """Returns the first relevant sentence of an error of Ray, without those about settings and log files."""
+    """Returns the first relevant sentence of an error of Ray, without sentences about settings and log files."""
     paragraphs = text_of(error).split("\n\n")
     said = next((one for one in paragraphs if not one.startswith("Failed to retrieve object")), paragraphs[0])
     said = said.partition("\n\t")[0].partition(". ")[0].strip().rstrip(".")
@@ -98,11 +99,11 @@ def _said(error: Exception) -> str:
 
 
 def said_in_task(error: Exception) -> tuple[str, str]:
-    """Returns the message of an error of Ray Data, in a line, and the lines of a user's function if that raised."""
+    """Returns a one-line message for an error of Ray Data, and the traceback lines if a user's function raised it."""
     cause: object = getattr(error, "cause", None)
     if type(cause).__name__ != "UserCodeException":
         return _said(cause if isinstance(cause, Exception) else error), ""
-    # Of the function's error Ray keeps only the printed traceback, before the rest.
+    # Ray keeps only the printed traceback of the function's error, before the traceback of Ray's own error.
     lines = printable(str(error).partition("\n\nThe above exception was")[0]).splitlines()[1:]
     frames = 1 + max((index for index, line in enumerate(lines) if line.startswith("  ")), default=-1)
     return " ".join(lines[frames:]), "\n".join(lines[:frames])

@@ -1,4 +1,4 @@
-"""Splits a `ray.data.Dataset` with the rows of many clients: stand-ins for the rows of each, which stay in Ray."""
+"""Splits a `ray.data.Dataset` by client. The rows stay in Ray, and placeholders represent the rows of each client."""
 
 import contextlib
 import threading
@@ -27,36 +27,37 @@ for _name in ("dataset.Dataset", "dataset.MaterializedDataset", "grouped_data.Gr
     refuse(
         f"ray.data.{_name}",
         f"a ray.data.{_name.rpartition('.')[2]}",
-        "give list(fedstack.by_client(ds, id).values()), with the column that says whose row it is",
+        "pass list(fedstack.by_client(ds, id).values()), where id is the column with the client id of each row",
     )
 
 
 @runtime_checkable
 class RayDataset(Protocol):
-    """The methods of a `ray.data.Dataset` that are used."""
+    """The methods of `ray.data.Dataset` that fedstack uses."""
 
     def columns(self) -> Any:
-        """Returns the names of its columns."""
+        """Returns the names of the dataset's columns."""
         ...
 
     def select_columns(self, cols: Any) -> Any:
-        """Returns the dataset with some of its columns."""
+        """Returns a dataset with only the columns `cols`."""
         ...
 
     def to_numpy_refs(self) -> Any:
-        """Returns an `ObjectRef` for each block of rows, which are arrays by name there."""
+        """Returns an `ObjectRef` for each block of rows. A block is a dict from column names to arrays."""
         ...
 
 
-# Consecutive rows: the `ray.ObjectRef` of a block of arrays by name, the first row, and the one after the last.
+# Consecutive rows of a block: the `ray.ObjectRef` of the block, which is a dict from column names to arrays, the index
+# of the first row, and the index after the last row.
 Part: TypeAlias = tuple[Any, int, int]
 
 
 @attrs.frozen(repr=False)
 class RayRows(Elsewhere):
-    """Stands for the rows of a client in Ray's object store: a value for a computation.
+    """A placeholder for the rows of a client in Ray's object store. It can be passed to a computation.
 
-    The value is a struct of arrays, one for each column, or a sequence of rows, depending on the type.
+    Depending on the parameter's type, the value is a struct with one array per column, or a sequence of rows.
     """
 
     _names: tuple[str, ...]
@@ -67,8 +68,8 @@ class RayRows(Elsewhere):
         """Returns the rows as a sequence of batches.
 
         Args:
-          batch_size: The number of rows of each.
-          **options: As of `fedstack.batches`.
+          batch_size: The number of rows per batch.
+          **options: The keyword arguments of `fedstack.batches`.
         """
         return attrs.evolve(self, batching=batching_of(batch_size, **options))
 
@@ -100,14 +101,14 @@ class RayRows(Elsewhere):
 
 
 class _RowsInMemory(HasBlocks):
-    """The rows of a client as elements.
+    """The rows of a client as the elements of a sequence.
 
     Args:
-      arrays: Their columns.
-      rows: How many there are.
-      element: The type that is wanted of them: a struct with these names in any order, or if there is but one column
-        a tensor.
-      place: Where they stand, for error messages.
+      arrays: The columns of the rows, by name.
+      rows: The number of rows.
+      element: The expected type of a row: a struct with the names of the columns in any order, or a tensor if the rows
+        have only one column.
+      place: The path of the value, for error messages.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], rows: int, element: Type, place: str) -> None:
@@ -117,7 +118,7 @@ class _RowsInMemory(HasBlocks):
             return
         names = [name for name, _ in fields_of(element)] if isinstance(element, StructType) else []
         if set(names) != set(arrays):
-            advice = "choose columns with fedstack.by_client(dataset, id, columns=[...]), and a type with their names"
+            advice = "select columns with fedstack.by_client(dataset, id, columns=[...]), and a type with their names"
             mismatch(SequenceType(element), f"rows of {', '.join(arrays)}", place, advice)
         columns = [(name, *_typed_column(arrays[name])) for name in names if name is not None]
         self._type = StructType([(name, type_spec) for name, type_spec, _ in columns])
@@ -149,26 +150,26 @@ def _typed_column(array: NDArray[Any]) -> tuple[Type, Column]:
 
 
 def columns_of(dataset: RayDataset, client_id: str) -> list[str]:
-    """Returns the names of the columns of a dataset; empty if they are not known.
+    """Returns the names of the columns of a dataset, or an empty list if they are unknown.
 
     Args:
       dataset: The dataset.
-      client_id: The column to split by, for error messages.
+      client_id: The name of the column by which the dataset is split, for error messages.
     """
     with _telling(client_id):
         return list(dataset.columns() or ())
 
 
 def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) -> dict[Any, RayRows]:
-    """Sorts the rows of a dataset by client, in Ray, and returns stand-ins for those of each client.
+    """Sorts the rows of a dataset by client, in Ray, and returns a placeholder for the rows of each client.
 
     Args:
       dataset: A `ray.data.Dataset`.
-      client_id: The name of the column with the client of each row.
+      client_id: The name of the column with the client id of each row.
       columns: The names of the columns to keep.
 
     Raises:
-      InvalidValueError: If a row has no client id, the ids cannot be sorted, or Ray cannot make the rows.
+      InvalidValueError: If a row has no client id, the ids cannot be sorted, or Ray cannot compute the rows.
     """
     with _telling(client_id), _ordered.block(dataset):
         ray = imported_ray()
@@ -180,8 +181,8 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
         for client, start, stop in zip(clients, bounds, bounds[1:]):
             if is_missing(client):
                 raise InvalidValueError(
-                    f"Expected a client id in every row, found {client!r}; at column {client_id!r}; drop such rows or "
-                    "give them an id"
+                    f"Expected a client id in every row, found {client!r}; at column {client_id!r}; drop these rows, "
+                    "or assign an id to them"
                 )
             try:
                 parts.setdefault(client, []).append((block, start, stop))
@@ -192,8 +193,8 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
 
 
 def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tuple[list[Any], list[int]]:
-    """Returns the clients of rows sorted by client, and the bounds of their rows."""
-    if client_id not in block:  # as in a block without rows
+    """Returns the clients of a block whose rows are sorted by client, and the bounds of each client's rows."""
+    if client_id not in block:  # a block without rows has no columns
         return [], [0]
     ids = block[client_id]
     starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()] if len(ids) else []
@@ -202,12 +203,12 @@ def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tupl
 
 @attrs.define
 class _OrderSwitch:
-    """Ray's option to keep the order of rows, for a dataset and those derived from it.
+    """The state of Ray's option `preserve_order`, for a dataset and the datasets derived from it.
 
     Attributes:
-      options: The options.
-      before: The user's setting.
-      blocks: The number of blocks for which it is on now.
+      options: The options of Ray that contain `preserve_order`.
+      before: The user's setting, to be restored.
+      blocks: The number of active `with` blocks that need the option.
     """
 
     options: Any
@@ -216,11 +217,11 @@ class _OrderSwitch:
 
 
 class _Ordered:
-    """Makes Ray keep the order of rows within blocks, on several threads at once."""
+    """Makes Ray keep the order of rows within `with` blocks, which can run on several threads at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._switches: dict[int, _OrderSwitch] = {}  # by the identity of options
+        self._switches: dict[int, _OrderSwitch] = {}  # by the `id()` of the options
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -232,9 +233,9 @@ class _Ordered:
 
     @contextlib.contextmanager
     def block(self, dataset: RayDataset) -> Generator[None]:
-        """Makes Ray keep the order of a dataset's rows in the block, if this release of Ray has the option.
+        """Makes Ray keep the order of a dataset's rows within a `with` block, if this release of Ray has the option.
 
-        By default blocks of rows are passed on as they are ready, and the order of a client's rows would vary.
+        By default, Ray forwards blocks of rows as they become ready, so the order of a client's rows would vary.
         """
         options: Any = getattr(getattr(dataset, "context", None), "execution_options", None)
         if getattr(options, "preserve_order", None) is None:
@@ -259,7 +260,10 @@ _ordered = _Ordered()
 
 @contextlib.contextmanager
 def _telling(client_id: str) -> Generator[None]:
-    """Replaces errors that Ray raises in the block, and that have the tracebacks of all its processes, by one."""
+    """Replaces an error that Ray raises in the block with a concise error.
+
+    Ray's own errors contain the tracebacks of all its processes.
+    """
     try:
         yield
     except FedstackError:
@@ -271,7 +275,7 @@ def _telling(client_id: str) -> Generator[None]:
                 f"A function of the dataset raised {said}; at by_client(dataset, {client_id!r})\n{lines}"
             )
         else:
-            advice = "; give ids of one kind that can be sorted: text or integers" if "sort" in said.lower() else ""
+            advice = "; use ids of one sortable type, text or integers" if "sort" in said.lower() else ""
             raised = InvalidValueError(
                 f"Splitting the dataset raised {said}; at by_client(dataset, {client_id!r}){advice}"
             )

@@ -1,1 +1,1 @@
-"""Runs the example of federated averaging for `fedstack demo`: rounds, table, picture."""
+"""Runs the federated averaging example for `fedstack demo`: trains, prints a table, and draws a figure."""

@@ -1,6 +1,6 @@
-"""Draws the picture of the demo. This is the one module that imports matplotlib, which is optional."""
+"""Draws the figure of the demo. Only this module imports matplotlib, which is optional."""
 
-# Because matplotlib's own stubs leave keyword arguments without types:
+# matplotlib's own stubs do not annotate keyword arguments:
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from fedstack.demo.training import Round
 from fedstack.foundations.error_text import counted
 
 try:
-    # Not pyplot, which keeps figures and chooses a window system.
+    # pyplot is avoided, because it keeps figures in memory and selects a windowing system.
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 except ModuleNotFoundError as error:
@@ -20,7 +20,7 @@ _ACCURACY_COLOUR, _LOSS_COLOUR = "#0b6e99", "#c8553d"
 
 
 def draw_curve(rounds: Sequence[Round], num_clients: int, path: Path) -> None:
-    """Draws accuracy and loss over the rounds into a PNG file."""
+    """Plots accuracy and loss over the rounds, and saves the figure to a PNG file."""
     numbers = [r.number for r in rounds]
     accuracies = [r.accuracy for r in rounds]
     last = rounds[-1]

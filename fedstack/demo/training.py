@@ -1,7 +1,7 @@
-"""Runs the example of federated averaging, `examples/federated_averaging.py`, and records and reports each round.
+"""Runs the federated averaging example, `examples/federated_averaging.py`, and records and reports each round.
 
-The computation is written in the example only: readers copy it, and the demo runs it. A wheel has it next to this
-module.
+The computation is defined only in the example, for readers to copy and for the demo to run. In a wheel, the example is
+installed next to this module.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ class Round:
 
     Attributes:
       number: The number of the round, from 1.
-      accuracy: The share of the held-out images that the model classifies correctly after this round.
-      loss: The mean cross-entropy of these images, in nats.
-      seconds: How long the round took, training and evaluation.
-      clients_per_second: How many clients were trained per second of the round.
+      accuracy: The fraction of the held-out images that the model classifies correctly after this round.
+      loss: The mean cross-entropy on these images, in nats.
+      seconds: The duration of training and evaluation in this round.
+      clients_per_second: The number of trained clients divided by `seconds`.
     """
 
     number: int
@@ -53,10 +53,10 @@ class Round:
 
 
 def load_example() -> Any:
-    """Imports the example, a module.
+    """Returns the module of the example.
 
-    Its `load_clients(num_clients, seed)` returns each client's images to train on, and its batches to evaluate on; it
-    raises a ModuleNotFoundError if scikit-learn, which has the images, is not installed. Its
+    The module's `load_clients(num_clients, seed)` returns training images and evaluation batches for each client. The
+    function raises ModuleNotFoundError if scikit-learn, which contains the images, is not installed. The module's
     `train(training, evaluation, num_rounds, seed)` yields `accuracy` and `loss` after each round.
     """
     path = _IN_WHEEL if _IN_WHEEL.is_file() else _IN_CHECKOUT
@@ -69,7 +69,7 @@ def load_example() -> Any:
 
 
 def describe_clients(training: Sequence[Images]) -> str:
-    """Describes how unevenly the images are distributed."""
+    """Returns a sentence about how unevenly the images are distributed over the clients."""
     digits = [client["digit"] for client in training]
     sizes = [len(held) for held in digits]
     kinds = float(np.mean([len(np.unique(held)) for held in digits]))
@@ -80,9 +80,9 @@ def describe_clients(training: Sequence[Images]) -> str:
 
 @contextlib.contextmanager
 def _context(num_workers: int, engine: str) -> Generator[None, None, None]:
-    """Runs the block in a context of this process, over new workers, or on Ray."""
+    """Runs the block in a context that computes in this process, on new worker processes, or on Ray."""
     if engine == "ray":
-        from fedstack.backends.ray_cluster.ray_api import ray  # needs an extra
+        from fedstack.backends.ray_cluster.ray_api import ray  # an optional dependency
 
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -93,7 +93,7 @@ def _context(num_workers: int, engine: str) -> Generator[None, None, None]:
         with create_sync_local_execution_context():
             yield
         return
-    from fedstack.service.pool.worker_pool import local_worker_pool  # those without workers need no gRPC
+    from fedstack.service.pool.worker_pool import local_worker_pool  # only workers need gRPC
 
     with local_worker_pool(num_workers) as workers, create_sync_remote_execution_context(workers):
         yield
@@ -108,9 +108,10 @@ def run_rounds(
     num_workers: int = 0,
     engine: str = "fedstack",
 ) -> list[Round]:
-    """Trains and evaluates for some rounds, with a progress bar: in this process, in worker processes, or on Ray.
+    """Trains and evaluates for `num_rounds` rounds and shows a progress bar.
 
-    The same arguments give the same accuracies and losses, to the bit, whatever the number of workers.
+    The work runs in this process, in worker processes, or on Ray. Accuracies and losses are bit-for-bit reproducible
+    and do not depend on the number of workers.
     """
     rounds: list[Round] = []
 
@@ -135,7 +136,7 @@ def run_rounds(
 
 
 def print_table(rounds: Sequence[Round]) -> None:
-    """Prints the first round, the last and some between them on standard output."""
+    """Prints the first round, the last round and some rounds between them to standard output."""
     every = -(-len(rounds) // _MOST_ROWS)
     rows = [
         (str(r.number), f"{r.accuracy:.4f}", f"{r.loss:.4f}", f"{r.seconds:.3f}", f"{r.clients_per_second:,.0f}")
@@ -154,7 +155,7 @@ def print_table(rounds: Sequence[Round]) -> None:
 
 
 def write_csv(rounds: Sequence[Round], path: Path) -> None:
-    """Writes all rounds to a CSV file, with every digit of their numbers."""
+    """Writes all rounds to a CSV file, with full precision."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(field.name for field in attrs.fields(Round))

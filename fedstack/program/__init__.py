@@ -1,4 +1,4 @@
-"""Components of programs, runs of many computations, for `federated_language.program`."""
+"""Components for programs, which run many computations, built on `federated_language.program`."""
 
 from fedstack.program.dataset_data_source import DatasetDataSource, DatasetDataSourceIterator
 

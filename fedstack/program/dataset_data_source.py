@@ -27,7 +27,7 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 
 
 class _Local:
-    """Clients of a dataset of this process, with the methods of `RegisteredClients`."""
+    """The clients of a dataset in this process, with the same methods as `RegisteredClients`."""
 
     def __init__(self, clients: ClientDatasets[Dataset]) -> None:
         self._clients = clients
@@ -52,26 +52,28 @@ class _Local:
 
 
 class DatasetDataSource(ClosesOnExit, FederatedDataSource):
-    """Clients of a dataset, as a data source of programs.
+    """A data source for programs that selects clients of a dataset.
 
-    From a dataset that is registered at a data service it selects *references*: the worker that runs a computation
-    reads the elements itself, and none of them pass through this process. References can be passed to any computation
-    in any context. From a dataset in this process it selects the clients' datasets.
+    For a dataset that is registered with a data service, the source returns *references*. The worker that runs a
+    computation reads the elements of a reference directly, so the elements do not pass through this process. References
+    can be passed to any computation in any context. For a dataset in this process, the source returns the clients'
+    datasets.
 
         source = DatasetDataSource("localhost:5050", "readings")
         mean = train(model, source.sample(20, seed=1))
 
-    Its connections are closed at the end of a block, by `close()`, and when neither it nor its references are
-    referenced any more.
+    The connections of the source are closed at the end of a `with` block, by `close()`, or once neither the source nor
+    any of its references is in use.
 
     Args:
-      service: The address of the dispatcher; or a dataset of this process by client, `dataset.by_client(column)`.
-      dataset_id: The id that the dataset is registered under, by client.
-      credentials: The credentials to dial the dispatcher and the data workers with.
-      seed: The seed of the selections of iterators.
+      service: The address of the dispatcher, or a dataset of this process by client, `dataset.by_client(column)`.
+      dataset_id: The id under which the dataset is registered by client. Required if `service` is an address.
+      credentials: The credentials for connections to the dispatcher and the data workers.
+      seed: The seed for the selections of iterators.
 
     Raises:
-      InvalidValueError: If no dataset is registered under that id, or not by client.
+      InvalidValueError: If no dataset is registered under `dataset_id`, or the dataset is not registered by client.
+      TypeMismatchError: If the combination of arguments is invalid.
       WorkerUnavailableError: If the dispatcher cannot be reached.
     """
 
@@ -85,13 +87,19 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
     ) -> None:
         if isinstance(service, ClientDatasets):
             if dataset_id is not None or credentials is not None:
-                raise TypeMismatchError("Expected no dataset_id and no credentials beside a dataset of this process")
+                raise TypeMismatchError(
+                    "Expected no dataset_id and no credentials for a dataset of this process, found at least one; "
+                    "omit these arguments, or pass the address of a dispatcher"
+                )
             self._clients: RegisteredClients | _Local = _Local(service)
         elif isinstance(cast(object, service), Dataset):
-            raise TypeMismatchError(f"Expected by_client(column) of a dataset, found {service!r} itself")
+            raise TypeMismatchError(
+                f"Expected a dataset by client, found the dataset {service!r}; pass dataset.by_client(column)"
+            )
         elif not isinstance(dataset_id, str):
             raise TypeMismatchError(
-                f"Expected the id of a dataset, found {describe(dataset_id)}; give what it is registered under"
+                f"Expected dataset_id to be a string, found {describe(dataset_id)}; pass the id under which the "
+                "dataset is registered"
             )
         else:
             self._clients = RegisteredClients(service, dataset_id, credentials)
@@ -100,47 +108,48 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 
     @property
     def federated_type(self) -> FederatedType:
-        """The type of selections: a sequence for each client."""
+        """The type of a selection: a sequence for each client."""
         return self._type
 
     @property
     def client_ids(self) -> list[Any]:
-        """The ids of all clients, in order: numbers, or `str` for text."""
+        """The ids of all clients, in order. Text ids are `str`, other ids are numbers."""
         return list(self._clients.client_ids)
 
     def sample(self, n: int, seed: int) -> list[Any]:
-        """Returns the values of some clients for computations, each client at most once.
+        """Returns the values of randomly drawn clients, to be passed to computations. No client is drawn twice.
 
         Args:
-          n: The number of clients.
+          n: The number of clients to draw.
           seed: The seed of the selection.
 
         Raises:
-          InvalidValueError: If there are fewer clients.
+          InvalidValueError: If the dataset has fewer than `n` clients.
         """
         return self._drawn(n, seed, ())
 
     def select(self, client_ids: Sequence[Any]) -> list[Any]:
-        """Returns the values of clients for computations.
+        """Returns the values of the given clients, to be passed to computations.
 
         Args:
-          client_ids: Their ids, in a list or a tuple. Reading the elements of an unknown client raises an error.
+          client_ids: The ids of the clients, in a list or a tuple. An unknown id raises an error only when the elements
+            of its client are read.
 
         Raises:
-          TypeMismatchError: If they are not a list.
+          TypeMismatchError: If `client_ids` is a string, a mapping, or not iterable.
         """
         if isinstance(client_ids, (str, bytes, Mapping)) or not isinstance(cast(object, client_ids), Iterable):
             raise TypeMismatchError(
-                f"Expected a list of ids of clients, found {describe(client_ids)}; at select; put one into a list"
+                f"Expected a list of client ids, found {describe(client_ids)}; at select; put a single id into a list"
             )
         return list(self._clients.references(list(client_ids)))
 
     def iterator(self) -> "DatasetDataSourceIterator":
-        """Returns an iterator that draws clients for one round after the other."""
+        """Returns an iterator that draws the clients of successive rounds."""
         return DatasetDataSourceIterator(self, 0)
 
     def close(self) -> None:
-        """Closes the connections; after that this process cannot read its references. Idempotent."""
+        """Closes the connections. Afterwards, this process cannot read the elements of references. Idempotent."""
         self._closed = True
         self._clients.close()
 
@@ -149,7 +158,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return list(self._clients.references([ids[place] for place in drawn(n, seed, key, len(ids))]))
 
     def _selected(self, k: int | None, number: int) -> list[Any]:
-        """Returns the selection with the given number; all clients in order without `k`."""
+        """Returns the selection with the given number. If `k` is `None`, returns all clients in order."""
         if k is None:
             return list(self._clients.references(self._clients.client_ids))
         return self._drawn(checked_positive("k", k), self._seed, (number,))
@@ -165,7 +174,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 
 
 class DatasetDataSourceIterator(FederatedDataSourceIterator):
-    """Draws clients for one round after the other; made by `DatasetDataSource.iterator`.
+    """An iterator that draws the clients of successive rounds. `DatasetDataSource.iterator` creates it.
 
     Attributes:
       source: The data source.
@@ -181,17 +190,17 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> FederatedType:
-        """The type of selections."""
+        """The type of a selection: a sequence for each client."""
         return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[Any]:
-        """Returns the values of the clients of the next round for computations.
+        """Returns the values of the clients of the next round, to be passed to computations.
 
         Args:
-          k: How many clients, each at most once; by default all of them, in order.
+          k: The number of clients to draw, each at most once. By default, all clients are returned, in order.
 
         Raises:
-          InvalidValueError: If there are fewer clients, or `k` is not positive.
+          InvalidValueError: If the dataset has fewer than `k` clients, or `k` is not positive.
         """
         found = self.source._selected(k, self._selections)  # pyright: ignore[reportPrivateUsage]
         self._selections += 1
@@ -201,28 +210,29 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         """Returns the state of the iterator for `from_bytes`, without credentials.
 
         Raises:
-          CarrierError: If the dataset is of this process, and cannot be written.
+          CarrierError: If the dataset is in this process, and its definition cannot be serialized.
         """
         return self.source._written(self._selections)  # pyright: ignore[reportPrivateUsage]
 
     @classmethod
     def from_bytes(cls, buffer: bytes, credentials: ClientCredentials | None = None) -> "DatasetDataSourceIterator":
-        """Returns an iterator that continues where another one was.
+        """Returns an iterator that continues from a saved state.
 
         Args:
-          buffer: The result of its `to_bytes`.
-          credentials: The credentials to dial the dispatcher and the data workers with.
+          buffer: The state, as returned by `to_bytes`.
+          credentials: The credentials for connections to the dispatcher and the data workers.
 
         Raises:
-          InvalidValueError: If `buffer` is malformed, or another dataset is registered under the id now.
+          InvalidValueError: If `buffer` is malformed, or a different dataset is now registered under the id.
         """
         try:
             message = ClientSelections.FromString(bytes(buffer))
             if not (message.HasField("definition") or message.HasField("registered")):
-                raise DecodeError("they name no dataset")
+                raise DecodeError("the bytes do not identify a dataset")
         except (DecodeError, TypeError) as error:
             raise InvalidValueError(
-                f"Expected the bytes that an iterator gave with to_bytes(), found {describe(buffer)}: {error}"
+                f"Expected bytes returned by to_bytes() of an iterator, found {describe(buffer)}: {error}; pass the "
+                "bytes unchanged"
             ) from error
         seed = int.from_bytes(message.seed, "big")
         if message.HasField("definition"):
@@ -233,8 +243,8 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         if ClientSelections.FromString(found.to_bytes()).registered != was:
             found.source.close()
             raise InvalidValueError(
-                f"Expected the dataset {was.digest.hex()[:16]}… under the id {message.dataset_id!r}, found another one "
-                "there; begin a new iterator"
+                f"Expected the dataset {was.digest.hex()[:16]}… under the id {message.dataset_id!r}, found a different "
+                "dataset under this id; create a new iterator"
             )
         return found
 

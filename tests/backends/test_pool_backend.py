@@ -218,7 +218,7 @@ def test_a_function_that_makes_pools_makes_another_after_one_has_broken() -> Non
 def test_pools_that_break_each_time_end_the_call_and_name_the_clients() -> None:
     with sync_context(lambda: SilentPool(BrokenExecutor("gone")), 1), pytest.raises(LostWorkersError) as caught:
         total([1, 2, 3])
-    assert "within 3 attempts; fix the client function that ends them" in str(caught.value)
+    assert "(limit: 3 attempts); fix the client function that ends them" in str(caught.value)
     assert "these may have run where a worker ended: clients 0 to 2" in str(caught.value)
 
 

@@ -73,7 +73,7 @@ def test_a_block_puts_its_context_in_force_and_closes_it_at_its_end(make_context
         assert in_force() is context
         assert not is_closed(context)
     assert is_closed(context)
-    with pytest.raises(ClosedError, match="make a new one"), context:
+    with pytest.raises(ClosedError, match="create a new context"), context:
         pass
 
 
@@ -183,7 +183,7 @@ async def test_a_block_that_ends_before_a_newer_one_raises_and_says_what_to_do(e
     with everything_is_taken_off():
         older, newer = await crossed.run(lambda task: crossed.end.set())
     assert isinstance(older, ContextError)
-    assert "one context per loop, or make the coroutine in a block of fedstack.use_context" in str(older)
+    assert "one context per event loop, or create the coroutine in a block of fedstack.use_context" in str(older)
     assert newer == 8
 
 
@@ -198,7 +198,7 @@ async def test_an_error_in_such_a_block_is_what_is_raised():
 def test_a_block_that_ends_in_another_thread_raises_and_closes():
     context = fedstack.create_sync_local_execution_context()
     context.__enter__()
-    with ThreadPoolExecutor(1) as threads, pytest.raises(ContextError, match="where it did not begin"):
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ContextError, match="found its end in the thread"):
         threads.submit(context.__exit__, None, None, None).result(LIMIT)
     assert is_closed(context)
     assert in_force() is context
@@ -209,7 +209,7 @@ def test_a_block_that_ends_in_another_thread_raises_and_closes():
 def test_the_end_of_a_block_that_has_not_begun_says_so(enter):
     context = fedstack.create_sync_local_execution_context()
     with pytest.raises(
-        ContextError, match="was called in the thread 'MainThread', and none had begun; use it in a `wi"
+        ContextError, match="to end in the thread 'MainThread', found no open block; use the context in a `wi"
     ):
         enter(context).__exit__(None, None, None)
     assert not is_closed(context)

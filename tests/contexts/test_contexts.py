@@ -200,7 +200,7 @@ def test_retryable_errors_are_tried_again_and_the_last_attempt_may_succeed(caplo
     with fedstack.use_context(context):
         assert total([1]) == 2
     assert (factory.made, factory.cleaned) == (3, 2)
-    assert caplog.text.count("Trying a computation again") == 2
+    assert caplog.text.count("Retrying a computation") == 2
     context.close()
     factory.inner.close()
 
@@ -224,7 +224,7 @@ async def test_retries_are_bounded_and_say_so():
     factory = FailingFactory(100)
     context = AsyncExecutionContext(factory, retry_policy=policy)
     with fedstack.use_context(context):
-        with pytest.raises(RetryLimitError, match="within 3 attempts.*WorkerUnavailableError") as caught:
+        with pytest.raises(RetryLimitError, match="limit: 3 attempts.*WorkerUnavailableError") as caught:
             await total([1])
     assert isinstance(caught.value.__cause__, WorkerUnavailableError)
     assert factory.made == 3
@@ -344,7 +344,7 @@ def test_what_a_leaf_raises_to_end_something_is_a_leaf_error_as_at_a_worker(sync
 def test_a_closed_context_raises_closed_error_and_closing_twice_is_no_error(sync_context):
     sync_context.close()
     sync_context.close()
-    with fedstack.use_context(sync_context), pytest.raises(ClosedError, match="This context is closed"):
+    with fedstack.use_context(sync_context), pytest.raises(ClosedError, match="found a closed one; create a new"):
         total([1])
 
 
@@ -364,7 +364,7 @@ def test_an_unknown_option_is_refused_by_name():
 
 
 def test_debug_is_refused_in_an_async_context():
-    with pytest.raises(TypeError, match="Expected debug in a sync context"):
+    with pytest.raises(TypeError, match="Expected the option debug in a sync context"):
         fedstack.create_async_local_execution_context(debug=True)
 
 
@@ -395,10 +395,10 @@ async def test_the_event_loop_goes_on_while_many_values_are_checked(async_contex
     [
         (
             {"progress": 1},
-            "Expected progress to be True, False, or a function from a computation .*, found int 1",
+            "Expected progress to be True, False, or a function that accepts .*, found int 1",
         ),
-        ({"retry_policy": 3}, "Expected retry_policy as a fedstack.RetryPolicy, found int 3; "),
-        ({"retry_policy": 0}, "Expected retry_policy as a fedstack.RetryPolicy, found int 0; "),
+        ({"retry_policy": 3}, "Expected retry_policy to be a fedstack.RetryPolicy, found int 3; "),
+        ({"retry_policy": 0}, "Expected retry_policy to be a fedstack.RetryPolicy, found int 0; "),
         ({"default_num_clients": "a"}, "Expected default_num_clients .*, found str 'a'"),
         ({"max_fanout": 1.5}, "Expected max_fanout .*, found float 1.5"),
     ],

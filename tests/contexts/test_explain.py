@@ -37,22 +37,22 @@ def train_round(model, data):
 
 def test_a_round_of_training_is_told_step_by_step():
     assert str(fedstack.explain(train_round, num_clients=100)).splitlines()[1:] == [
-        "1. at each of 100 clients",
+        "1. on each of 100 clients",
         "   receives     arg.model                float32[10]                         40 B",
         "   has          arg.data                 <x=float32[?,10],y=int32[?]>*",
         "   runs         client_update",
         "   contributes  federated_weighted_mean  <value=float32[10],weight=float32>  44 B",
         "   keeps        for the result           float32                             4 B",
-        "   in all       3.906 KiB to the clients, 4.688 KiB back",
-        "2. at the server",
+        "   total        3.906 KiB to the clients, 4.688 KiB back",
+        "2. on the server",
         "   runs         apply_update",
     ]
 
 
 def test_without_a_number_of_clients_there_are_no_totals():
     text = str(fedstack.explain(train_round))
-    assert "1. at each client\n" in text
-    assert "in all" not in text
+    assert "1. on each client\n" in text
+    assert "   total" not in text
 
 
 def test_a_notebook_gets_a_table_with_the_same_rows():
@@ -84,7 +84,7 @@ def test_the_names_of_many_functions_are_in_lines_that_can_be_read():
 
     explanation = fedstack.explain(chained, 1)
     lines = str(explanation).splitlines()
-    assert lines[1] == "1. at 1 client"
+    assert lines[1] == "1. on 1 client"
     assert max(map(len, lines)) <= 100
     first = next(index for index, line in enumerate(lines) if "runs" in line)
     found = " ".join(lines[first:]).replace(",", "").split()
@@ -154,7 +154,7 @@ def test_slices_that_clients_select_are_told_with_their_keys():
 
 
 def test_a_computation_without_clients_runs_at_the_server():
-    assert str(fedstack.explain(apply_update)).endswith("1. at the server\n   runs         apply_update")
+    assert str(fedstack.explain(apply_update)).endswith("1. on the server\n   runs         apply_update")
 
 
 def test_a_computation_that_passes_its_argument_on_runs_nothing():
@@ -199,7 +199,7 @@ def test_a_context_over_workers_shows_them_without_asking_them():
 def test_a_closed_context_says_so():
     with fedstack.create_sync_local_execution_context() as context:
         pass
-    with pytest.raises(ClosedError, match="This context is closed"):
+    with pytest.raises(ClosedError, match="found a closed one; create a new context"):
         fedstack.explain(context)
 
 

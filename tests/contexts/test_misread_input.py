@@ -100,9 +100,9 @@ def test_forgotten_parentheses_are_pointed_out():
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        (3, r"found int 3; give fedstack\.create_sync_local_execution_context\(\), for example"),
-        (None, r"found None; give fedstack\.create_sync_local_execution_context\(\), for example"),
-        (fedstack.create_sync_local_execution_context, r"found function .*; call it: fedstack\.create_sync_local_exec"),
+        (3, r"found int 3; for example, pass fedstack\.create_sync_local_execution_context\(\)"),
+        (None, r"found None; for example, pass fedstack\.create_sync_local_execution_context\(\)"),
+        (fedstack.create_sync_local_execution_context, r"found function .*; call the function, for example"),
     ],
 )
 def test_something_that_is_no_context_is_refused(context, message):
@@ -114,9 +114,9 @@ def test_something_that_is_no_context_is_refused(context, message):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (None, r"found None; give fedstack\.local_executor_factory\(\), for example"),
-        (fedstack.local_executor_factory, r"found function .*; call it: fedstack\.local_executor_factory\(\)"),
-        (fedstack.executors.LeafExecutor(), r"found LeafExecutor .*; give fedstack\.local_executor_factory\(\)"),
+        (None, r"found None; for example, pass fedstack\.local_executor_factory\(\)"),
+        (fedstack.local_executor_factory, r"found function .*; call the function, for example fedstack\.local"),
+        (fedstack.executors.LeafExecutor(), r"found LeafExecutor .*; for example, pass fedstack\.local"),
     ],
 )
 def test_something_that_is_no_factory_is_refused_when_a_context_is_made(kind, factory, message):

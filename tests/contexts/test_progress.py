@@ -778,7 +778,7 @@ def test_a_line_names_the_function_that_runs_and_who_has_run_for_long(
         shown.clear()
         assert shown.wait(LIMIT)
     assert f"{note}\n" in written.getvalue()
-    assert re.search(r"^.*: ended after \d+\.\d s, 2 of 10 clients done\n\Z", written.getvalue(), re.MULTILINE)
+    assert re.search(r"^.*: ended after \d+\.\d s with 2 of 10 clients done\n\Z", written.getvalue(), re.MULTILINE)
 
 
 def test_a_bar_is_named_by_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -796,7 +796,7 @@ def test_a_line_display_waits_for_seconds_before_each_line(capsys: pytest.Captur
     lines = LineDisplay("RunningClients", "steps", seconds_between=5)
     assert (lines.seconds_before, lines.seconds_between) == (5, 5)
     lines.close(ProgressSnapshot(1, 2))
-    assert capsys.readouterr().err.endswith("s, 1 of 2 steps done\n")
+    assert capsys.readouterr().err.endswith("s with 1 of 2 steps done\n")
 
 
 def test_progress_is_lines_where_standard_error_is_no_terminal() -> None:

@@ -144,8 +144,8 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
     assert lines[3] == f"  {refusing.target}: it asks for a token; give ClientCredentials(token=...)"
     assert list(found.causes) == targets
     # The attempts that follow say no more than that nothing has changed.
-    retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Trying a computation again")]
-    assert [message.endswith("the same") for message in retries] == [False, True, True, True]
+    retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Retrying a computation")]
+    assert [message.endswith("the same error") for message in retries] == [False, True, True, True]
 
 
 @pytest.mark.long
@@ -239,7 +239,7 @@ def test_a_function_that_has_ended_all_workers_of_a_pool_is_not_tried_again(
         f"  {target}: the worker process with pid {pid} ended with exit status 7"
         for target, pid in zip(pool.targets, pool.pids)
     ]
-    retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Trying a computation again")]
+    retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Retrying a computation")]
     assert 1 <= len(retries) <= 2
     assert told.startswith("  these ran where ")
     assert "client" in told
@@ -257,7 +257,7 @@ def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
         finally:
             context.close()
     head, line, told = str(caught.value).splitlines()
-    assert head == "The computation lost workers each time, within 1 attempt; test a worker with `fedstack check`:"
+    assert head == "The computation lost workers in every attempt (limit: 1 attempt); test a worker with `fedstack check`:"
     assert line in (
         f"  {pool.targets[0]}: the connection broke off",
         f"  {pool.targets[0]}: the worker process with pid {pool.pids[0]} ended with exit status 7",

@@ -170,10 +170,10 @@ def test_passes_change_nothing_where_rows_are_not_shuffled():
     [
         ({"x": np.zeros(3), "y": np.zeros((4, 3))}, {}, InvalidValueError, r"found arrays\['x'\]: 3, arrays\['y'\]: 4"),
         ({}, {}, InvalidValueError, "found no arrays"),
-        (np.float32(1), {}, TypeMismatchError, "found the scalar `float32`; at arrays; repeat it"),
-        (iter([1]), {}, TypeMismatchError, "found the one-shot iterator `list_iterator`; at arrays; give a list"),
+        (np.float32(1), {}, TypeMismatchError, "found the scalar `float32`; at arrays; repeat the scalar"),
+        (iter([1]), {}, TypeMismatchError, "found the one-shot iterator `list_iterator`; at arrays; pass a list"),
         ((np.zeros(1), None), {}, TypeMismatchError, r"found the scalar `NoneType`; at arrays\[1\]"),
-        ([[1], [1, 2]], {}, InvalidValueError, "found ragged rows: .*; at arrays; pad them"),
+        ([[1], [1, 2]], {}, InvalidValueError, "found ragged rows: .*; at arrays; pad the rows"),
         (np.zeros(3), {"batch_size": 0}, InvalidValueError, "batch_size to be one or more, found 0"),
         (np.zeros(3), {"batch_size": 1.5}, TypeMismatchError, "batch_size to be an integer, found `float`"),
         (np.zeros(3), {"batch_size": True}, TypeMismatchError, "found `bool`"),
@@ -194,8 +194,8 @@ def test_passes_change_nothing_where_rows_are_not_shuffled():
             "reshuffle to be True or False, found int ",
         ),
         (np.zeros(3), {"drop_remainder": 1}, TypeMismatchError, "drop_remainder to be True or False, found int "),
-        (np.zeros(3), {"round": 0}, InvalidValueError, "round beside a shuffle_seed, found round=0 without one; rows"),
-        (np.zeros(3), {"reshuffle": False}, InvalidValueError, "give a shuffle_seed, or leave reshuffle out"),
+        (np.zeros(3), {"round": 0}, InvalidValueError, "found round=0 without shuffle_seed; pass shuffle_seed"),
+        (np.zeros(3), {"reshuffle": False}, InvalidValueError, "pass shuffle_seed, or omit reshuffle"),
     ],
 )
 def test_batches_refuse_what_makes_no_batches(arrays, arguments, error, message):
@@ -262,12 +262,12 @@ def test_by_client_gives_each_row_to_its_client(rows):
 @pytest.mark.parametrize(
     ("table", "columns", "error", "message"),
     [
-        ({"x": [1]}, None, InvalidValueError, r"Expected a column 'user', found \['x'\]; at by_client"),
-        ({"user": [1]}, ["z"], InvalidValueError, "Expected a column 'z'"),
+        ({"x": [1]}, None, InvalidValueError, r"Expected a column named 'user', found the columns \['x'\]; at"),
+        ({"user": [1]}, ["z"], InvalidValueError, "Expected a column named 'z'"),
         ({"user": [[1, 2]]}, None, InvalidValueError, r"found shape \[1, 2\]; at column 'user'"),
         ({"user": [1, 2], "x": [1]}, None, InvalidValueError, r"Expected 2 rows .* found shape \[1\]; at column 'x'"),
         ({"user": [1, 2], "x": 3}, None, InvalidValueError, r"found shape \[\]; at column 'x'"),
-        ({"user": [1, 2], "x": [[1], [2, 3]]}, None, InvalidValueError, "ragged rows: .*; at column 'x'; pad them"),
+        ({"user": [1, 2], "x": [[1], [2, 3]]}, None, InvalidValueError, "ragged rows: .*; at column 'x'; pad the rows"),
         ({"user": [[1], [2, 3]]}, None, InvalidValueError, "ragged rows: .*; at column 'user'"),
         ({"user": [1.0, float("nan")]}, None, InvalidValueError, "found nan in row 1; at column 'user'"),
         ({"user": ["a", None]}, None, InvalidValueError, "found None in row 1"),
@@ -295,7 +295,7 @@ def test_batches_refuse_masked_arrays(arrays):
     "column", [["a", None, None], [1.5, None, None], np.array([[1, 2], [3, None], [None, 4]], np.object_)]
 )
 def test_none_in_a_row_is_no_value(column):
-    with pytest.raises(InvalidValueError, match=r"found None in row 1 \(2 missing\); at column 'x'; drop such rows"):
+    with pytest.raises(InvalidValueError, match=r"found None in row 1 \(2 missing\); at column 'x'; drop these rows"):
         by_client({"id": [1, 2, 1], "x": column}, "id")
     with pytest.raises(InvalidValueError, match=r"found None in row 1 \(2 missing\); at arrays\['x'\]"):
         batches({"x": column}, 1)

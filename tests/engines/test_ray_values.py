@@ -132,21 +132,21 @@ class TestObjectRefs:
     def test_of_a_task_that_failed_show_its_error(self, context):
         with pytest.raises(InvalidValueError) as caught:
             mean_total([made.remote(client) for client in range(4, 9)])
-        assert "The Ray task that should make the value at arg[client 2] raised KeyError: 'no such client'" in str(
+        assert "The Ray task that should create the value at arg[client 2] raised KeyError: 'no such client'" in str(
             caught.value
         )
         assert 'raise KeyError("no such client")' in str(caught.value)
         assert "\x1b" not in str(caught.value)
 
     def test_of_a_task_whose_process_ended_say_so(self):
-        found = r"^The process that should make a value ended \(WorkerCrashedError: .*\); at arg\[client 1\]"
+        found = r"^The process that should create a value terminated \(WorkerCrashedError: .*\); at arg\[client 1\]"
         with local(), pytest.raises(RemoteError, match=found):
             mean_total([ray.put(given(1)[0]), ends.remote()])
 
     def test_of_a_task_that_was_cancelled_say_so(self):
         never = made.options(resources={"nowhere": 1}).remote(1)
         ray.cancel(never)
-        found = r"^The Ray task that should make the value at arg\[client 1\] was cancelled; call it again"
+        found = r"^The Ray task that should create the value at arg\[client 1\] was cancelled; run the task again"
         with local(), pytest.raises(InvalidValueError, match=found):
             mean_total([ray.put(given(1)[0]), never])
 
@@ -179,7 +179,7 @@ class TestObjectRefs:
         monkeypatch.setattr(ray, "get", None)
         with (
             local(),
-            pytest.raises(InvalidValueError, match=r"a Ray that has been shut down; at arg\[client 0\]"),
+            pytest.raises(InvalidValueError, match=r"a Ray instance that has been shut down; at arg\[client 0\]"),
         ):
             mean_total([ref])
 
@@ -262,7 +262,7 @@ class TestDatasets:
             with local():
                 same(list(clients.values()))
 
-        with pytest.raises(TypeMismatchError, match=r"found rows of x, y, name; at arg\[client 0\]; choose columns"):
+        with pytest.raises(TypeMismatchError, match=r"found rows of x, y, name; at arg\[client 0\]; select columns"):
             run(fl.SequenceType(fl.StructType([("x", np.float32)])))
         with pytest.raises(TypeMismatchError, match=r"y=int32.*found.*y=int64.*client 0"):
             run(fl.SequenceType(fl.StructType([("x", X), ("y", np.int32), ("name", np.str_)])))
@@ -318,8 +318,8 @@ class TestDatasets:
     @pytest.mark.parametrize(
         ("who", "message"),
         [
-            ([1, 2], r"ArrowTypeError: Sorting not supported.*; give ids of one kind that can be sorted"),
-            ({"a": 1}, r"Expected client ids that can be keys of a dict, found: unhashable type: 'dict'; at column"),
+            ([1, 2], r"ArrowTypeError: Sorting not supported.*; use ids of one sortable type"),
+            ({"a": 1}, r"found an error when hashing one: unhashable type: 'dict'; at column"),
         ],
     )
     def test_need_ids_that_are_in_an_order(self, who, message):
@@ -336,9 +336,9 @@ class TestDatasets:
                     pytest.raises(TypeMismatchError, match=r"found a ray.data.*fedstack\.by_client\(ds, id\)"),
                 ):
                     mean_total(given_as)
-        with pytest.raises(TypeMismatchError, match=r"give the dataset itself: by_client\(dataset, 'who'\)"):
+        with pytest.raises(TypeMismatchError, match=r"pass the dataset itself: by_client\(dataset, 'who'\)"):
             fedstack.by_client(dataset.groupby("who"), "who")
-        with pytest.raises(InvalidValueError, match=r"Expected a column 'whom', found \['who', 'x'\]"):
+        with pytest.raises(InvalidValueError, match=r"column named 'whom', found the columns \['who', 'x'\]"):
             fedstack.by_client(dataset, "whom")
 
 

@@ -170,7 +170,7 @@ def until_it_searches(running: "Background[object]", pool: WorkerPool, door: Doo
     """Lets two workers of three crash that run the same clients; returns the third when its children run some."""
     door.wait_for(running, *pool.pids)
     os.kill(pool.pids[0], signal.SIGABRT)
-    eventually(lambda: [r for r in caplog.records if "Trying a computation again" in r.getMessage()])
+    eventually(lambda: [r for r in caplog.records if "Retrying a computation" in r.getMessage()])
     seen = len(door.visitors)
     eventually(lambda: {pool.pids[1], pool.pids[2]} <= set(door.visitors[seen:]))
     os.kill(pool.pids[1], signal.SIGABRT)

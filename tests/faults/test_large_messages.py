@@ -317,7 +317,7 @@ def test_a_struct_deeper_than_a_message_can_be_says_so_when_it_is_computed(clien
     ref = client.create(value_to_proto(np.int32(1), INT))
     for _ in range(60):
         ref = client.create_struct(ref)
-    with pytest.raises(ResourceLimitError, match="at most 30 nested structs"):
+    with pytest.raises(ResourceLimitError, match="at most 30 levels of nested structs"):
         client.compute(ref)
 
 

@@ -458,7 +458,7 @@ def test_a_session_that_is_always_lost_does_not_make_a_context_try_for_ever() ->
     with served(WrongService({"RunPhase": raising(lost)})) as target:
         policy = fedstack.RetryPolicy(attempts=4, first_pause=0.001)
         with context_over([target], retry_policy=policy):
-            with pytest.raises(RetryLimitError, match="within 4 attempts.*StaleSessionError"):
+            with pytest.raises(RetryLimitError, match="limit: 4 attempts.*StaleSessionError"):
                 Background(lambda: doubled_sum([1, 2])).result()
     assert next(calls) == 2 * 4  # each attempt opens one new session, in case that the first was merely old
 

@@ -59,22 +59,22 @@ def test_an_iterator_goes_on_from_its_bytes() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", "abc", None])
 def test_bytes_of_no_iterator_are_refused(content) -> None:
-    with pytest.raises(InvalidValueError, match=r"Expected the bytes that an iterator gave with to_bytes\(\), found "):
+    with pytest.raises(InvalidValueError, match=r"Expected bytes returned by to_bytes\(\) of an iterator, found "):
         DatasetDataSourceIterator.from_bytes(content)
 
 
 @pytest.mark.parametrize("ids", ["a", b"ab", 5, {"a": 1}])
 def test_one_client_is_no_list_of_clients(ids) -> None:
-    with pytest.raises(TypeMismatchError, match="Expected a list of ids of clients, found .*; put one into a list"):
+    with pytest.raises(TypeMismatchError, match="Expected a list of client ids, found .*; put a single id into a list"):
         DatasetDataSource(LOCAL).select(ids)
 
 
 def test_what_is_missing_or_too_much_is_refused() -> None:
-    with pytest.raises(TypeMismatchError, match="Expected the id of a dataset, found None"):
+    with pytest.raises(TypeMismatchError, match="Expected dataset_id to be a string, found None"):
         DatasetDataSource("localhost:1")
     with pytest.raises(TypeMismatchError, match="Expected no dataset_id"):
         DatasetDataSource(LOCAL, "points")
-    with pytest.raises(TypeMismatchError, match="Expected by_client"):
+    with pytest.raises(TypeMismatchError, match="Expected a dataset by client"):
         DatasetDataSource(LOCAL.dataset)  # type: ignore[arg-type]
 
 

@@ -1,1 +1,5 @@
-"""Converts values to bytes and back: as messages of the language, or as ours with the memory of arrays beside them."""
+"""Converts values to bytes and back.
+
+Values are encoded either as messages of the language, or as fedstack's own messages followed by the raw bytes of large
+arrays.
+"""

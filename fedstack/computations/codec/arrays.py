@@ -1,11 +1,11 @@
 """Converts scalars and arrays to the language's `Array` message and back.
 
-A scalar is a NumPy scalar of exactly the dtype, an array an `np.ndarray` of exactly the dtype; strings are `bytes` and
-object arrays of `bytes`. The message has two encodings. A *list* field, one per dtype, has the elements one by one;
-`content` has the raw bytes, little-endian and in C order. Some peers read only lists of scalars and strings, and
-`content` of all other arrays. These are written here, and both encodings are read.
+Scalars are NumPy scalars, and arrays are `np.ndarray`s, of exactly the dtype. Strings are `bytes`, and arrays of
+strings are object arrays of `bytes`. The message has two encodings: a *list* field for each dtype contains the elements
+one by one, and `content` contains the raw bytes, little-endian and in C order. This module reads both encodings. It
+writes scalars and strings as lists, and other arrays as `content`, because some peers read only these combinations.
 
-A message of a peer is not trusted: sizes are checked before anything is allocated, and errors say where they are.
+Messages from peers are not trusted: sizes are checked before memory is allocated, and errors name the invalid value.
 """
 
 import math
@@ -25,21 +25,22 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 ArrayPayload: TypeAlias = "np.generic | NDArray[Any] | bytes"
 Shape: TypeAlias = "Sequence[int | None] | None"
 
-# NumPy's own limit. It also limits the product of hostile dimensions.
+# NumPy's own limit. It also bounds the product of the dimensions in a malicious message.
 _MAX_RANK = 64
 
 
 @attrs.frozen
 class _Encoding:
-    """How one dtype is written.
+    """The encoding of one dtype.
 
     Attributes:
       dtype: The dtype of the payload.
-      number: The dtype's number in the message.
-      list_field: The name of the list field of the dtype.
-      word: The dtype of the entries of the list: the 16 bits of a half, the two parts of a complex.
-      entry: The dtype of the field itself; wider than `word` if protobuf has no such narrow type.
-      plain: The class of a scalar that is an entry itself; `None` if entries have to be made from it.
+      number: The number of the dtype in the message.
+      list_field: The name of the list field for the dtype.
+      word: The dtype of the values in the list, such as the 16 bits of a half or the two parts of a complex number.
+      entry: The dtype of the list field. It is wider than `word` if protobuf has no type as narrow as `word`.
+      plain: The class of a scalar that is written as a single entry without conversion; `None` if the dtype requires a
+        conversion.
     """
 
     dtype: np.dtype[Any]
@@ -89,14 +90,14 @@ def array_to_proto(
     """Encodes a scalar or an array.
 
     Args:
-      payload: A NumPy scalar or an array of exactly `dtype`; for strings `bytes`, or an object array of `bytes`.
-      dtype: One of the 16 dtypes of the language; strings are `np.dtype(np.str_)`.
-      shape: The shape that the payload must have. `None` as a dimension allows any size, `None` as a whole any rank.
+      payload: A NumPy scalar or an array of exactly `dtype`. Strings are `bytes` or an object array of `bytes`.
+      dtype: One of the 16 dtypes of the language. The dtype of strings is `np.dtype(np.str_)`.
+      shape: The required shape. A dimension of `None` allows any size, and `None` instead of a shape allows any rank.
       path: The path of the payload, for error messages.
-      as_list: Whether arrays are written as lists, too, as literals require.
+      as_list: Whether to write all arrays as lists, as literals require.
 
     Returns:
-      A new message, with a list field for scalars and strings and with `content` for other arrays.
+      A new message, with a list field for scalars and strings, and with `content` for other arrays.
 
     Raises:
       TypeMismatchError: If the payload has another dtype or shape.
@@ -115,31 +116,32 @@ def write_array(
     path: str = "value",
     as_list: bool = False,
 ) -> None:
-    """Encodes a scalar or an array into an empty message, so that its bytes are not copied into an outer message.
+    """Encodes a scalar or an array into an existing empty message.
 
-    Args and errors are those of `array_to_proto`.
+    Passing a field of an outer message avoids copying the bytes into the outer message. For the other arguments and the
+    errors, see `array_to_proto`.
     """
     encoding = _encoding_of(dtype, path)
     if encoding is _STRING:
         _write_strings(proto, payload, shape, path)
         return
     if type(payload) is encoding.plain and not shape and shape is not None:
-        # The same as below, in a quarter of the time: small messages consist of these.
+        # A shortcut for plain scalars, of which small messages consist. It takes a quarter of the time.
         proto.dtype = encoding.number
         proto.shape.SetInParent()
         getattr(proto, encoding.list_field).value.append(payload.item())
         return
     array = _as_array(payload)
     if array is None or array.dtype != encoding.dtype:
-        raise _mismatch(encoding.dtype, shape, payload, path, f"convert it to {encoding.dtype} first")
+        raise _mismatch(encoding.dtype, shape, payload, path, f"convert the value to {encoding.dtype} first")
     if not shape_fits(array.shape, shape):
-        raise _mismatch(encoding.dtype, shape, payload, path, "give it the shape of its type")
+        raise _mismatch(encoding.dtype, shape, payload, path, "reshape the value to match its type")
     proto.dtype = encoding.number
     proto.shape.dim.extend(array.shape)
     if array.ndim == 0 or as_list:
         words = _view(np.ascontiguousarray(array).reshape(-1), encoding.word)
         _list_of(proto, encoding.list_field).extend(words.tolist())
-        getattr(proto, encoding.list_field).SetInParent()  # sets the field of an array without elements
+        getattr(proto, encoding.list_field).SetInParent()  # sets the field even if the array is empty
     else:
         proto.content = _little_endian(array).tobytes()
 
@@ -154,18 +156,18 @@ def array_from_proto(
     """Decodes a scalar or an array from either encoding.
 
     Args:
-      proto: The message. If it has both encodings, `content` counts.
-      dtype: The dtype that it must have; `None` for any.
-      shape: The shape that it must have. `None` as a dimension allows any size, `None` as a whole any rank.
+      proto: The message. If the message contains both encodings, `content` takes precedence.
+      dtype: The required dtype; `None` allows any dtype.
+      shape: The required shape. A dimension of `None` allows any size, and `None` instead of a shape allows any rank.
       path: The path of the value, for error messages.
 
     Returns:
-      A NumPy scalar, or a read-only array in C order; for strings `bytes`, or a read-only object array of `bytes`. An
-      array from `content` is a view of protobuf's bytes, not a copy.
+      A NumPy scalar, or a read-only array in C order. Strings are returned as `bytes` or a read-only object array of
+      `bytes`. An array from `content` is a view of protobuf's bytes, not a copy.
 
     Raises:
       TypeMismatchError: If the message has another dtype or shape.
-      InvalidValueError: If the message contradicts itself or is incomplete.
+      InvalidValueError: If the message is inconsistent or incomplete.
     """
     encoding = _BY_NUMBER.get(proto.dtype)
     if shape == () and dtype is not None and encoding is not None and dtype.type is encoding.plain:
@@ -174,13 +176,15 @@ def array_from_proto(
             return scalar
     if encoding is None:
         raise InvalidValueError(
-            f"Expected the number of a dtype of the language, found {proto.dtype}; at {path}; send one of the 16 dtypes"
+            f"Expected the number of one of the language's dtypes, found {proto.dtype}; at {path}; send one of the 16 "
+            "dtypes"
         )
     dims = read_dims(proto.shape.dim, path, unknown_rank=proto.shape.unknown_rank)
     if (dtype is not None and dtype.type is not encoding.dtype.type) or not shape_fits(dims, shape):
         expected = _notation(encoding.dtype if dtype is None else dtype, shape)
         raise TypeMismatchError(
-            f"Expected {expected}, found {_notation(encoding.dtype, dims)}; at {path}; send what the type says"
+            f"Expected {expected}, found {_notation(encoding.dtype, dims)}; at {path}; send a value of the expected "
+            "type"
         )
     if proto.HasField("content"):
         flat = _read_content(proto, encoding, dims, path)
@@ -191,9 +195,9 @@ def array_from_proto(
     try:
         array = flat.reshape(dims)
     except ValueError as error:
-        # Only shapes without elements get here: NumPy cannot hold some of them, such as (2**40, 2**40, 0).
+        # Only shapes without elements can fail. NumPy does not support some of these, such as (2**40, 2**40, 0).
         raise InvalidValueError(
-            f"Expected a shape that NumPy can hold, found {_notation(encoding.dtype, dims)}; at {path}; "
+            f"Expected a shape that NumPy supports, found {_notation(encoding.dtype, dims)}; at {path}; "
             "use smaller dimensions"
         ) from error
     array.flags.writeable = False
@@ -201,7 +205,7 @@ def array_from_proto(
 
 
 def _plain_scalar(proto: array_pb2.Array, field: str, kind: type[Any]) -> np.generic | None:
-    """Returns a scalar in its usual encoding, as `array_from_proto` does; `None` for anything else."""
+    """Decodes a scalar from its usual encoding. Returns `None` if the message has another encoding or a shape."""
     if proto.WhichOneof("kind") != field or proto.HasField("content"):
         return None
     shape, values = proto.shape, getattr(proto, field).value
@@ -220,31 +224,31 @@ def _write_strings(proto: array_pb2.Array, payload: object, shape: Shape, path: 
         if not isinstance(value, bytes):
             raise TypeMismatchError(
                 f"Expected `bytes` or an object array of `bytes` for {_notation(_STRING.dtype, shape)}, found "
-                f"`{type(value).__name__}`; at {path}; encode text first"
+                f"`{type(value).__name__}`; at {path}; encode text as bytes first"
             )
     if not shape_fits(dims, shape):
-        raise _mismatch(_STRING.dtype, shape, payload, path, "give it the shape of its type")
+        raise _mismatch(_STRING.dtype, shape, payload, path, "reshape the value to match its type")
     proto.dtype = _STRING.number
     proto.shape.dim.extend(dims)
     proto.string_list.value.extend(cast("list[bytes]", values))
-    proto.string_list.SetInParent()  # sets the field of an array without elements
+    proto.string_list.SetInParent()  # sets the field even if the array is empty
 
 
 def _read_content(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...], path: str) -> NDArray[Any]:
     if encoding is _STRING:
         raise InvalidValueError(
-            f"Expected strings in `string_list`, found them in `content`; at {path}; send them as a list"
+            f"Expected strings in `string_list`, found strings in `content`; at {path}; send the strings as a list"
         )
     content = proto.content
     length = math.prod(dims) * encoding.dtype.itemsize
     if len(content) != length:
         raise InvalidValueError(
             f"Expected {length} bytes of content for {_notation(encoding.dtype, dims)}, found {len(content)}; "
-            f"at {path}; send the shape that the content has"
+            f"at {path}; send the actual shape of the content"
         )
     if encoding.dtype == np.bool_ and np.any(np.frombuffer(content, np.uint8) > 1):
-        # NumPy does not check these bytes: with others, two true values would not be equal.
-        raise InvalidValueError(f"Expected bytes 0 and 1 for bool, found others; at {path}; send 0 or 1")
+        # NumPy does not check these bytes. With other bytes, two true values could compare as unequal.
+        raise InvalidValueError(f"Expected only bytes 0 and 1 for bool, found other bytes; at {path}; send 0 or 1")
     return _little_endian(np.frombuffer(content, encoding.dtype))
 
 
@@ -253,23 +257,23 @@ def _read_list(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...
     if kind != encoding.list_field:
         raise InvalidValueError(
             f"Expected `{encoding.list_field}`{'' if encoding is _STRING else ' or `content`'} for "
-            f"{_notation(encoding.dtype, dims)}, found {f'`{kind}`' if kind else 'neither'}; at {path}; "
-            "send the list of the dtype"
+            f"{_notation(encoding.dtype, dims)}, found {f'`{kind}`' if kind else 'neither field'}; at {path}; "
+            "send the field for the dtype"
         )
     values = _list_of(proto, kind)
     length = math.prod(dims) * encoding.entries_per_element
     if len(values) != length:
         raise InvalidValueError(
             f"Expected {length} entries in `{kind}` for {_notation(encoding.dtype, dims)}, found {len(values)}; "
-            f"at {path}; send the shape that the list has"
+            f"at {path}; send the actual shape of the list"
         )
     words = np.fromiter(values, encoding.entry, length)
     if encoding.entry != encoding.word:
         limits = np.iinfo(encoding.word)
         if length and (words.min() < limits.min or words.max() > limits.max):
             raise InvalidValueError(
-                f"Expected entries in [{limits.min}, {limits.max}] in `{kind}`, found others; at {path}; "
-                "send values that the dtype can hold"
+                f"Expected entries in [{limits.min}, {limits.max}] in `{kind}`, found an entry out of range; "
+                f"at {path}; send values in the range of the dtype"
             )
         words = words.astype(encoding.word)
     words.flags.writeable = False  # the result is a view of this array
@@ -277,17 +281,17 @@ def _read_list(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...
 
 
 def float_limits(dtype: np.dtype[Any]) -> np.finfo[Any]:
-    """Returns the limits of a floating dtype; NumPy's own `finfo` does not know bfloat16."""
+    """Returns the limits of a floating-point dtype, including bfloat16, which NumPy's own `finfo` does not support."""
     return cast("np.finfo[Any]", ml_dtypes.finfo(dtype))
 
 
 def dtype_number(dtype: np.dtype[Any]) -> data_type_pb2.DataType:
-    """Returns the number of a dtype in messages."""
+    """Returns the number that represents a dtype in messages."""
     return _encoding_of(dtype, "dtype").number
 
 
 def dtype_of_number(number: int) -> np.dtype[Any] | None:
-    """Returns the dtype of a number in messages; `None` if the number is unknown."""
+    """Returns the dtype that a number in messages represents, or `None` if the number is unknown."""
     found = _BY_NUMBER.get(number)
     return None if found is None else found.dtype
 
@@ -295,27 +299,34 @@ def dtype_of_number(number: int) -> np.dtype[Any] | None:
 def _encoding_of(dtype: np.dtype[Any], path: str) -> _Encoding:
     encoding = _BY_TYPE.get(dtype.type)
     if encoding is None:
-        raise TypeMismatchError(f"Expected a dtype of the language, found {dtype}; at {path}; use one of its 16 dtypes")
+        raise TypeMismatchError(
+            f"Expected a dtype of the language, found {dtype}; at {path}; use one of the language's 16 dtypes"
+        )
     return encoding
 
 
 def read_dims(found: Sequence[int], path: str, *, unknown_rank: bool = False) -> tuple[int, ...]:
-    """Returns the shape of a value, without unknown sizes.
+    """Returns the dimensions in a message as a shape, after checking that the shape is fully known.
+
+    Args:
+      found: The dimensions in the message.
+      path: The path of the value, for error messages.
+      unknown_rank: Whether the message says that the rank is unknown.
 
     Raises:
-      InvalidValueError: If it is not the shape of a value.
+      InvalidValueError: If the rank is unknown or too large, or a dimension is negative.
     """
     if unknown_rank or len(found) > _MAX_RANK:
         rank = "an unknown rank" if unknown_rank else f"{len(found)} dimensions"
         raise InvalidValueError(
-            f"Expected the shape of a value, of at most {_MAX_RANK} dimensions, found {rank}; at {path}; "
-            "send the shape that the value has"
+            f"Expected a shape with at most {_MAX_RANK} dimensions, found {rank}; at {path}; "
+            "send the actual shape of the value"
         )
     dims = tuple(found)
     if dims and min(dims) < 0:
         raise InvalidValueError(
-            f"Expected the shape of a value, found a dimension of {min(dims)}; at {path}; "
-            "only types may leave dimensions open"
+            f"Expected non-negative dimensions, found the dimension {min(dims)}; at {path}; send the actual shape of "
+            "the value, because only types can have unknown dimensions"
         )
     return dims
 
@@ -329,12 +340,12 @@ def _view(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _list_of(proto: array_pb2.Array, field: str) -> Any:
-    """Returns the entries of a list field; each field has a class of its own."""
+    """Returns the entries of a list field. Each list field has its own message class."""
     return getattr(proto, field).value
 
 
 def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
-    """Converts between the machine's byte order and little-endian."""
+    """Converts an array between the machine's byte order and little-endian, in either direction."""
     return array if sys.byteorder == "little" else cast(Any, array).byteswap()
 
 
@@ -345,7 +356,7 @@ def _mismatch(dtype: np.dtype[Any], shape: Shape, payload: object, path: str, hi
 
 
 def _notation(dtype: np.dtype[Any], shape: Shape) -> str:
-    """Writes dtype and shape as the language writes a tensor type, such as `float32[2,?]`."""
+    """Returns the language's notation for a tensor type with this dtype and shape, such as `float32[2,?]`."""
     name = "str" if dtype.type is np.str_ else str(dtype)
     if shape is None:
         return f"{name} of any shape"

@@ -1,7 +1,8 @@
-"""Packs payloads into messages, with the bytes of large arrays beside them; `unpacking.py` reads them.
+"""Packs payloads into `Packed` messages, followed by the bytes of large arrays; `unpacking.py` reads both.
 
-`Packed` describes the structure of a value. The bytes of its large arrays are *segments*: memory that is sent from
-where it is, and received where it will stay. Only the transport copies it, into and out of its own chunks.
+A `Packed` message describes the structure of a value. The bytes of the value's large arrays follow the message as
+*segments*. The sender sends segments directly from the arrays' memory, and the receiver reads them directly into the
+memory of new arrays. Only the transport copies the bytes, into and out of its own chunks.
 """
 
 import itertools
@@ -60,14 +61,14 @@ ANY_ELEMENT = "[*]"
 
 
 class Packer:
-    """Packs payloads of one message.
+    """Packs the payloads of one message.
 
     Attributes:
-      segments: The bytes of the large arrays, in the order in which the message announces them.
+      segments: The bytes of the large arrays, in the order in which the message announces the arrays.
 
     Args:
-      large_bytes: The size from which arrays travel beside the message.
-      references: Whether the peer reads the elements of references itself.
+      large_bytes: The minimum size in bytes of an array that is sent as a segment instead of in the message.
+      references: Whether the peer itself can read the elements behind references.
     """
 
     def __init__(self, large_bytes: int = LARGE_BYTES, *, references: bool = False) -> None:
@@ -77,14 +78,20 @@ class Packer:
 
     @property
     def segment_bytes(self) -> int:
-        """The number of bytes beside the message."""
+        """The total number of bytes in the segments."""
         return sum(map(len, self.segments))
 
     def pack(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
         """Packs a payload of the given type into an empty message.
 
+        Args:
+          proto: The empty message.
+          payload: The payload.
+          type_spec: The type of the payload.
+          path: The path of the payload, for error messages.
+
         Raises:
-          TypeMismatchError: If the payload does not fit the type, or a sequence is a one-shot iterator.
+          TypeMismatchError: If the payload does not match the type, or a sequence is a one-shot iterator.
         """
         if isinstance(type_spec, TensorType):
             self._tensor(proto, payload, type_spec, path)
@@ -116,17 +123,17 @@ class Packer:
             mismatch(type_spec, f"`{type(payload).__name__}`", path)
 
     def packed(self, payload: object, type_spec: Type, path: str = "value") -> Packed:
-        """Packs a payload into a message of its own."""
+        """Packs a payload into a new message, and returns the message."""
         proto = Packed()
         self.pack(proto, payload, type_spec, path)
         return proto
 
     def pack_shared(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
-        """Packs a payload that is the same for all clients; a subclass may do so once for several messages."""
+        """Packs a payload that is the same for all clients. A subclass may reuse the result for several messages."""
         self.pack(proto, payload, type_spec, path)
 
     def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
-        """Packs values of clients that are elsewhere; a subclass may pass on their stand-ins."""
+        """Packs clients' values that have not been read yet. A subclass may send the placeholders instead."""
         rows = referred_rows(column) if self._references else ()
         if rows:
             write_referred_rows(proto.references, column.first, rows)
@@ -134,11 +141,11 @@ class Packer:
             self.pack_column(proto, column.here(), member, path)
 
     def pack_elements(self, proto: Packed, elements: Column, element: Type, path: str = "value") -> None:
-        """Packs a sequence whose elements are those of a column."""
+        """Packs the elements of a column as one sequence."""
         self._sequences(proto, sequences_of(elements, [len(elements)]), element, path)
 
     def _sequences_at_clients(self, proto: Packed, column: Column, element: Type, path: str) -> None:
-        """Packs sequences by their rows, all together if these have one shape, else one by one."""
+        """Packs one sequence per client. The sequences are joined if all rows have equal shapes."""
         references = references_of(column.values) if self._references and isinstance(column, ListColumn) else ()
         if references and len(references) == len(column):
             write_references(proto.references, references)
@@ -156,9 +163,9 @@ class Packer:
             self._sequences(proto, found, element, path)
 
     def _sequences(self, proto: Packed, column: SequenceColumn, element: Type, path: str) -> None:
-        """Packs sequences whose rows are those of a column."""
+        """Packs sequences whose rows are in one column."""
         message = proto.sequences
-        message.rows.extend((column.bounds[1:] - column.bounds[:-1]).tolist())  # np.diff takes three times as long
+        message.rows.extend((column.bounds[1:] - column.bounds[:-1]).tolist())  # three times as fast as np.diff
         write_batchings(message, column.batchings or ())
         row = element if column.batchings is None else cast(Type, row_type(element))
         self.pack_column(message.row, column.rows, row, path + ANY_ELEMENT)
@@ -176,7 +183,7 @@ class Packer:
         raw.dim.extend(shape)
 
     def pack_column(self, proto: Packed, payload: object, member: Type, path: str = "value") -> None:
-        """Packs a column or list of the values of clients, of the given type each; see `pack`."""
+        """Packs a column or a list of clients' values, each of type `member`; see `pack`."""
         column = column_in(payload, member, path)
         if isinstance(column, ConstantColumn):
             proto.same.clients = len(column)
@@ -197,7 +204,7 @@ class Packer:
             self._list(proto, column.items(), member, path)
 
     def _list(self, proto: Packed, values: Sequence[object], member: Type, path: str) -> None:
-        """Packs one value per client: arrays of one shape as rows of an array, anything else one by one."""
+        """Packs one value per client. Arrays of equal shape become the rows of one array; other values are separate."""
         shape = _common_shape(values) if isinstance(member, TensorType) and not is_string(member) else None
         if shape is None or not isinstance(member, TensorType):
             proto.clients.SetInParent()
@@ -217,7 +224,16 @@ class Packer:
         *,
         is_each_one: bool = False,
     ) -> None:
-        """Packs rows of the given total shape, which are in several arrays, or each of which is an array."""
+        """Packs rows from several arrays.
+
+        Args:
+          proto: The empty message.
+          arrays: The arrays.
+          shape: The shape of all rows together.
+          tensor: The type of a row.
+          path: The path of the column, for error messages.
+          is_each_one: Whether each array is one row. Otherwise, each array contains several rows.
+        """
         dtype, declared = tensor.dtype, tensor.shape
         of_rows = None if declared is None else (None, *declared)
         if math.prod(shape) * dtype.itemsize < self._large_bytes or is_string(tensor):
@@ -235,18 +251,18 @@ class Packer:
             self.segments.append(_rows_of(filled, tensor, path))
             return
         for is_large, some in itertools.groupby(filled, lambda array: array.nbytes >= self._large_bytes):
-            # Many small segments would take longer than copying them.
+            # Sending many small segments would take longer than copying the arrays into one segment.
             for array in some if is_large else [np.concatenate(list(some))]:
                 self.segments.append(_bytes_of(array, tensor, path))
 
 
 def place_of(path: str, index: int) -> str:
-    """Returns the path of a member of a column: an element of a sequence, or the value of a client."""
+    """Returns the path of a member of a column, which is an element of a sequence or the value of a client."""
     return f"{path.removesuffix(ANY_ELEMENT)}[{index}]" if path.endswith(ANY_ELEMENT) else f"{path}, client {index}"
 
 
 def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
-    """Returns the bytes of an array as they are sent."""
+    """Returns the bytes to send for an array."""
     if array.dtype != tensor.dtype or not shape_fits(array.shape, tensor.shape):
         mismatch(tensor, f"{array.dtype}{list(array.shape)}", path)
     if sys.byteorder != "little":
@@ -255,10 +271,10 @@ def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
 
 
 def _rows_of(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> Rows:
-    """Returns the bytes of arrays of one shape as they are sent."""
+    """Returns the bytes to send for arrays of equal shape."""
     dtype = tensor.dtype
     first = _bytes_of(arrays[0], tensor, path)
-    # There may be many, so arrays of a dtype that Python's buffers support are neither checked nor viewed one by one.
+    # There may be many arrays, so if Python's buffers support their dtype, they are not checked or viewed one by one.
     if dtype.kind in "iuf" and sys.byteorder == "little":
         if all(array.dtype is dtype and array.flags.c_contiguous for array in arrays):
             return Rows(arrays)
@@ -267,7 +283,7 @@ def _rows_of(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> R
 
 
 def _common_shape(values: Sequence[object]) -> tuple[int, ...] | None:
-    """Returns the shape of values that are arrays of one shape; else `None`."""
+    """Returns the shape of `values` if they are arrays of equal shape, otherwise `None`."""
     if not values or not all(isinstance(value, np.ndarray) for value in values):
         return None
     arrays = cast("Sequence[NDArray[Any]]", values)
@@ -276,26 +292,26 @@ def _common_shape(values: Sequence[object]) -> tuple[int, ...] | None:
 
 
 def members_in(payload: object, struct: StructType, path: str) -> tuple[object, ...]:
-    """Returns the members of a struct, after checking their number."""
+    """Returns the members of a struct, after checking the number of members."""
     if not isinstance(payload, tuple):
-        mismatch(struct, f"`{type(payload).__name__}`", path, "give a tuple of the members in the type's order")
+        mismatch(struct, f"`{type(payload).__name__}`", path, "pass a tuple of the members in the type's order")
     members = cast("tuple[object, ...]", payload)
     check_count(len(members), len(fields_of(struct)), struct, path)
     return members
 
 
 def column_in(payload: object, member: Type, path: str) -> Column:
-    """Returns the values of clients in a payload as a column."""
+    """Returns a payload with clients' values as a column."""
     if isinstance(payload, Column):
         return payload
     if isinstance(payload, (list, tuple)):
         return column_from_payloads(cast("Sequence[object]", payload), member)
     expected = f"a column of {type_text(member)}"
-    mismatch(expected, f"`{type(payload).__name__}`", path, "give a list with one payload per client")
+    mismatch(expected, f"`{type(payload).__name__}`", path, "pass a list with one payload per client")
 
 
 def check_count(found: int, wanted: int, type_spec: Type, path: str) -> None:
-    """Checks the number of a struct's members."""
+    """Checks that a struct has the number of members that its type requires."""
     if found != wanted:
         mismatch(f"{counted(wanted, 'member')} of {type_text(type_spec)}", f"{found}", path)
 
@@ -303,18 +319,21 @@ def check_count(found: int, wanted: int, type_spec: Type, path: str) -> None:
 def write_typed(payload: object, type_spec: Type, packer: Packer, into: TypedValue | None = None) -> TypedValue:
     """Writes a payload together with its type, for a receiver that does not know the type.
 
-    Values that are created in a session travel like that, values of a variable, and results of a coordinator's
-    functions. Where both sides know the type (arguments of methods, partial results of a phase), only the packed value
-    travels.
+    This format is used for values that are created in a session, values of variables, and results of a coordinator's
+    functions. If both sides know the type, as for arguments of methods and partial results of a phase, only the packed
+    value is sent.
 
     Args:
       payload: The payload.
-      type_spec: Its type.
-      packer: Collects the bytes that travel beside the message.
-      into: An empty message to write into; by default a new one.
+      type_spec: The type of the payload.
+      packer: The packer, which collects the segments that follow the message.
+      into: An empty message to write into. By default, a new message is created.
+
+    Returns:
+      The message.
 
     Raises:
-      TypeMismatchError: If the payload does not fit the type.
+      TypeMismatchError: If the payload does not match the type.
     """
     typed = TypedValue() if into is None else into
     typed.type.CopyFrom(type_spec.to_proto())

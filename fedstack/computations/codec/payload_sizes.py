@@ -1,4 +1,4 @@
-"""Estimates the size of messages before they are written or received: how much work, and how many bytes."""
+"""Estimates the work and the number of bytes of a message before it is written or received."""
 
 import math
 from collections.abc import Iterable
@@ -15,22 +15,23 @@ from fedstack.computations.values.column_sequence import ColumnSequence, Sequenc
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
 from fedstack.proto.extensions_pb2 import Packed
 
-# Writing a tensor takes about as long as copying this many bytes: a microsecond.
+# Writing a tensor takes about a microsecond, as long as copying this number of bytes.
 _BYTES_OF_TENSOR = 4096
 _QUICK_BYTES = 1000 * _BYTES_OF_TENSOR
 
 
 def is_quick(payload: object, type_spec: Type) -> bool:
-    """Returns whether writing a payload takes at most about a millisecond, and runs no code of users."""
-    if isinstance(type_spec, TensorType):  # the same as below, in half the time
+    """Returns whether writing a payload takes at most about a millisecond and does not run users' code."""
+    if isinstance(type_spec, TensorType):  # a shortcut that takes half the time
         return _bytes(payload) < _QUICK_BYTES
     return _Sizes(_BYTES_OF_TENSOR, math.inf, _QUICK_BYTES).of(payload, type_spec) <= _QUICK_BYTES
 
 
 def known_bytes(payload: object, type_spec: Type) -> int:
-    """Returns the size of the arrays of a payload when it is written, in bytes, counting repeated arrays each time.
+    """Returns the number of bytes of a payload's arrays when it is written.
 
-    A member that occurs several times is measured once. Elements of streams count as 0.
+    An array that occurs several times is counted each time, but a struct that occurs several times is measured only
+    once. Elements of streams count as 0.
     """
     return int(_Sizes(0, 0, math.inf).of(payload, type_spec))
 
@@ -39,9 +40,9 @@ class _Sizes:
     """Adds up the sizes of the parts of payloads.
 
     Args:
-      each: The size of a tensor besides its bytes.
-      unknown: The size of parts that are made when they are read: streams and values that are elsewhere.
-      most: Adding stops above this.
+      each: The size to count for each tensor, in addition to its bytes.
+      unknown: The size to count for parts that are produced only when they are read: streams and deferred values.
+      most: The total above which the counting stops.
     """
 
     __slots__ = ("_each", "_known", "_most", "_unknown")
@@ -50,7 +51,8 @@ class _Sizes:
         self._each = each
         self._unknown = unknown
         self._most = most
-        self._known: dict[tuple[int, int], tuple[float, object]] = {}  # with the payload, which is found by identity
+        # Sizes by the identities of payload and type. The payload is kept, so that its identity stays valid.
+        self._known: dict[tuple[int, int], tuple[float, object]] = {}
 
     def of(self, payload: object, type_spec: Type) -> float:
         """Returns the size of a payload."""
@@ -74,7 +76,7 @@ class _Sizes:
         return found[0]
 
     def _of_column(self, column: Column, member: Type, written: int) -> float:
-        """Returns the size of a column whose arrays are each written as `written` tensors."""
+        """Returns the size of a column, each of whose arrays is written as `written` tensors."""
         if isinstance(column, RowsColumn):
             return self._each * written + _bytes(column.values)
         if isinstance(column, StructColumn):
@@ -104,14 +106,14 @@ def _bytes(payload: object) -> int:
     return len(payload) if isinstance(payload, bytes) else 8
 
 
-# The fields of the members of each kind.
+# For each kind of message, the name of the field that contains the members.
 _MEMBERS = MappingProxyType(
     {"struct": "member", "clients": "member", "same": "member", "fields": "column", "sequences": "row"}
 )
 
 
 def announced_bytes(packed: Packed) -> int:
-    """Returns how many bytes a message announces beside it; a malformed message may announce a wrong number."""
+    """Returns the number of segment bytes that a message announces. In a malformed message, the number may be wrong."""
     kind = packed.WhichOneof("kind") or ""
     if kind in ("raw", "rows"):
         raw: Packed.Raw = getattr(packed, kind)

@@ -1,4 +1,4 @@
-"""Writes and reads references: sequences, and rows of clients, that the receiver reads from a data service itself."""
+"""Writes and reads references to sequences and clients' rows that the receiver reads directly from a data service."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +18,19 @@ from fedstack.computations.values.federated_values import column_from_values
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.proto.extensions_pb2 import Packed
 
-# Yields the elements of the sequence at an index of a group, some at a time: `ReferenceReader.blocks`.
+# A function that yields blocks of elements of the sequence at an index in a group; see `ReferenceReader.blocks`.
 ReadBlocks: TypeAlias = Callable[["ReferenceGroup", int], Iterator[Column]]
 
 
 @attrs.frozen(eq=False)
 class ReferenceGroup:
-    """Parts of one source that were sent together, mostly in the order in which they will be read.
+    """Parts of one source that were sent together, usually in the order in which they will be read.
 
     Attributes:
-      source: The source: the content of a `data` block.
-      keys: The key of each part in the source.
-      element: The type of their elements.
-      read: Reads them; `None` to use the reader of the service that consumes them.
+      source: The source, which is the content of a `data` block.
+      keys: The key of each part within the source.
+      element: The type of the elements of the parts.
+      read: A function that reads a part; `None` to use the reader of the service that consumes the parts.
     """
 
     source: Any
@@ -40,11 +40,11 @@ class ReferenceGroup:
 
 
 class Reference(HasBlocks):
-    """A sequence that is a part of a source elsewhere.
+    """A sequence whose elements are a part of a source in a data service.
 
     Attributes:
-      group: The source, and the parts of it that were sent together.
-      place: The index of this part.
+      group: The group of parts to which this part belongs.
+      place: The index of this part in the group.
     """
 
     __slots__ = ("group", "place")
@@ -59,50 +59,54 @@ class Reference(HasBlocks):
 
     @property
     def key(self) -> bytes:
-        """The key of the part in the source."""
+        """The key of this part within the source."""
         return self.group.keys[self.place]
 
     def blocks(self) -> Iterator[Column]:
-        """Yields the elements, some at a time.
+        """Yields the elements in blocks.
 
         Raises:
-          CarrierError: If this process works for others, and may not read data services for them.
+          CarrierError: If this process runs work for other processes, and is not configured to read from data services
+            for them.
         """
         scope = current_scope()
         read = scope.reads if scope.is_for_others else self.group.read
         if read is None:
             raise CarrierError(
-                f"Expected elements, found a reference to those of a {self.group.source.TypeName()}, and no data "
-                "service that this worker may read from; name it there: fedstack serve --data-service ADDRESS, "
-                "ServerConfig.data_services, local_worker_pool(data_services=...)"
+                f"Expected a data service from which this worker may read a {self.group.source.TypeName()}, found no "
+                "such service in the worker's configuration; add the address of the service to the worker: fedstack "
+                "serve --data-service ADDRESS, ServerConfig.data_services, or local_worker_pool(data_services=...)"
             )
         return read(self.group, self.place)
 
     def __len__(self) -> int:
-        raise TypeError(f"Expected a sequence of known length, found {self!r}; iterate over it, or count as you go")
+        raise TypeError(
+            f"Expected a sequence of known length, found {self!r}; iterate over the sequence to count its elements"
+        )
 
     def __repr__(self) -> str:
         return f"<Reference to {self.key!r}>"
 
 
 def reference_of(payload: Payload) -> Reference | None:
-    """Returns the reference that a payload is; `None` if it is none."""
+    """Returns the `Reference` behind a payload, or `None` if the payload is not a reference."""
     source = payload.source if isinstance(payload, BlockSequence) else None
     return source if isinstance(source, Reference) else None
 
 
 def references_of(payloads: Sequence[Payload]) -> list[Reference]:
-    """Returns the references among payloads."""
+    """Returns the references among `payloads`, in order."""
     return [reference for payload in payloads if (reference := reference_of(payload)) is not None]
 
 
 def write_references(message: Packed.References, references: Sequence[Reference]) -> None:
-    """Writes the sources of references, and their keys there."""
+    """Writes the sources of references, and the key of each reference within its source."""
     places: dict[bytes, int] = {}
     of: list[int] = []
     for reference in references:
         source = reference.group.source
-        place = places.setdefault(source.value, len(places))  # its value suffices, as all types have the same reader
+        # The value identifies a source, because the same reader reads sources of all types.
+        place = places.setdefault(source.value, len(places))
         if place == len(message.source):
             message.source.append(source)
         of.append(place)
@@ -112,16 +116,21 @@ def write_references(message: Packed.References, references: Sequence[Reference]
 
 
 def read_references(message: Packed.References, element: Type, path: str) -> Column:
-    """Returns a column of sequences that are read when they are consumed.
+    """Returns a column of sequences whose elements are read when they are consumed.
+
+    Args:
+      message: The message.
+      element: The type of the elements.
+      path: The path of the value, for error messages.
 
     Raises:
-      InvalidValueError: If the message contradicts itself.
+      InvalidValueError: If the message is inconsistent.
     """
     keys, of = message.key, message.of
     if len(of) not in (0, len(keys)) or not message.source or any(place >= len(message.source) for place in of):
         raise InvalidValueError(
             f"Expected a source for each of {len(keys)} references, found {len(message.source)} sources and "
-            f"{len(of)} indices of sources; at {path}"
+            f"{len(of)} indices of sources; at {path}; send no index, or one valid index per reference"
         )
     groups = [ReferenceGroup(source, cast("list[bytes]", []), element) for source in message.source]
     found: list[Payload] = []
@@ -133,7 +142,7 @@ def read_references(message: Packed.References, element: Type, path: str) -> Col
 
 
 def referred_rows(column: DeferredColumn) -> Sequence[ClientRows]:
-    """Returns the references of a column, if all of it are references to rows of one type; else none."""
+    """Returns the references in a column if all its values are references to rows of one type, otherwise `()`."""
     rows = [one for one in column.values if isinstance(one, ClientRows) and isinstance(one.source, Reference)]
     if not column.is_whole or len(rows) < len(column) or len({one.batching is None for one in rows}) > 1:
         return ()
@@ -142,7 +151,7 @@ def referred_rows(column: DeferredColumn) -> Sequence[ClientRows]:
 
 
 def write_referred_rows(message: Packed.References, first: int, rows: Sequence[ClientRows]) -> None:
-    """Writes references to rows; `first` is the index of the first client."""
+    """Writes references to clients' rows. `first` is the index of the first client."""
     write_references(message, [cast(Reference, one.source) for one in rows])
     message.row.CopyFrom(rows[0].source.element_type.to_proto())
     message.first = first
@@ -150,11 +159,16 @@ def write_referred_rows(message: Packed.References, first: int, rows: Sequence[C
 
 
 def read_referred_rows(message: Packed.References, member: Type, path: str) -> Column:
-    """Returns a column of rows that are read when they are used.
+    """Returns a column of clients' rows, which are read when they are used.
+
+    Args:
+      message: The message.
+      member: The expected type of a client's rows.
+      path: The path of the value, for error messages.
 
     Raises:
-      InvalidValueError: If the message contradicts itself.
-      TypeMismatchError: If the rows do not fit.
+      InvalidValueError: If the message is inconsistent.
+      TypeMismatchError: If the rows do not match the expected type.
     """
     found = cast(ListColumn, read_references(message, type_from_proto(message.row), path))
     each = read_batchings(message.batching, len(found), "references", path) or itertools.repeat(None)

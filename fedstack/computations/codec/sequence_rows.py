@@ -1,6 +1,7 @@
 """Joins the rows of several sequences, so that they are sent as one array for each tensor of an element.
 
-How rows form batches is sent beside them. Nothing is copied here: rows in several arrays are a `Pieces` column.
+The message also contains the batching of the rows. Joining does not copy: rows in several arrays become a `Pieces`
+column.
 """
 
 import itertools
@@ -20,10 +21,10 @@ from fedstack.proto.extensions_pb2 import Packed
 
 
 class Pieces(Column):
-    """Rows of one shape that are in several arrays, one after the other.
+    """A column of equally shaped rows that are stored in several consecutive arrays.
 
     Attributes:
-      arrays: The arrays, of shape [rows, ...] each; at least one.
+      arrays: The arrays, each of shape [rows, ...]. There is at least one array.
     """
 
     __slots__ = ("arrays",)
@@ -33,7 +34,7 @@ class Pieces(Column):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of all arrays joined."""
+        """The shape of the concatenated arrays."""
         return (sum(map(len, self.arrays)), *self.arrays[0].shape[1:])
 
     def __len__(self) -> int:
@@ -47,10 +48,10 @@ class Pieces(Column):
 
 
 def as_columns(sequence: Payload, element: Type, path: str) -> ColumnSequence:
-    """Returns a sequence as columns.
+    """Returns a sequence as a `ColumnSequence`.
 
     Raises:
-      InvalidValueError: If only its elements can be sent, and their order differs from pass to pass.
+      InvalidValueError: If only the elements of the sequence can be sent, and their order differs from pass to pass.
     """
     if isinstance(sequence, ColumnSequence):
         return sequence
@@ -61,7 +62,7 @@ def as_columns(sequence: Payload, element: Type, path: str) -> ColumnSequence:
 
 
 def rows_at_clients(column: SequenceColumn, element: Type) -> SequenceColumn | None:
-    """Returns sequences with a column of exactly their rows; `None` if the shapes of the rows differ."""
+    """Returns `column` with its rows joined and without unused rows, or `None` if the shapes of the rows differ."""
     row = element if column.batchings is None else row_type(element)
     bounds = column.bounds
     rows = None if row is None else _joined([column.rows.slice(int(bounds[0]), int(bounds[-1]))], row)
@@ -69,13 +70,14 @@ def rows_at_clients(column: SequenceColumn, element: Type) -> SequenceColumn | N
 
 
 def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColumn | None:
-    """Returns sequences with all their rows in one column; `None` if the shapes of the rows differ.
+    """Returns sequences with all their rows in one column, or `None` if the shapes of the rows differ.
 
-    Arrays that differ in their first dimension, and only at the end of a sequence, become batches.
+    If the elements are arrays whose first dimensions differ only at the end of a sequence, they are treated as batches
+    of rows.
 
     Args:
-      sequences: The sequences, at least one.
-      element: The type of their elements.
+      sequences: At least one sequence.
+      element: The type of the elements.
     """
     columns = [sequence.column for sequence in sequences]
     counts = list(map(len, columns))
@@ -88,7 +90,7 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColu
         columns, batchings = [rows for rows, _ in found], [batching for _, batching in found]
         counts = list(map(len, columns))
     elif len(batchings) < len(sequences):
-        # An empty sequence fits any batching. Its column is left out, since an empty column may not be one of arrays.
+        # An empty sequence is compatible with any batching. Its column may not be a column of arrays, so it is omitted.
         one = batchings[0]
         columns = [sequence.column for sequence in sequences if sequence.batching is not None]
         batchings = [s.batching or one for s in sequences if s.batching is not None or not len(s.column)]
@@ -100,12 +102,12 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColu
 
 
 def sequences_of(rows: Column, counts: Sequence[int], batchings: Sequence[Batching] | None = None) -> SequenceColumn:
-    """Returns sequences of the given numbers of rows, one after the other."""
+    """Returns consecutive sequences with the given numbers of rows."""
     return SequenceColumn(rows, np.array([0, *itertools.accumulate(counts)], np.int64), batchings)
 
 
 def _joined(columns: Sequence[Column], member: Type) -> Column | None:
-    """Returns the rows of all columns as one column; `None` if they are arrays of several shapes."""
+    """Returns the rows of all columns as one column, or `None` if the rows are arrays of different shapes."""
     filled = [column for column in columns if len(column)] or columns[:1]
     if isinstance(member, StructType) and all(isinstance(column, StructColumn) for column in filled):
         types = [t for _, t in fields_of(member)]
@@ -124,7 +126,7 @@ def _joined(columns: Sequence[Column], member: Type) -> Column | None:
 
 
 def _arrays_of(column: Column) -> Sequence[np.ndarray]:
-    """Returns arrays with the rows of a column of tensors."""
+    """Returns the rows of a column of tensors as arrays of shape [rows, ...]."""
     if isinstance(column, Pieces):
         return column.arrays
     if isinstance(column, RowsColumn):
@@ -133,7 +135,10 @@ def _arrays_of(column: Column) -> Sequence[np.ndarray]:
 
 
 def _batched(column: Column) -> tuple[Column, Batching] | None:
-    """Returns elements as the rows of batches; `None` if they are not batches: if one before the last is smaller."""
+    """Returns the rows of elements that are batches, and their batching, or `None` if the elements are not batches.
+
+    Elements are batches if they are arrays of equal size, except for the last, which may be smaller.
+    """
     if not len(column):
         return column, Batching(1)
     if isinstance(column, StructColumn):
@@ -163,7 +168,7 @@ def _are_arrays(items: Sequence[object]) -> bool:
 
 
 def write_batchings(message: Packed.Sequences | Packed.References, batchings: Sequence[Batching]) -> None:
-    """Writes how rows form batches in each of several sequences; once, if it is the same in all."""
+    """Writes the batchings of sequences. If all batchings are equal, writes only one."""
     for batching in batchings[:1] if len(set(batchings)) == 1 else batchings:
         one = message.batching.add(size=batching.size, drop_remainder=batching.drop_remainder)
         if batching.seed is not None:
@@ -172,23 +177,30 @@ def write_batchings(message: Packed.Sequences | Packed.References, batchings: Se
 
 
 def read_batchings(messages: Sequence[Packed.Batching], count: int, what: str, path: str) -> Sequence[Batching] | None:
-    """Returns how rows form batches in each of `count` sequences; `None` if the rows are elements.
+    """Returns the batching of each of `count` sequences, or `None` if the rows themselves are the elements.
+
+    Args:
+      messages: The batchings in the message: none, one for all sequences, or one for each.
+      count: The number of sequences.
+      what: The plural noun for sequences in error messages.
+      path: The path of the value, for error messages.
 
     Raises:
-      InvalidValueError: If the message is invalid.
+      InvalidValueError: If the number of batchings, a batch size or a seed is invalid.
     """
     if not messages:
         return None
     if len(messages) not in (1, count):
         raise InvalidValueError(
-            f"Expected one batching, or one for each of {count} {what}, found {len(messages)}; at {path}"
+            f"Expected one batching, or one for each of {count} {what}, found {len(messages)} batchings; at {path}; "
+            "send one batching for all if they are equal"
         )
     batchings: list[Batching] = []
     for one in messages:
         if one.size < 1 or len(one.seed) > MAX_SEED_BYTES:
             raise InvalidValueError(
                 f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes, found {one.size} "
-                f"rows and {len(one.seed)} bytes; at {path}"
+                f"rows and {len(one.seed)} bytes; at {path}; send values in these ranges"
             )
         seed = int.from_bytes(one.seed, "big") if one.HasField("seed") else None
         reshuffles = seed is not None and one.reshuffles

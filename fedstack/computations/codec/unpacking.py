@@ -1,7 +1,7 @@
-"""Unpacks payloads that `packing.py` has packed: messages, and buffers for the bytes that follow them.
+"""Unpacks payloads that `packing.py` has packed, from messages and the bytes that follow the messages.
 
-A message of a peer is not trusted: announced sizes are checked before anything is allocated, and allocated memory is
-not touched until its bytes arrive.
+Messages from peers are not trusted: announced sizes are checked before memory is allocated, and allocated memory is not
+accessed until its bytes are received.
 """
 
 import math
@@ -51,17 +51,17 @@ from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitEr
 from fedstack.foundations.segments import Memory, Rows
 from fedstack.proto.extensions_pb2 import Packed, TypedValue
 
-# From this size on a result of a client is received in memory of its own. Below it, copying it later costs less.
+# A client's result of at least this size is received into separate memory. Copying a smaller result later is cheaper.
 OWN_ROW_BYTES = 64 << 10
 _MAX_CLIENTS = 10_000_000
-# Keeps a faulty peer, whose answer is larger than requested, from filling the memory.
+# Prevents a faulty peer, whose response is larger than requested, from exhausting memory.
 MOST_RESULT_BYTES = 1 << 40
-# A few bytes can announce any number of them, and iterating over each takes as long as for other elements.
+# A few bytes can announce any number of empty elements, but iterating over them takes as long as for other elements.
 _MAX_EMPTY_ELEMENTS = 100_000
 
 
 class _ArrivedBytes:
-    """The bytes of arrays that have arrived already, in pieces, and columns among them.
+    """Array bytes that have already been received, as a series of pieces that can include columns.
 
     Args:
       pieces: The pieces, in order.
@@ -71,7 +71,7 @@ class _ArrivedBytes:
         self._pieces: deque[Any] = deque(pieces)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-        """Returns the next array, as a view unless its bytes are in several pieces or misaligned."""
+        """Returns the next array. The array is a view, unless its bytes are misaligned or in several pieces."""
         array = self._taken(math.prod(shape) * dtype.itemsize, path).view(dtype).reshape(shape)
         return array if sys.byteorder == "little" and array.flags.aligned else array.copy()
 
@@ -80,7 +80,10 @@ class _ArrivedBytes:
         pieces: list[NDArray[np.uint8]] = []
         while size:
             if not self._pieces:
-                raise InvalidValueError(f"Expected {size} more bytes of an array, found no more; at {path}")
+                raise InvalidValueError(
+                    f"Expected {size} more bytes of an array, found the end of the data; at {path}; send all bytes "
+                    "that the message announces"
+                )
             piece = self._pieces.popleft()
             if isinstance(piece, Rows):
                 self._pieces.extendleft(reversed(piece.arrays))
@@ -94,12 +97,12 @@ class _ArrivedBytes:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def has_next(self, size: int) -> bool:
-        """Returns whether the next piece, or each of its rows, has so many bytes."""
+        """Returns whether the next piece, or each of its rows, has `size` bytes."""
         first = self._pieces[0] if self._pieces else None
         return first.row_bytes == size if isinstance(first, Rows) else getattr(first, "nbytes", 0) == size
 
     def rows(self, count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Sequence[NDArray[Any]] | None:
-        """Takes the next rows if they are arrays that clients can get as they are; else `None`."""
+        """Removes and returns the next rows if they can be passed to clients without conversion, otherwise `None`."""
         found = self._pieces[0] if self._pieces else None
         if not isinstance(found, Rows) or len(found.arrays) != count or sys.byteorder != "little":
             return None
@@ -111,30 +114,33 @@ class _ArrivedBytes:
         return found.arrays
 
     def column(self) -> DeferredColumn | None:
-        """Takes the next piece if it is a column of values that are read here; else `None`."""
+        """Removes and returns the next piece if it is a column of values that this process reads, otherwise `None`."""
         is_next = bool(self._pieces) and isinstance(self._pieces[0], DeferredColumn)
         return self._pieces.popleft() if is_next else None
 
     def check_end(self) -> None:
-        """Checks that no bytes are left."""
+        """Checks that all bytes have been used."""
         if self._pieces:
             left = sum(getattr(piece, "nbytes", 0) for piece in self._pieces)
-            raise InvalidValueError(f"Expected no more bytes of arrays, found {left}")
+            raise InvalidValueError(
+                f"Expected no more bytes of arrays, found {left} bytes; send only the bytes that the message announces"
+            )
 
 
 class Unpacker:
-    """Unpacks payloads of one message. Call `finish` when the buffers have been filled.
+    """Unpacks the payloads of one message. Call `finish` when the buffers have been filled.
 
     Attributes:
-      buffers: The memory for the announced bytes, in order.
+      buffers: The memory into which the announced bytes are to be received, in order.
 
     Args:
-      arrived: The bytes that follow the message, if they have arrived, and columns of values that are read here among
-        them; arrays are then read-only views of these bytes. `None` if they will be received into `buffers`.
-      max_bytes: The largest number of bytes that may be announced.
-      clients: The number of clients that columns must have; `None` for any.
-      for_results: Whether the values are results: then a client's large array has memory of its own, and can be
-        returned to the user without a copy. One block for all clients is received faster.
+      arrived: The bytes that follow the message, if they have already been received. Arrays are then read-only views of
+        these bytes. Columns of values that this process reads can be among the bytes. If `None`, the bytes will be
+        received into `buffers`.
+      max_bytes: The maximum number of bytes that a message may announce.
+      clients: The required number of clients in columns; `None` allows any number.
+      for_results: Whether the values are results. If true, each client's large array has separate memory, so that it
+        can be returned to the user without a copy. Otherwise, one block for all clients is faster to receive.
     """
 
     def __init__(
@@ -156,16 +162,21 @@ class Unpacker:
         self._for_results = for_results
 
     def unpack(self, proto: Packed, type_spec: Type, path: str = "value") -> object:
-        """Returns the payload of a message; its large arrays have undefined content until they are filled.
+        """Returns the payload of a message. The content of large arrays is undefined until their buffers are filled.
+
+        Args:
+          proto: The message.
+          type_spec: The expected type.
+          path: The path of the value, for error messages.
 
         Raises:
-          TypeMismatchError: If the message does not fit the type.
-          InvalidValueError: If it contradicts itself.
-          CardinalityError: If a column has a wrong number of clients.
-          ResourceLimitError: If it announces too many bytes or clients.
+          TypeMismatchError: If the message does not match the type.
+          InvalidValueError: If the message is inconsistent.
+          CardinalityError: If a column has the wrong number of clients.
+          ResourceLimitError: If the message announces too many bytes or clients.
         """
         kind = proto.WhichOneof("kind")
-        if kind == "array" and isinstance(type_spec, TensorType):  # first, since small values consist of these
+        if kind == "array" and isinstance(type_spec, TensorType):  # checked first, because small values are arrays
             return array_from_proto(proto.array, type_spec.dtype, type_spec.shape, path=path)
         if kind == "raw" and isinstance(type_spec, TensorType):
             shape = self._checked_shape(proto.raw, type_spec.dtype, path)
@@ -184,7 +195,9 @@ class Unpacker:
             return self.unpack(proto, type_spec.member, path)
         if isinstance(type_spec, SequenceType) and kind == "sequences":
             if len(proto.sequences.rows) != 1:
-                raise InvalidValueError(f"Expected one sequence, found {len(proto.sequences.rows)}; at {path}")
+                raise InvalidValueError(
+                    f"Expected one sequence, found {len(proto.sequences.rows)} sequences; at {path}; send exactly one"
+                )
             return self._sequences(proto.sequences, type_spec.element, path).items()[0]
         if isinstance(type_spec, SequenceType) and kind == "references" and len(proto.references.key) == 1:
             return read_references(proto.references, type_spec.element, path).items()[0]
@@ -193,7 +206,7 @@ class Unpacker:
         mismatch(type_spec, kind or "an empty message", path)
 
     def _elements(self, proto: Packed, element: Type, path: str, *, in_batches: bool) -> Column:
-        # There may be any number of elements, whatever the number of clients.
+        # The number of elements is independent of the number of clients.
         outside = self._clients, self._in_sequence, self._in_batches
         self._clients, self._in_sequence, self._in_batches = None, True, in_batches
         try:
@@ -209,28 +222,36 @@ class Unpacker:
             mismatch(f"elements of {type_text(element)}", "batches of rows", path)
         rows = self._elements(proto.row, row, path + ANY_ELEMENT, in_batches=batchings is not None)
         if sum(counts) != len(rows):
-            raise InvalidValueError(f"Expected {sum(counts)} rows of sequences, found {len(rows)}; at {path}")
+            raise InvalidValueError(
+                f"Expected {sum(counts)} rows of sequences, found {len(rows)} rows; at {path}; send the actual number "
+                "of rows of each sequence"
+            )
         if batchings is None:
             return sequences_of(rows, counts)
         declared = first_sizes(element)
         if declared and not all(batching.sizes(n) <= declared for batching, n in zip(batchings, counts)):
-            mismatch(f"batches of {type_text(element)}", "some of other sizes", path)
+            mismatch(f"batches of {type_text(element)}", "a batch of another size", path)
         if len(declared) > 1 and len(rows):
-            mismatch(f"batches of {type_text(element)}", "one number of rows", path)
+            mismatch(f"batches of {type_text(element)}", "batches whose arrays have equal numbers of rows", path)
         return sequences_of(rows, counts, batchings)
 
     def _checked_shape(self, raw: Packed.Raw, dtype: np.dtype[Any], path: str) -> tuple[int, ...]:
         shape = read_dims(raw.dim, path)
-        found = dtype_of_number(raw.dtype)  # to NumPy, `None` is float64
+        found = dtype_of_number(raw.dtype)  # checked for `None` first, which NumPy would treat as float64
         if found is None or found != dtype or dtype.type is np.str_:
-            raise TypeMismatchError(f"Expected {dtype}, found the dtype of number {raw.dtype}; at {path}")
+            raise TypeMismatchError(
+                f"Expected {dtype}, found the dtype with number {raw.dtype}; at {path}; send a value of the expected "
+                "type"
+            )
         if not shape:
-            raise InvalidValueError(f"Expected the shape of an array, found that of a scalar; at {path}")
+            raise InvalidValueError(
+                f"Expected the shape of an array, found the shape of a scalar; at {path}; send scalars in the message"
+            )
         self._bytes += math.prod(shape) * dtype.itemsize
         if self._bytes > self._max_bytes:
             raise ResourceLimitError(
                 f"Expected at most {self._max_bytes} bytes of arrays in one message, found at least {self._bytes}; "
-                f"at {path}; send less at once, or raise the peer's limit (--max-value-bytes)"
+                f"at {path}; send less data per message, or raise the peer's limit (--max-value-bytes)"
             )
         return shape
 
@@ -242,18 +263,19 @@ class Unpacker:
                 array = np.empty(shape, dtype)
             except (MemoryError, ValueError) as error:
                 raise ResourceLimitError(
-                    f"Expected an array that fits into memory, found {dtype}{list(shape)}; at {path}"
+                    f"Expected an array that fits into memory, found {dtype}{list(shape)}; at {path}; send a smaller "
+                    "array"
                 ) from error
             if array.nbytes:
                 self.buffers.append(array.reshape(-1).view(np.uint8).data)
         self._arrays.append(array)
-        # A read-only view of memory that nothing else references, which can be returned to the user later.
+        # Nothing else will reference the memory of this read-only view, so the view can be returned to the user later.
         view = array.view()
         view.setflags(write=False)
         return view
 
     def unpack_column(self, proto: Packed, member: Type, path: str = "value") -> Column:
-        """Returns the values of clients, of the given type each; see `unpack`."""
+        """Returns clients' values, each of type `member`, as a column; see `unpack`."""
         kind = proto.WhichOneof("kind")
         if isinstance(member, TensorType) and kind == "column":
             rows = array_from_proto(proto.column, member.dtype, path=path)
@@ -264,7 +286,8 @@ class Unpacker:
             return self._rows_beside(proto.rows, member, path)
         if isinstance(member, StructType) and kind == "fields":
             return self._fields(proto.fields, member, path)
-        column = None if self._in_batches else self._other_column(kind, proto, member, path)  # those are of arrays
+        # Columns of batches contain arrays, which are handled above.
+        column = None if self._in_batches else self._other_column(kind, proto, member, path)
         if column is None:
             mismatch(f"a column of {type_text(member)}", kind or "an empty message", path)
         return column
@@ -313,7 +336,7 @@ class Unpacker:
         if self._in_batches:
             return RowsColumn(rows)
         if rows.ndim > 1 and clients and not rows.size:
-            return ConstantColumn(rows[0], clients)  # a few bytes can announce millions of clients
+            return ConstantColumn(rows[0], clients)  # a few bytes can announce millions of clients with empty values
         if rows.ndim > 1 and self._in_sequence and not is_string(member):
             return RowsColumn(rows)
         if rows.ndim > 1:
@@ -333,41 +356,45 @@ class Unpacker:
         if any(len(column) != size for column in columns):
             raise CardinalityError(
                 f"Expected {size} clients in each column of a struct, found {[len(column) for column in columns]}; "
-                f"at {path}"
+                f"at {path}; send a value for each client in each column"
             )
         return StructColumn(tuple(columns), size)
 
     def _size(self, clients: int, path: str, *, takes_bytes: bool = True) -> int:
-        """Checks a number of clients or elements before anything is made for each of them, and returns it.
+        """Checks and returns a number of clients or elements, before any object is created for each of them.
 
         Args:
-          clients: The number.
+          clients: The number of clients or elements.
           path: The path of the column, for error messages.
-          takes_bytes: Whether each takes at least a byte; then there may be any number of elements.
+          takes_bytes: Whether each value occupies at least one byte, so that the message's size limits their number.
         """
         if self._in_sequence and not takes_bytes and clients > _MAX_EMPTY_ELEMENTS:
             raise ResourceLimitError(
-                f"Expected at most {_MAX_EMPTY_ELEMENTS} elements without content, found {clients}; at {path}"
+                f"Expected at most {_MAX_EMPTY_ELEMENTS} elements without content, found {clients}; at {path}; send "
+                "fewer elements"
             )
         if not self._in_sequence and clients > _MAX_CLIENTS:
-            raise ResourceLimitError(f"Expected at most {_MAX_CLIENTS} clients, found {clients}; at {path}")
+            raise ResourceLimitError(
+                f"Expected at most {_MAX_CLIENTS} clients, found {clients}; at {path}; send values for fewer clients"
+            )
         if self._clients is not None and clients != self._clients:
             raise CardinalityError(
-                f"Expected a value for each of {self._clients} clients, found {clients}; at {path}; send one for each"
+                f"Expected a value for each of {self._clients} clients, found {clients} values; at {path}; send one "
+                "value per client"
             )
         return clients
 
     def finish(self) -> None:
-        """Checks the arrays after their content has arrived, and releases them.
+        """Checks the arrays after their content has been received, and drops the references to them.
 
         Raises:
-          InvalidValueError: If the content is invalid for the dtype.
+          InvalidValueError: If the content is invalid for the dtype, or bytes have not been used.
         """
         if self._arrived is not None:
             self._arrived.check_end()
         for array in self._arrays:
             if array.dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
-                raise InvalidValueError("Expected bytes 0 and 1 for bool, found others; send 0 or 1")
+                raise InvalidValueError("Expected only bytes 0 and 1 for bool, found other bytes; send 0 or 1")
             if sys.byteorder != "little":
                 array.byteswap(inplace=True)
         self._arrays.clear()
@@ -384,12 +411,12 @@ def read_typed(
 
     Args:
       typed: The message.
-      unpacker: Has the bytes beside the message, or the memory to receive them in.
-      read_type: Reads the type; it may refuse some types.
+      unpacker: The unpacker, with the bytes that follow the message or the memory into which they will be received.
+      read_type: A function that reads the type. It may reject types.
       path: The path of the value, for error messages.
 
     Raises:
-      FedstackError: If the message contradicts itself or announces too much.
+      FedstackError: If the message is inconsistent, or announces too many bytes or clients.
     """
     type_spec = read_type(typed.type)
     return unpacker.unpack(typed.value, type_spec, path), type_spec

@@ -7,12 +7,12 @@ The type determines the payload:
 | tensor | NumPy scalar or read-only array of exactly the dtype; strings are `bytes` (see `arrays`) |
 | struct | tuple of payloads, in the type's order |
 | sequence | any re-iterable of payloads; decoded as a list |
-| federated, one for each client | a `Column`, or a list of payloads; decoded as a column |
-| federated, all-equal or at the server | the payload of the member |
-| function | its `Computation` message |
+| federated, one value per client | a `Column`, or a list of payloads; decoded as a column |
+| federated, all-equal or on the server | the payload of the member |
+| function | the function's `Computation` message |
 
-Peers omit much of what a message can contain, so reading relies on the type. A message of a peer is not trusted: counts
-are checked before anything is built.
+Peers omit many optional fields of a message, so decoding relies on the expected type. Messages from peers are not
+trusted: counts are checked before a payload is built.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ from fedstack.errors import InvalidComputationError, InvalidValueError, Resource
 from fedstack.foundations.error_text import name_text
 from fedstack.proto import executor_pb2
 
-# protobuf parses at most 100 nested messages. A struct takes three of them, and a request around it a few more.
+# protobuf parses at most 100 nested messages. A struct uses three of them, and the enclosing request a few more.
 _MAX_DEPTH = 30
 
 
@@ -57,20 +57,21 @@ def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") ->
     """Encodes a payload.
 
     Args:
-      payload: The payload, exactly as its type requires (see above); nothing is converted.
+      payload: The payload, in the exact form that its type requires (see the module's docstring). Values are not
+        converted.
       type_spec: The type of the payload.
-      path: The path of the value, for error messages; members extend it, as in `arg.weights[2]`.
+      path: The path of the value, for error messages. Paths of members extend it, as in `arg.weights[2]`.
 
     Returns:
       A new message with all optional fields: names, element types and federated types.
 
     Raises:
-      TypeMismatchError: If the payload does not fit the type, or a sequence is a one-shot iterator.
-      ResourceLimitError: If structs nest deeper than a peer could parse.
+      TypeMismatchError: If the payload does not match the type, or a sequence is a one-shot iterator.
+      ResourceLimitError: If structs are nested more deeply than a peer can parse.
     """
     if struct_depth(type_spec) > _MAX_DEPTH:
         raise ResourceLimitError(
-            f"Expected at most {_MAX_DEPTH} nested structs, found more; at {path}; flatten the value"
+            f"Expected at most {_MAX_DEPTH} levels of nested structs, found more levels; at {path}; flatten the value"
         )
     proto = executor_pb2.Value()
     _write(proto, payload, type_spec, path)
@@ -80,21 +81,22 @@ def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") ->
 def value_from_proto(proto: executor_pb2.Value, type_spec: Type, *, path: str = "value") -> Payload:
     """Decodes a payload.
 
-    Members are matched by position; a name in the message must be that of the type. dtypes must be equal and shapes
-    fit. A literal computation is decoded as its array, any other is returned as it is. If a peer sends an all-equal
-    value once for each client, they are trusted to be equal, and the first is used.
+    Members are matched by position. If the message names a member, the name must match the type's. dtypes must be
+    equal, and shapes must be compatible. A literal computation is decoded as its array, and any other computation is
+    returned unchanged. If a peer sends an all-equal value once per client, the values are assumed to be equal, and the
+    first value is used.
 
     Args:
       proto: The message.
-      type_spec: The type that the value must have.
-      path: The path of the value, for error messages; members extend it, as in `arg.weights[2]`.
+      type_spec: The expected type of the value.
+      path: The path of the value, for error messages. Paths of members extend it, as in `arg.weights[2]`.
 
     Returns:
-      The payload (see above). Its arrays are read-only.
+      The payload (see the module's docstring). Its arrays are read-only.
 
     Raises:
-      TypeMismatchError: If the value does not fit the type.
-      InvalidValueError: If the message contradicts itself, is incomplete, or can be read by TensorFlow only.
+      TypeMismatchError: If the value does not match the type.
+      InvalidValueError: If the message is inconsistent or incomplete, or only TensorFlow can read it.
     """
     kind = proto.WhichOneof("kind")
     if kind == "array":
@@ -107,11 +109,11 @@ def value_from_proto(proto: executor_pb2.Value, type_spec: Type, *, path: str = 
         return _read_federated(proto.federated, type_spec, path)
     if kind == "computation":
         return _read_computation(proto.computation, type_spec, path)
-    raise InvalidValueError(f"Expected a value, found an empty message; at {path}; set one of its fields")
+    raise InvalidValueError(f"Expected a value, found an empty message; at {path}; set one of the message's fields")
 
 
 def _write(proto: executor_pb2.Value, payload: object, type_spec: Type, path: str) -> None:
-    # Messages are filled in place, because protobuf copies a message that is assigned to a field.
+    # Messages are filled in place, because protobuf would copy a message that is assigned to a field.
     if isinstance(type_spec, TensorType):
         write_array(proto.array, payload, type_spec.dtype, type_spec.shape, path=path)
     elif isinstance(type_spec, StructType):
@@ -129,10 +131,10 @@ def _write(proto: executor_pb2.Value, payload: object, type_spec: Type, path: st
         _write_federated(proto.federated, payload, type_spec, path)
     elif isinstance(type_spec, FunctionType):
         if not isinstance(payload, computation_pb2.Computation):
-            mismatch(type_spec, f"`{type(payload).__name__}`", path, "give the function's computation")
+            mismatch(type_spec, f"`{type(payload).__name__}`", path, "pass the function's `Computation` message")
         proto.computation.CopyFrom(payload)
     else:
-        mismatch("a type that has values", type_spec, path)
+        mismatch("a tensor, struct, sequence, federated or function type", type_spec, path)
 
 
 def _write_flat(proto: executor_pb2.Value.Sequence.Element, payload: object, type_spec: Type, path: str) -> None:
@@ -143,13 +145,13 @@ def _write_flat(proto: executor_pb2.Value.Sequence.Element, payload: object, typ
         for index, (member, (name, member_type)) in enumerate(members):
             _write_flat(proto, member, member_type, join_path(path, name, index))
     else:
-        mismatch("tensors and structs of them in a sequence", type_spec, path)
+        mismatch("sequence elements that are tensors or structs of tensors", type_spec, path)
 
 
 def _write_federated(proto: executor_pb2.Value.Federated, payload: object, type_spec: FederatedType, path: str) -> None:
     proto.type.CopyFrom(type_spec.to_proto().federated)
     if not is_client_valued(type_spec):
-        # There is only one server, and peers require this even if the type differs.
+        # There is only one server, and peers require this field even if the type is not all-equal.
         proto.type.all_equal = True
         _write(proto.value.add(), payload, type_spec.member, path)
         return
@@ -174,7 +176,7 @@ def _read_struct(proto: executor_pb2.Value.Struct, type_spec: Type, path: str) -
     for index, (element, (name, member_type)) in enumerate(zip(proto.element, fields)):
         if element.name and element.name != name:
             found = f"the name {name_text(element.name)!r} at position {index}"
-            mismatch(type_spec, found, path, "use the type's names in the type's order, or none")
+            mismatch(type_spec, found, path, "use the type's names in the type's order, or omit the names")
         payload.append(value_from_proto(element.value, member_type, path=join_path(path, name, index)))
     return tuple(payload)
 
@@ -185,20 +187,20 @@ def _read_sequence(proto: executor_pb2.Value.Sequence, type_spec: Type, path: st
     if not proto.element:
         if len(UnknownFieldSet(proto)):
             raise InvalidValueError(
-                f"Expected a sequence of arrays, found a serialized dataset; at {path}; only TensorFlow can run it: "
-                "materialize it into a list of its elements"
+                f"Expected a sequence of arrays, found a serialized dataset that only TensorFlow can read; at {path}; "
+                "convert the dataset to a list of its elements"
             )
         return []
     element_type = type_spec.element
     try:
         leaves = list(tensor_leaves(element_type))
     except InvalidComputationError:
-        mismatch("tensors and structs of them in a sequence", element_type, path)
+        mismatch("sequence elements that are tensors or structs of tensors", element_type, path)
     payload: list[object] = []
     for index, element in enumerate(proto.element):
         place = f"{path}[{index}]"
         if len(element.flat_value) != len(leaves):
-            mismatch(f"{len(leaves)} arrays for {type_text(element_type)}", f"{len(element.flat_value)}", place)
+            mismatch(f"{len(leaves)} arrays for {type_text(element_type)}", f"{len(element.flat_value)} arrays", place)
         arrays = (
             array_from_proto(array, leaf.dtype, leaf.shape, path=place + inner)
             for array, (inner, leaf) in zip(element.flat_value, leaves)
@@ -220,7 +222,8 @@ def _read_federated(proto: executor_pb2.Value.Federated, type_spec: Type, path: 
         return column_from_payloads(members, member)
     if not values or (is_sent_once and len(values) > 1):
         raise InvalidValueError(
-            f"Expected one value that is the same for all, found {len(values)}; at {path}; send it once"
+            f"Expected one value that is equal for all members, found {len(values)} values; at {path}; send the value "
+            "once"
         )
     return value_from_proto(values[0], member, path=path)
 

@@ -1,6 +1,6 @@
-"""Describes what a computation does: what runs at the server and at the clients, and what travels between them.
+"""Describes the work of a computation on the server and on the clients, and the data sent between them.
 
-The description is made from the schedule that executors run.
+The description is derived from the schedule that executors run.
 """
 
 import html
@@ -35,18 +35,18 @@ from fedstack.computations.types.type_structure import (
 )
 from fedstack.foundations.error_text import size_text
 
-# The width of a line of functions.
+# The maximum width of a line of function names.
 _WIDTH = 84
-_NOTHING = "Nothing runs: the result is known from the beginning."
+_NOTHING = "Nothing runs, because the result is already known."
 
 
 @attrs.frozen
 class Item:
-    """A value that one client receives, has or contributes.
+    """A value that one client receives, has, contributes or keeps.
 
     Attributes:
-      name: Its name.
-      type: Its type at one client.
+      name: The name of the value.
+      type: The type of the value on one client.
     """
 
     name: str
@@ -54,21 +54,21 @@ class Item:
 
     @property
     def bytes(self) -> int | None:
-        """The bytes of its arrays at one client; `None` if that depends on the data."""
+        """The number of bytes of the value's arrays on one client; `None` if the number depends on the data."""
         return exact_bytes(self.type)
 
 
 @attrs.frozen(kw_only=True)
 class ExplainedStep:
-    """One step: work at the server, or at each client.
+    """One step of a computation: work on the server, or on each client.
 
     Attributes:
       place: `server` or `clients`.
-      runs: The functions that run, in order.
-      receives: What each client is sent.
-      has: What each client has already: its part of the argument, or a result of an earlier step.
-      gives: The aggregations of what clients contribute: by intrinsic, with the type of one contribution.
-      keeps: What each client makes for later steps or for the result.
+      runs: The names of the functions that run, in order.
+      receives: The values that are sent to each client.
+      has: The values that each client already has: its part of the argument, or results of earlier steps.
+      gives: The aggregations to which each client contributes: the intrinsic, with the type of one contribution.
+      keeps: The values that each client computes for later steps or for the result.
     """
 
     place: str
@@ -79,7 +79,7 @@ class ExplainedStep:
     keeps: tuple[Item, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yields the rows of the description, as verb, name, type and size."""
+        """Yields the rows of the description. Each row consists of a verb, a name, a type and a size."""
         for verb, items in (("receives", self.receives), ("has", self.has)):
             yield from (_row(verb, item) for item in items)
         if self.runs:
@@ -88,16 +88,16 @@ class ExplainedStep:
             yield from (_row(verb, item) for item in items)
 
     def traffic(self, clients: int) -> str:
-        """Describes the total traffic for a number of clients."""
+        """Returns a description of the total traffic for a number of clients."""
         return f"{_total(self.receives, clients)} to the clients, {_total((*self.gives, *self.keeps), clients)} back"
 
 
 class Explanation:
-    """The plan of a computation. Its text is for people; in a notebook it is a table.
+    """A readable description of a computation's plan. Print it to read it; a notebook shows it as a table.
 
     Attributes:
       signature: The type of the computation.
-      num_clients: The number of clients that totals are for; `None` for no totals.
+      num_clients: The number of clients for which totals are computed; `None` for no totals.
       steps: The steps, in order.
     """
 
@@ -120,18 +120,18 @@ class Explanation:
                     first, *more = textwrap.wrap(name, _WIDTH, break_long_words=False, break_on_hyphens=False)
                     lines += [f"   {verb:11}  {first}", *(" " * 16 + line for line in more)]
             if self._counts(step):
-                lines.append(f"   {'in all':11}  {step.traffic(cast(int, self.num_clients))}")
+                lines.append(f"   {'total':11}  {step.traffic(cast(int, self.num_clients))}")
         return "\n".join(lines if self.steps else [*lines, _NOTHING])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Returns the table that notebooks show."""
+        """Returns an HTML table for notebooks."""
         rows = [_html_row("th", "step", "where", "", "what", "type", "bytes")]
         for number, step in enumerate(self.steps, 1):
             shown = [*step.rows()]
             if self._counts(step):
-                shown.append(("in all", "", "", step.traffic(cast(int, self.num_clients))))
+                shown.append(("total", "", "", step.traffic(cast(int, self.num_clients))))
             for index, row in enumerate(shown or [("", "", "", "")]):
                 rows.append(_html_row("td", *((f"{number}", self._place(step)) if not index else ("", "")), *row))
         table = f"<table>{''.join(rows)}</table>" if self.steps else f"<p>{_NOTHING}</p>"
@@ -139,28 +139,31 @@ class Explanation:
 
     def _place(self, step: ExplainedStep) -> str:
         if step.place == "server":
-            return "at the server"
+            return "on the server"
         if self.num_clients is None:
-            return "at each client"
-        return "at 1 client" if self.num_clients == 1 else f"at each of {self.num_clients:,} clients"
+            return "on each client"
+        return "on 1 client" if self.num_clients == 1 else f"on each of {self.num_clients:,} clients"
 
     def _counts(self, step: ExplainedStep) -> bool:
         return step.place == "clients" and self.num_clients is not None
 
 
 def explain_function(function: Function, signature: Type, num_clients: int | None = None) -> Explanation:
-    """Explains a traced computation.
+    """Returns the explanation of a traced computation.
 
     Args:
       function: The computation.
-      signature: Its type.
-      num_clients: How many clients totals are for.
+      signature: The type of the computation.
+      num_clients: The number of clients for which totals are computed; `None` for no totals.
     """
     return Explanation(type_text(signature), num_clients, list(_ScheduleReader(function).steps()))
 
 
 class _ScheduleReader:
-    """Reads a schedule, tracking for each slot its name, its type, and whether each client has its own value."""
+    """Derives the steps of an explanation from a schedule.
+
+    For each slot, the reader tracks the name, the type, and whether each client has its own value.
+    """
 
     def __init__(self, function: Function) -> None:
         self._schedule = schedule(function)
@@ -211,7 +214,7 @@ class _ScheduleReader:
         return ExplainedStep(place="clients", runs=_functions(task.function), receives=(Item(what, task.type),))
 
     def _found(self, expression: Expression) -> tuple[str, Type | None, bool]:
-        """Returns the name of a value, its type if it is known, and whether each client has its own."""
+        """Returns the name of a value, its type if known, and whether each client has its own value."""
         if isinstance(expression, Slot):
             type_spec = self._types.get(expression.index)
             is_own = expression.index in self._at_clients or (type_spec is not None and is_client_valued(type_spec))
@@ -230,7 +233,7 @@ class _ScheduleReader:
 
 
 def _readers(plan: Schedule) -> dict[int, str]:
-    """Returns the names of the readers of each slot."""
+    """Returns a description of the readers of each slot, such as `step 2 and the result`."""
     readers: dict[int, list[str]] = {}
     for number, task in enumerate(plan.tasks, 1):
         inputs = slots_read(task.inputs) if isinstance(task, PhaseTask) else frozenset[int]()

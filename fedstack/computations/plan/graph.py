@@ -1,8 +1,8 @@
-"""Defines the graph of a traced computation: nodes in the order of their creation, and functions over them.
+"""Defines the graph of a traced computation, which consists of nodes in the order of creation, and functions over them.
 
-A traced computation has no called lambdas, blocks or references: the nodes of a lambda's body replace its call. What
-remains is a flat list of nodes per function. A function that an intrinsic takes, such as the body of a map, is a
-`Function` of its own; nodes of an enclosing function that it uses are its captures.
+A traced computation contains no calls of lambdas, no blocks and no references, because the nodes of a lambda's body
+replace the call. Each function is a flat list of nodes. A functional argument of an intrinsic, such as the body of a
+map, is a separate `Function`. The nodes that it uses from enclosing functions are its captures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from fedstack.foundations.value_text import shorten
 
 
 class Scope:
-    """The nodes of one function, in the order of their creation, in which they can run."""
+    """The nodes of one function, in the order of their creation. They can run in this order."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -28,13 +28,13 @@ class Scope:
         self._has_ended = False
 
     def add(self, node: "Node") -> None:
-        """Adds a new node."""
+        """Adds a new node to the scope."""
         if not self._has_ended:
             node.index = len(self.nodes)
             self.nodes.append(node)
 
     def selection(self, node: "Node", position: int) -> "Selection":
-        """Returns a member of a struct-valued node, always the same one."""
+        """Returns the selection of a member of a struct-valued node. Repeated calls return the same node."""
         found = self.selections.get((node, position))
         if found is None:
             found = Selection(fields_of(cast(StructType, node.type))[position][1], self, node, position)
@@ -43,10 +43,11 @@ class Scope:
         return found
 
     def end(self) -> None:
-        """Drops the nodes, and those still to come, once their function is complete: it references what it needs.
+        """Drops the nodes of the scope, and ignores new nodes from now on.
 
-        Nodes reference their scope. In a cycle they would stay in memory until the garbage collector runs, and
-        functions by value may have any size.
+        The completed function references the nodes that it needs. Because nodes reference their scope, keeping nodes in
+        the scope would create reference cycles. Nodes, which may contain large functions by value, would then stay in
+        memory until the garbage collector runs.
         """
         self._has_ended = True
         self.nodes = []
@@ -55,7 +56,7 @@ class Scope:
 
 @attrs.define(eq=False, repr=False)
 class Node:
-    """A part of a computation with one value."""
+    """A part of a computation that yields one value."""
 
     type: Type
     scope: Scope
@@ -65,7 +66,7 @@ class Node:
         self.scope.add(self)
 
     def operands(self) -> "Iterator[Symbol]":
-        """Yields the values that the node needs; captures of its functions included."""
+        """Yields the values that the node needs, including the captures of its functions."""
         return iter(())
 
     def __repr__(self) -> str:
@@ -79,14 +80,14 @@ class Parameter(Node):
 
 @attrs.define(eq=False, repr=False)
 class Constant(Node):
-    """A literal."""
+    """The value of a literal."""
 
     payload: Payload
 
 
 @attrs.define(eq=False, repr=False)
 class DataNode(Node):
-    """A `data` block that is no function: a data executor resolves it."""
+    """A `data` block that is not a function. A data executor resolves it."""
 
     computation: computation_pb2.Computation
 
@@ -116,14 +117,14 @@ class LeafCall(Node):
 
 @attrs.define(eq=False, repr=False)
 class IntrinsicCall(Node):
-    """A call of an intrinsic, with functional and other arguments separated.
+    """A call of an intrinsic, with functional arguments separated from other arguments.
 
     Attributes:
-      uri: The intrinsic.
+      uri: The name of the intrinsic.
       functions: The functional arguments.
       arguments: The other arguments.
-      types: The types that it declares for these; by default their own, which may be narrower: zero elements, where it
-        accepts any number.
+      types: The types that the intrinsic declares for `arguments`. They default to the arguments' own types, which may
+        be narrower: for example, an array of zero elements where the declared type accepts any number of elements.
     """
 
     uri: str
@@ -139,12 +140,12 @@ class IntrinsicCall(Node):
 
 @attrs.define(eq=False, repr=False)
 class Pack:
-    """A struct of other symbols. It is not a node, since nothing runs for it.
+    """A struct of other symbols. It is not a node, because it requires no work.
 
     Attributes:
-      names: The names of its members.
+      names: The names of the members.
       members: The members.
-      size: The number of symbols in it and in nested structs, counting repeated ones each time.
+      size: The number of symbols in the struct and in nested structs. Repeated symbols are counted each time.
     """
 
     names: tuple[str | None, ...]
@@ -175,26 +176,25 @@ def declared_type(computation: computation_pb2.Computation) -> Type:
     """Returns the type that a computation declares.
 
     Raises:
-      InvalidComputationError: If it declares none, or one that the language refuses.
+      InvalidComputationError: If the computation declares no type, or a type that is invalid in the language.
     """
     try:
         return type_from_proto(computation.type)
     except InvalidComputationError as error:
-        kind = computation.WhichOneof("computation") or "computation of no kind"
+        kind = computation.WhichOneof("computation") or "computation of unknown kind"
         uri = f" {shorten(computation.intrinsic.uri)}" if kind == "intrinsic" else ""
         raise InvalidComputationError(f"{error}; as the type of the {kind}{uri}") from error.__cause__
 
 
 class Function:
-    """A traced function: the nodes of its own that it needs, and those that it captures from enclosing functions.
+    """A traced function, which consists of its own nodes and the nodes captured from enclosing functions.
 
     Attributes:
-      parameter: The node of its argument, or `None`.
-      result: What it returns, in terms of its own nodes and of captures.
-      nodes: The nodes of its own that the result needs, in an order in which they can run; the parameter is not
-        among them.
-      captures: Nodes of enclosing functions that it uses.
-      made: The results of functions with `made_once`.
+      parameter: The node of the function's argument, or `None`.
+      result: The result, in terms of the function's own nodes and captures.
+      nodes: The function's own nodes that the result needs, except the parameter, in an order in which they can run.
+      captures: The nodes of enclosing functions that the function uses.
+      made: The cached results of functions decorated with `made_once`.
     """
 
     def __init__(self, scope: Scope, parameter: Parameter | None, result: Symbol) -> None:
@@ -206,12 +206,12 @@ class Function:
 
     @property
     def type(self) -> FunctionType:
-        """The function's type."""
+        """The type of the function."""
         return FunctionType(self.parameter.type if self.parameter else None, type_of(self.result))
 
 
 def _needed(scope: Scope, parameter: Parameter | None, result: Symbol) -> tuple[list[Node], list[Node]]:
-    """Returns the nodes of a scope that the result needs, and those of enclosing scopes."""
+    """Returns the scope's own nodes that `result` needs, and the nodes that it captures from enclosing scopes."""
     wanted = _reached(result, scope.nodes)
     own = [node for node in scope.nodes if node in wanted and node is not parameter]
     captures = sorted((node for node in wanted if node.scope is not scope), key=lambda node: node.index)
@@ -219,13 +219,13 @@ def _needed(scope: Scope, parameter: Parameter | None, result: Symbol) -> tuple[
 
 
 def needed_for(symbol: Symbol, nodes: Sequence[Node]) -> list[Node]:
-    """Returns those of a function's nodes that a symbol in terms of them needs, in their order."""
+    """Returns the nodes in `nodes` that `symbol` needs, in their original order."""
     wanted = _reached(symbol, nodes)
     return [node for node in nodes if node in wanted]
 
 
 def _reached(symbol: Symbol, nodes: Sequence[Node]) -> set[Node]:
-    """Returns the nodes that a symbol depends on; others never run."""
+    """Returns the nodes on which a symbol depends. Other nodes never run."""
     wanted: set[Node] = set(nodes_of(symbol))
     for node in reversed(nodes):
         if node in wanted:
@@ -235,7 +235,7 @@ def _reached(symbol: Symbol, nodes: Sequence[Node]) -> set[Node]:
 
 
 def nodes_of(symbol: Symbol) -> Iterator[Node]:
-    """Yields the nodes that a symbol refers to directly."""
+    """Yields the nodes to which a symbol directly refers."""
     if isinstance(symbol, Node):
         yield symbol
     elif isinstance(symbol, Pack):
@@ -244,13 +244,13 @@ def nodes_of(symbol: Symbol) -> Iterator[Node]:
 
 
 def select(source: Symbol, position: int) -> Symbol:
-    """Returns a member of a struct symbol. The caller has checked that there is one."""
+    """Returns a member of a struct symbol. The caller has checked that the member exists."""
     if isinstance(source, Pack):
         return source.members[position]
     node = source
     if not isinstance(node, Node) or not isinstance(node.type, StructType):
         raise TypeError(f"Expected a struct, found {node}")
-    # Created in the scope of the source, so that a function that needs one member captures only that.
+    # The selection is created in the scope of its source, so that a function that needs one member captures only it.
     return node.scope.selection(node, position)
 
 
@@ -262,7 +262,8 @@ def type_of(symbol: Symbol) -> Type:
             return struct_of(fields)
         except ValueError as error:  # a repeated or reserved name
             raise InvalidComputationError(
-                f"Expected a struct with names that the language allows, found {error}"
+                f"Expected a struct with distinct names that the language allows, found invalid names: {error}; rename "
+                "the members"
             ) from error
     return symbol.type
 
@@ -284,41 +285,41 @@ _SELECTS = {"federated_select", "federated_secure_select"}
 
 
 def is_client_work(node: Node) -> bool:
-    """Returns whether a node runs at each client."""
+    """Returns whether a node runs on each client."""
     return isinstance(node, IntrinsicCall) and node.uri in _CLIENT_WORK
 
 
 def is_aggregation(node: Node) -> bool:
-    """Returns whether a node aggregates values of clients."""
+    """Returns whether a node aggregates clients' values."""
     return isinstance(node, IntrinsicCall) and node.uri in INTRINSICS and INTRINSICS[node.uri].aggregates
 
 
 def is_select(node: Node) -> TypeGuard[IntrinsicCall]:
-    """Returns whether a node gives clients slices of what the server has."""
+    """Returns whether a node sends clients slices of a value on the server."""
     return isinstance(node, IntrinsicCall) and node.uri in _SELECTS
 
 
 def is_barrier(node: Node) -> bool:
-    """Returns whether users of the node are in a later phase."""
+    """Returns whether nodes that use the node's value belong to a later phase."""
     return is_aggregation(node) or is_select(node)
 
 
 def is_zip_or_broadcast(node: Node) -> TypeGuard[IntrinsicCall]:
-    """Returns whether a node calls an intrinsic that only places a value, or joins it with others."""
+    """Returns whether a node calls an intrinsic that only places a value, or joins it with other values."""
     return isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT
 
 
 def is_transparent(node: Node) -> bool:
-    """Returns whether a node runs nothing, so that its value is where its operands are."""
+    """Returns whether a node requires no work, so that its value is available wherever its operands are."""
     return isinstance(node, Selection) or is_zip_or_broadcast(node)
 
 
 def made_anew(function: Function) -> frozenset[Node]:
-    """Returns the nodes at clients that each phase computes for itself, rather than one phase for all.
+    """Returns the client nodes that each phase recomputes instead of reading the value from an earlier phase.
 
-    The elements of a mapped sequence are made in each pass over it, in the order of the pass. A phase could pass on to
-    another only its elements, whose order in another pass is unknown. So these nodes are maps that only map sequences,
-    and zips with such, as far as only clients read them.
+    These nodes are maps that only map sequences, and zips with such maps, if only clients read them. The elements of a
+    mapped sequence are computed in each pass over it, in the order of the pass. A phase could pass only elements to
+    another phase, but their order in a later pass is unknown.
     """
     read_elsewhere = set(_deep(function.result))
     for node in function.nodes:
@@ -335,7 +336,7 @@ def made_anew(function: Function) -> frozenset[Node]:
 
 
 def _only_maps_sequences(node: IntrinsicCall, reads_anew: bool) -> bool:
-    """Returns whether a node does nothing but map sequences, or select members of values that such nodes make."""
+    """Returns whether a node only maps sequences, or selects members of values from nodes that only map sequences."""
     if node.uri != "federated_map":
         return False
     maps = [inner for inner in node.functions[0].nodes if not isinstance(inner, Selection)]

@@ -1,4 +1,4 @@
-"""Runs programs whose operations are all bound: once, or once per client over whole columns."""
+"""Runs programs whose operations are all bound, either once or for each client over whole columns."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ def run_once(program: Program, inputs: Sequence[Payload]) -> tuple[Payload, ...]
     """Runs a program once.
 
     Args:
-      program: The program; every operation is a `BoundOperation`.
-      inputs: The payloads of its inputs.
+      program: The program. Every operation must be a `BoundOperation`.
+      inputs: The payloads of the program's inputs.
 
     Returns:
-      The payloads of its results.
+      The payloads of the program's results.
     """
     return tuple(_runner(program).run(inputs, None))
 
 
 class ProgramRunner:
-    """Runs a program many times, with everything looked up beforehand.
+    """Runs a program many times. All lookups are done once, in advance.
 
     Args:
-      program: The program; every operation is a `BoundOperation`.
+      program: The program. Every operation must be a `BoundOperation`.
     """
 
     __slots__ = ("_constants", "_inputs", "_results", "_steps")
@@ -48,11 +48,11 @@ class ProgramRunner:
         """Runs the program once.
 
         Args:
-          inputs: The payloads of its inputs.
-          client: The index of the client, for error messages; `None` at the server.
+          inputs: The payloads of the program's inputs.
+          client: The index of the client, for error messages; `None` on the server.
 
         Returns:
-          The payloads of its results, which nothing here references any more.
+          The payloads of the program's results. The runner keeps no references to them.
         """
         values = self._constants.copy()
         for slot, payload in zip(self._inputs, inputs):
@@ -70,19 +70,19 @@ def _runner(program: Program) -> ProgramRunner:
 
 @made_once
 def max_parallel(program: Program) -> int | None:
-    """Returns how many clients may run a program at the same time; `None` if its operations set no limit."""
+    """Returns the maximum number of clients that may run a program concurrently; `None` means no limit."""
     operations = [step.operation for step in program.steps if isinstance(step.operation, BoundOperation)]
     return min((one.max_parallel for one in operations if one.max_parallel is not None), default=None)
 
 
 @made_once
 def prefers_columns(program: Program) -> bool:
-    """Returns whether an operation of a program prefers columns, see `BoundOperation`."""
+    """Returns whether any operation of a program prefers columns; see `BoundOperation`."""
     return any(bound(step.operation).prefers_columns for step in program.steps)
 
 
 def reader(expression: Expression) -> Callable[[Sequence[Payload]], Payload]:
-    """Returns the function that evaluates an expression over payloads."""
+    """Returns a function that evaluates an expression over the payloads in slots."""
     if isinstance(expression, Slot):
         return operator.itemgetter(expression.index)
     if isinstance(expression, Join):
@@ -100,13 +100,13 @@ def run_columns(program: Program, inputs: Sequence[Column], first_client: int, s
     """Runs a program once for each of `size` clients, step by step.
 
     Args:
-      program: The program; every operation is a `BoundOperation`.
-      inputs: A column of `size` clients per input.
-      first_client: The index of the first of them, for error messages.
+      program: The program. Every operation must be a `BoundOperation`.
+      inputs: A column with values for `size` clients, for each input.
+      first_client: The index of the first client, for error messages.
       size: The number of clients.
 
     Returns:
-      A column per result.
+      A column for each result.
     """
     values: list[Column | None] = [None] * program.slots
     for slot, column in zip(program.inputs, inputs):
@@ -120,7 +120,7 @@ def run_columns(program: Program, inputs: Sequence[Column], first_client: int, s
 
 
 def read_column(expression: Expression, values: Sequence[Column | None], size: int) -> Column:
-    """Evaluates an expression over columns."""
+    """Evaluates an expression over the columns in slots, for `size` clients."""
     if isinstance(expression, Slot):
         return cast(Column, values[expression.index])
     if isinstance(expression, Join):
@@ -131,11 +131,14 @@ def read_column(expression: Expression, values: Sequence[Column | None], size: i
 
 
 def bound(operation: Operation) -> BoundOperation:
-    """Returns an operation, after checking that an executor has bound it.
+    """Returns an operation after checking that an executor has bound it.
 
     Raises:
-      UnsupportedIntrinsicError: If it is not bound.
+      UnsupportedIntrinsicError: If the operation is not bound.
     """
     if isinstance(operation, BoundOperation):
         return operation
-    raise UnsupportedIntrinsicError(f"Expected an operation that an executor has bound, found {operation}")
+    raise UnsupportedIntrinsicError(
+        f"Expected an operation that an executor has bound, found the unbound operation {operation}; use a stack of "
+        "executors that supports the operation"
+    )

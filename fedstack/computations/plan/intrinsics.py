@@ -1,7 +1,7 @@
-"""Defines the language's intrinsics: the layout of their arguments, and their typing rules.
+"""Defines the argument layouts and the typing rules of the language's intrinsics.
 
-The typing rules are those of the language's intrinsic definitions. They are checked again here because a computation
-may come from anywhere: a declared type that contradicts its rule would give a silently wrong result.
+The typing rules are the same as in the language's intrinsic definitions. They are checked again because a computation
+may come from an untrusted source, and a declared type that violates the rule could silently produce a wrong result.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ class Intrinsic:
     """One intrinsic of the language.
 
     Attributes:
-      uri: Its name in the IR.
-      functions: The positions of its functional arguments.
-      arity: The number of arguments; those of one argument take it bare, the others in a struct.
-      rule: Derives the result type from the argument types, or raises an error.
-      aggregates: Whether it aggregates values of clients at the server.
+      uri: The name of the intrinsic in the IR.
+      functions: The positions of the functional arguments.
+      arity: The number of arguments. A single argument is passed directly, and several are passed in a struct.
+      rule: A function that derives the result type from the argument types, or raises an error.
+      aggregates: Whether the intrinsic aggregates clients' values on the server.
     """
 
     uri: str
@@ -54,17 +54,17 @@ def _expect(condition: bool, wanted: str, found: object) -> None:
 
 def _federated(type_spec: Type, placement: object) -> FederatedType:
     if not isinstance(type_spec, FederatedType) or type_spec.placement is not placement:
-        raise TypeMismatchError(f"Expected a value at {placement}, found one of type {type_spec}")
+        raise TypeMismatchError(f"Expected a value placed at {placement}, found a value of type {type_spec}")
     return type_spec
 
 
 def _function(type_spec: Type, *parameters: Type) -> Type:
-    """Checks that a functional argument takes the given parameters, and returns its result type."""
+    """Checks that a functional argument accepts the given parameters, and returns the function's result type."""
     if not isinstance(type_spec, FunctionType):
         raise TypeMismatchError(f"Expected a function, found {type_spec}")
     takes = type_spec.parameter
     if not parameters:
-        _expect(takes is None, "a function without parameter", type_spec)
+        _expect(takes is None, "a function without parameters", type_spec)
     elif len(parameters) == 1:
         fits = takes is not None and takes.is_assignable_from(parameters[0])
         _expect(fits, f"a function of {parameters[0]}", type_spec)
@@ -89,7 +89,7 @@ def _at_server(member: Type) -> Type:
 
 
 def _aggregates(kinds: str, wanted: str) -> Rule:
-    """Returns the rule of aggregations of one argument, whose result has the type of what each client gives."""
+    """Returns the rule for aggregations of one argument, whose result has the type of each client's value."""
 
     def rule(args: Sequence[Type]) -> Type:
         member = _federated(args[0], CLIENTS).member
@@ -100,25 +100,27 @@ def _aggregates(kinds: str, wanted: str) -> Rule:
 
 
 _sum = _aggregates("ifc", "numbers to sum")
-_mean = _aggregates("fc", "floating or complex numbers for a mean")
-_extreme = _aggregates("if", "integers or floating numbers")
+_mean = _aggregates("fc", "floating-point or complex numbers for a mean")
+_extreme = _aggregates("if", "integers or floating-point numbers")
 
 
 def _weighted_mean(args: Sequence[Type]) -> Type:
     weight = _federated(args[1], CLIENTS).member
     scalar = isinstance(weight, TensorType) and weight.shape == () and kind_of_dtype(weight.dtype) in "if"
-    _expect(scalar, "a scalar number as weight", weight)
+    _expect(scalar, "a scalar number as the weight", weight)
     return _mean(args)
 
 
 def _secure_sum(args: Sequence[Type]) -> Type:
     member = _federated(args[0], CLIENTS).member
     _numeric(member, "i", "integers to sum securely")
-    _numeric(args[1], "i", "integers as bound")
+    _numeric(args[1], "i", "integers as the bound")
     leaves = sum(1 for _ in tensor_leaves(member))
     bounds = sum(1 for _ in tensor_leaves(args[1]))
     single = isinstance(args[1], TensorType)
-    _expect(single or bounds == leaves, f"one bound, or one for each of the {leaves} tensors of {member}", args[1])
+    _expect(
+        single or bounds == leaves, f"one bound, or one bound for each of the {leaves} tensors of {member}", args[1]
+    )
     return _at_server(member)
 
 
@@ -169,7 +171,7 @@ def _zip(placement: PlacementLiteral) -> Rule:
             return federated.member
 
         member = strip(args[0])
-        _expect(count > 0, f"at least one value at {placement}", args[0])
+        _expect(count > 0, f"at least one value placed at {placement}", args[0])
         return FederatedType(member, placement, all_equal)
 
     return rule
@@ -189,7 +191,7 @@ def _generic_divide(args: Sequence[Type]) -> Type:
 
 
 def quotient_type(type_spec: Type) -> Type:
-    """Returns the type of a quotient: integers divide to float64, as in TensorFlow's true division."""
+    """Returns the type of a quotient. Dividing integers yields float64, as in TensorFlow's true division."""
     if isinstance(type_spec, FederatedType):
         return FederatedType(quotient_type(type_spec.member), type_spec.placement, type_spec.all_equal)
     if isinstance(type_spec, StructType):
@@ -219,7 +221,7 @@ def _sequence_sum(args: Sequence[Type]) -> Type:
 
 
 def _plain(type_spec: Type) -> Type:
-    _expect(not contains_federated(type_spec), "a plain value", type_spec)
+    _expect(not contains_federated(type_spec), "a value without federated parts", type_spec)
     return type_spec
 
 
@@ -253,57 +255,68 @@ _TABLE = [
 ]
 INTRINSICS = {intrinsic.uri: intrinsic for intrinsic in _TABLE}
 GENERIC_ZERO = "generic_zero"
-_checked: TypeMemo[frozenset[str]] = TypeMemo()  # the intrinsics that each type has been checked for
+_checked: TypeMemo[frozenset[str]] = TypeMemo()  # for each type, the intrinsics whose rules it has passed
 
 
 def find_intrinsic(uri: str) -> Intrinsic:
-    """Returns the intrinsic of that name.
+    """Returns the intrinsic named `uri`.
 
     Raises:
-      UnsupportedIntrinsicError: If the language does not have it.
+      UnsupportedIntrinsicError: If the language has no intrinsic with this name.
     """
     found = INTRINSICS.get(uri)
     if found is None:
         raise UnsupportedIntrinsicError(
-            f"Expected an intrinsic of the language, found {name_text(uri)!r}; known are "
+            f"Expected an intrinsic of the language, found {name_text(uri)!r}; use one of "
             f"{', '.join(sorted(INTRINSICS))}"
         )
     return found
 
 
 def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
-    """Returns the type of an intrinsic as declared, after checking it against the intrinsic's rule.
+    """Returns the declared type of an intrinsic, after checking the type against the intrinsic's rule.
 
     Raises:
-      TypeMismatchError: If the intrinsic cannot have the declared type.
+      TypeMismatchError: If the declared type violates the rule.
     """
     known = _checked.get(declared) or frozenset()
     if not isinstance(declared, FunctionType) or declared.parameter is None:
-        raise TypeMismatchError(f"Expected a functional type for {intrinsic.uri}, found {declared}")
+        raise TypeMismatchError(
+            f"Expected {intrinsic.uri} to have the type of a function with a parameter, found {declared}; correct the "
+            "declared type"
+        )
     if intrinsic.uri in known:
         return declared
     arguments = argument_types(intrinsic, declared.parameter)
     try:
         derived = intrinsic.rule(arguments)
-    except (TypeMismatchError, ValueError) as error:  # the language refuses some types, such as nested placements
-        raise TypeMismatchError(f"{error}; in the type {declared} of {intrinsic.uri}") from None
+    except (TypeMismatchError, ValueError) as error:  # the language rejects some types, such as nested placements
+        raise TypeMismatchError(f"{error}; in the type {declared} of {intrinsic.uri}; correct the type") from None
     if not declared.result.is_assignable_from(derived) and not same_without_names(declared.result, derived):
-        raise TypeMismatchError(f"Expected {intrinsic.uri} to give {derived}, found the declared type {declared}")
+        raise TypeMismatchError(
+            f"Expected {intrinsic.uri} to return {derived}, found the declared type {declared}; correct the type"
+        )
     _checked.put(declared, known | {intrinsic.uri})
     return declared
 
 
 def argument_types(intrinsic: Intrinsic, parameter: Type) -> Sequence[Type]:
-    """Returns the types of the arguments of an intrinsic, given its parameter type."""
+    """Returns the types of an intrinsic's arguments, given the type of its parameter."""
     if intrinsic.arity == 1:
         return [parameter]
     if not isinstance(parameter, StructType) or len(fields_of(parameter)) != intrinsic.arity:
-        raise TypeMismatchError(f"Expected {intrinsic.arity} arguments for {intrinsic.uri}, found {parameter}")
+        raise TypeMismatchError(
+            f"Expected a struct of {intrinsic.arity} arguments for {intrinsic.uri}, found {parameter}; pass "
+            "one value for each argument"
+        )
     return [member for _, member in fields_of(parameter)]
 
 
 def same_without_names(left: Type, right: Type) -> bool:
-    """Compares types by structure: an intrinsic's result may lose the names that its arguments had."""
+    """Returns whether `right` can be assigned to `left` if names are ignored.
+
+    The result of an intrinsic may lose the names in the types of its arguments.
+    """
     if isinstance(left, FederatedType) and isinstance(right, FederatedType):
         same_place = left.placement is right.placement and (right.all_equal or not left.all_equal)
         return same_place and same_without_names(left.member, right.member)

@@ -1,4 +1,4 @@
-"""Caches the plans of computations: each is traced once per content, and found by identity first."""
+"""Caches the plans of computations. Each distinct computation is traced once, and looked up by identity first."""
 
 from fedstack.computations.leaves.leaf_runtimes import digest_of
 from fedstack.computations.plan.graph import Function, IntrinsicCall
@@ -7,18 +7,18 @@ from fedstack.computations.types.language import computation_pb2
 from fedstack.foundations.caches import SharedCache, made_once
 
 _MAX_PLANS = 1000
-# Plans reference the contents of their computations: large literals, and the code of received functions, both as a
-# message and loaded.
+# Plans keep the contents of their computations in memory: large literals, and the code of received functions, both as a
+# message and in loaded form.
 _MAX_BYTES = 128 << 20
-# A node, and its parts of a schedule.
+# The approximate size of a node and the corresponding parts of a schedule.
 _NODE_BYTES = 1300
 
 
 class PlanCache:
-    """A bounded cache of traced computations, for any number of threads."""
+    """A bounded, thread-safe cache of traced computations."""
 
     def __init__(self, max_plans: int = _MAX_PLANS, max_bytes: int = _MAX_BYTES) -> None:
-        # With the computation, so that no other object gets its identity.
+        # Entries keep the computation alive, so that no other object can have the same identity.
         self._by_identity: SharedCache[int, tuple[computation_pb2.Computation, Function]] = SharedCache(
             max_plans, max_bytes
         )
@@ -37,7 +37,7 @@ class PlanCache:
         """Returns the traced computation.
 
         Raises:
-          InvalidComputationError: If it is malformed; the error is not cached.
+          InvalidComputationError: If the computation is malformed. Errors are not cached.
         """
         known = self._by_identity.get(id(computation))
         if known is not None:
@@ -47,7 +47,7 @@ class PlanCache:
         return function
 
     def plan_content(self, computation: computation_pb2.Computation) -> Function:
-        """Returns the traced computation without caching the message object, for messages that are received."""
+        """Returns the traced computation without caching the identity of the message. Used for received messages."""
         digest, size = digest_of(computation)
         function = self._by_content.get(digest)
         if function is None:
@@ -61,7 +61,7 @@ class PlanCache:
 
 @made_once
 def _bytes_of(function: Function) -> int:
-    """Returns about how many bytes a plan takes besides its message: small computations may unfold to large plans."""
+    """Returns the approximate size of a plan, without its message. Small computations can unfold to large plans."""
     inner = [called for node in function.nodes if isinstance(node, IntrinsicCall) for called in node.functions]
     return len(function.nodes) * _NODE_BYTES + sum(map(_bytes_of, inner))
 

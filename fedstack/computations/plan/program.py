@@ -1,12 +1,12 @@
-"""Defines straight-line programs: the work of a function in one place, as a list of steps over numbered slots.
+"""Defines straight-line programs, which express the work of a function in one location as steps over numbered slots.
 
-Executors inside one process pass programs to each other. The same program runs once (server work, an element of a
-sequence) or once per client, step by step over whole columns. Its steps run *sources* (a leaf computation, an
-intrinsic, a data block), which executors replace by operations that can be called (`BoundOperation`).
+Executors in one process pass programs to each other. A program runs either once (for server work, or for an element of
+a sequence), or once per client, step by step over whole columns. Each step names a *source* (a leaf computation, an
+intrinsic or a data block), which executors replace by a callable operation (`BoundOperation`).
 
-A fold may write into an array that a leaf function returned, if nothing else will read it. Within the program, no other
-result may read it, and a step must have made it (`read_by_one`). Within the process, nothing else may reference the
-array (`take_buffer` in `values/ownership.py`).
+A fold may write into an array that a leaf function returned, if nothing else reads the array afterwards. Within the
+program, a step must have produced the array, and no other result may read it (`read_by_one`). Within the process,
+nothing else may reference the array (`take_buffer` in `values/ownership.py`).
 """
 
 import abc
@@ -41,21 +41,21 @@ from fedstack.foundations.caches import Made, made_once
 
 @attrs.frozen
 class Slot:
-    """The value of an input or an earlier step."""
+    """A reference to the value of an input, a constant or an earlier step."""
 
     index: int
 
 
 @attrs.frozen
 class Join:
-    """A struct of other expressions."""
+    """An expression for a struct of other expressions."""
 
     parts: "tuple[Expression, ...]"
 
 
 @attrs.frozen
 class Pick:
-    """A member of a struct."""
+    """An expression for a member of a struct."""
 
     source: "Expression"
     position: int
@@ -65,25 +65,25 @@ Expression: TypeAlias = Slot | Join | Pick
 
 
 def pick(source: Expression, position: int) -> Expression:
-    """Returns the expression for a member of a struct; of a `Join` it is the part itself."""
+    """Returns the expression for a member of a struct. For a `Join`, it is the part itself."""
     return source.parts[position] if isinstance(source, Join) else Pick(source, position)
 
 
 @attrs.frozen(eq=False)
 class LeafSource:
-    """A leaf computation that has yet to be loaded by a runtime."""
+    """A leaf computation that a runtime has not loaded yet."""
 
     computation: computation_pb2.Computation
 
     @property
     def name(self) -> str:
-        """Its name, if its carrier has one."""
+        """The name of the leaf computation; empty if its carrier has no name."""
         return leaf_name(self.computation)
 
 
 @attrs.frozen(eq=False)
 class DataSource:
-    """A `data` block that has yet to be resolved by a data executor."""
+    """A `data` block that a data executor has not resolved yet."""
 
     computation: computation_pb2.Computation
     type: Type
@@ -92,17 +92,19 @@ class DataSource:
 
 @attrs.frozen(eq=False)
 class IntrinsicSource:
-    """An intrinsic that an executor has yet to implement.
+    """An intrinsic that an executor has not replaced by an operation yet.
 
-    Its argument is a struct: first the arguments that are values, then the captures of each of its functions.
+    The argument of the operation is a struct of the intrinsic's value arguments, followed by the captures of each of
+    its functions.
 
     Attributes:
-      uri: The intrinsic.
-      functions: The programs of its functional arguments; their inputs are the parameter, then the captures.
-      parameters: The types of their parameters.
-      captures: How many captures each of them has.
+      uri: The name of the intrinsic.
+      functions: The programs of the functional arguments. The inputs of each program are the parameter, then the
+        captures.
+      parameters: The parameter type of each function that has a parameter.
+      captures: The number of captures of each function.
       type: The result type.
-      arguments: The types that it declares for the arguments that are values.
+      arguments: The types that the intrinsic declares for its value arguments.
     """
 
     uri: str
@@ -114,7 +116,7 @@ class IntrinsicSource:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the intrinsic."""
         return self.uri
 
 
@@ -122,16 +124,16 @@ Operation: TypeAlias = LeafSource | DataSource | IntrinsicSource | BoundOperatio
 
 
 class CompositeOperation(BoundOperation):
-    """An operation that runs programs of its own."""
+    """An operation that itself runs programs."""
 
     @abc.abstractmethod
     def linked(self, link: "Callable[[Program], Program]") -> BoundOperation:
-        """Returns the operation with its programs linked."""
+        """Returns the operation with `link` applied to each of its programs."""
 
 
 @attrs.frozen(eq=False)
 class ProgramStep:
-    """Runs an operation on an argument and puts what it returns into a slot."""
+    """A step that runs an operation on an argument and stores the result in a slot."""
 
     operation: Operation
     argument: Expression | None
@@ -140,15 +142,15 @@ class ProgramStep:
 
 @attrs.frozen(eq=False)
 class Program:
-    """Steps over slots.
+    """A straight-line program of steps over numbered slots.
 
     Attributes:
       inputs: The slots of the inputs.
-      constants: The slots of literals, with their payloads.
+      constants: The slots of literals, with the payloads of the literals.
       steps: The steps, in order.
-      results: The results.
-      slots: The number of slots.
-      made: The results of functions with `made_once`.
+      results: The expressions for the results.
+      slots: The total number of slots.
+      made: The cached results of functions decorated with `made_once`.
     """
 
     inputs: tuple[int, ...]
@@ -159,7 +161,7 @@ class Program:
     made: Made = attrs.field(factory=cast("Callable[[], Made]", dict), init=False, repr=False)
 
     def with_operations(self, linking: "Linking", replace: Callable[[Operation], Operation]) -> "Program":
-        """Returns the program with each operation replaced, made once per linking and stored."""
+        """Returns the program with `replace` applied to each operation. The result is cached for each linking."""
         made = _linked(self)
         found = made.get(linking)
         if found is None:
@@ -170,10 +172,12 @@ class Program:
 
 @attrs.frozen(eq=False)
 class Linking:
-    """A way to replace the sources of programs by operations. Executors that do it alike share one.
+    """Identifies a way to replace the sources of programs by operations.
+
+    Executors that replace sources in the same way share a `Linking`.
 
     Attributes:
-      name: Its name, for people.
+      name: A name for debugging.
     """
 
     name: str
@@ -181,12 +185,12 @@ class Linking:
 
 @made_once
 def _linked(program: Program) -> "WeakKeyDictionary[Linking, Program]":
-    """Returns the linked versions of a program."""
+    """Returns the cache of linked versions of a program."""
     return WeakKeyDictionary()
 
 
 class ProgramBuilder:
-    """Writes a program, step by step."""
+    """Builds a program step by step."""
 
     def __init__(self) -> None:
         self._slots = 0
@@ -200,7 +204,7 @@ class ProgramBuilder:
         return Slot(self._slots - 1)
 
     def input(self) -> Slot:
-        """Adds an input."""
+        """Adds an input and returns its slot."""
         slot = self._new_slot()
         self._inputs.append(slot.index)
         return slot
@@ -215,18 +219,18 @@ class ProgramBuilder:
         return self._late(symbol) if found is None else found
 
     def _late(self, node: Node) -> Expression:
-        """Binds a selection that was made in an enclosing function after this one was traced."""
+        """Binds a selection that was created in an enclosing function after this function was traced."""
         if isinstance(node, Selection):
             return self.bind(node, pick(self.read(node.source), node.position))
-        raise InvalidComputationError(f"Expected a value made before, found {node!r}")
+        raise InvalidComputationError(f"Expected a value from an earlier step, found {node!r}")
 
     def bind(self, node: Node, expression: Expression) -> Expression:
-        """Records the expression for the value of a node."""
+        """Records and returns the expression for the value of a node."""
         self.bound[node] = expression
         return expression
 
     def inline(self, function: Function, argument: Expression | None) -> Expression:
-        """Appends the steps of a function whose captures are bound, and returns its result."""
+        """Appends the steps of a function whose captures are bound, and returns the expression for its result."""
         if function.parameter is not None and argument is not None:
             self.bind(function.parameter, argument)
         for node in function.nodes:
@@ -234,7 +238,7 @@ class ProgramBuilder:
         return self.read(function.result)
 
     def add(self, node: Node) -> Expression:
-        """Appends the step that computes an unplaced node."""
+        """Appends the step that computes a node without a placement, and returns the expression for its value."""
         if isinstance(node, Parameter):
             return self.read(node)
         if isinstance(node, Selection):
@@ -251,9 +255,9 @@ class ProgramBuilder:
         if isinstance(node, IntrinsicCall) and not contains_federated(node.type):
             return self.bind(node, self._intrinsic(node))
         raise InvalidComputationError(
-            "Expected only local work in a function that runs at one place, found "
-            f"{node.uri if isinstance(node, IntrinsicCall) else repr(node)}; call federated operators in the "
-            "federated_computation itself, outside of mapped functions"
+            "Expected only local work in a mapped function, found "
+            f"{node.uri if isinstance(node, IntrinsicCall) else repr(node)}; call federated operators directly in the "
+            "federated_computation, outside of mapped functions"
         )
 
     def _step(self, operation: Operation, argument: Expression | None) -> Slot:
@@ -270,13 +274,13 @@ class ProgramBuilder:
         return self._step(IntrinsicSource(node.uri, programs, parameters, counts, node.type, node.types), arguments)
 
     def finish(self, results: Sequence[Expression]) -> Program:
-        """Returns the program."""
+        """Returns the completed program with the given results."""
         return Program(tuple(self._inputs), tuple(self._constants), tuple(self._steps), tuple(results), self._slots)
 
 
 @made_once
 def closed_program(function: Function) -> Program:
-    """Returns the program of an unplaced function: its inputs are the parameter, if any, then the captures."""
+    """Returns the program of a function without placements. Its inputs are the parameter, if any, then the captures."""
     builder = ProgramBuilder()
     argument = builder.input() if function.parameter is not None else None
     for capture in function.captures:
@@ -288,16 +292,16 @@ Path = tuple[int, ...]
 
 
 def read_by_one(program: Program, readers: Sequence[Sequence[int]]) -> list[bool]:
-    """Returns for each reader whether steps of the program make all that it reads, and nothing else reads that.
+    """Returns, for each reader, whether steps of the program produce all its values and no other reader reads them.
 
     Args:
       program: The program.
-      readers: For each reader the positions of the results that it reads.
+      readers: For each reader, the positions of the results that it reads.
     """
     made = {step.target for step in program.steps}
     paths = [[path for i in positions for path in _paths(program.results[i])] for positions in readers]
     reads = Counter(path for reader in paths for path in reader)
-    # A path that ends above another one reads that too.
+    # Reading a struct also reads its members, so a reader of a path also reads all longer paths that begin with it.
     beneath = {path[:length] for path in reads for length in range(1, len(path))}
 
     def alone(path: Path) -> bool:
@@ -308,7 +312,7 @@ def read_by_one(program: Program, readers: Sequence[Sequence[int]]) -> list[bool
 
 
 def _paths(expression: Expression) -> Iterator[Path]:
-    """Yields the slots that an expression reads, each followed by the positions of the member that it picks."""
+    """Yields the paths that an expression reads: a slot, followed by the positions of the picked members."""
     picks: list[int] = []
     while not isinstance(expression, Join) or picks:
         if isinstance(expression, Slot):

@@ -1,7 +1,7 @@
-"""Writes programs as functions of the language, and reads them back, so that they can be sent to another process.
+"""Writes programs as functions of the language, and reads them, so that they can be sent to other processes.
 
-A program becomes one function from a struct of its inputs to a struct of its results. Reading traces that function, so
-that a received program is checked like any computation.
+A program becomes one function from a struct of its inputs to a struct of its results. Reading a program traces this
+function, so a received program is checked like any other computation.
 """
 
 import itertools
@@ -43,18 +43,18 @@ Computation = computation_pb2.Computation
 
 
 def program_to_ir(program: Program, inputs: Sequence[Type], results: Sequence[Type]) -> Computation:
-    """Returns the function of a program.
+    """Returns a program as a function of the language.
 
     Args:
       program: The program, whose sources have not been replaced by operations.
-      inputs: The types of its inputs.
-      results: The types of its results, which have the names of their members.
+      inputs: The types of the program's inputs.
+      results: The types of the program's results, which provide the names of struct members.
 
     Returns:
-      A function of a struct of the inputs, in order; one without a parameter if there are none.
+      A function of a struct of the inputs, in order, or a function without a parameter if there are no inputs.
 
     Raises:
-      InvalidComputationError: If it has a constant that the language has no literal for.
+      InvalidComputationError: If the program contains a constant that cannot be written as a literal.
     """
     writer = _Writer()
     if not inputs:
@@ -65,27 +65,32 @@ def program_to_ir(program: Program, inputs: Sequence[Type], results: Sequence[Ty
 
 
 def program_from_ir(function: Function, inputs: int) -> Program:
-    """Returns the program of a traced function of a struct of inputs that returns a struct.
+    """Returns the program of a traced function from a struct of inputs to a struct of results.
 
-    It is made once and stored with the function.
+    The program is created once and cached with the function.
 
     Raises:
-      InvalidComputationError: If the function has another number of inputs, or federated ones, or does not return a
+      InvalidComputationError: If the function has another number of inputs or a federated input, or does not return a
         struct.
     """
     program = _program_of(function)
     if len(program.inputs) != inputs:
-        raise InvalidComputationError(f"Expected a function of {inputs} inputs, found one of {len(program.inputs)}")
+        raise InvalidComputationError(
+            f"Expected a function of {inputs} inputs, found a function of {len(program.inputs)} inputs; send one value "
+            "for each input of the function"
+        )
     return program
 
 
 @made_once
 def _program_of(function: Function) -> Program:
     parameter = function.parameter
-    inputs = 0 if parameter is None else len(_struct_fields(parameter.type, "a function of a struct of its inputs"))
+    inputs = 0 if parameter is None else len(_struct_fields(parameter.type, "the parameter to be a struct of inputs"))
     if parameter is not None and contains_federated(parameter.type):
-        raise InvalidComputationError(f"Expected a function of local values, found one of {parameter.type}")
-    results = len(_struct_fields(type_of(function.result), "a function that returns a struct of its results"))
+        raise InvalidComputationError(
+            f"Expected a function of local values, found a function of federated values: {parameter.type}"
+        )
+    results = len(_struct_fields(type_of(function.result), "the result to be a struct of results"))
     builder = ProgramBuilder()
     argument = Join(tuple([builder.input() for _ in range(inputs)])) if parameter is not None else None
     whole = builder.inline(function, argument)
@@ -99,13 +104,13 @@ def _struct_fields(type_spec: Type, wanted: str) -> Sequence[tuple[str | None, T
 
 
 class _Writer:
-    """Writes one computation; the names of its locals are unique over all of it."""
+    """Writes one computation. The names of locals are unique within the whole computation."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
 
     def body(self, program: Program, inputs: Sequence[Computation], results: Sequence[Type]) -> Computation:
-        """Returns what computes the struct of a program's results."""
+        """Returns the computation of the struct of a program's results."""
         found, locals_ = self._run(program, inputs)
         return block(locals_, struct([_named(value, wanted) for value, wanted in zip(found, results)]))
 
@@ -131,12 +136,12 @@ class _Writer:
             return source.computation
         if isinstance(source, IntrinsicSource):
             return self._intrinsic(source, cast(Join, step.argument), values)
-        raise InvalidComputationError(f"Expected what a step is to run, found {source}, which has been bound already")
+        raise InvalidComputationError(f"Expected a source that has not been bound, found the bound operation {source}")
 
     def _intrinsic(self, source: IntrinsicSource, argument: Join, values: dict[int, Computation]) -> Computation:
         operands = [_read(part, values) for part in argument.parts]
         count = len(source.arguments)
-        # Programs have no names of members, and some intrinsics require two arguments with the same names.
+        # Programs do not store member names, but some intrinsics require two arguments with equal names.
         arguments = [_named(value, wanted) for value, wanted in zip(operands, source.arguments)]
         captures = iter(operands[count:])
         functions = [
@@ -146,7 +151,7 @@ class _Writer:
         return call_intrinsic(source.uri, in_order(source.uri, functions, arguments), source.type, source.arguments)
 
     def _function(self, program: Program, parameter: Type, captures: Sequence[Computation]) -> Computation:
-        """Returns a function that refers to the names around it."""
+        """Returns a function that refers to names in the enclosing scope."""
         name = f"arg{next(self._numbers)}"
         (result,), locals_ = self._run(program, [reference(name, parameter), *captures])
         return function_of(name, parameter, block(locals_, result))
@@ -161,7 +166,7 @@ def _read(expression: Expression, values: dict[int, Computation]) -> Computation
 
 
 def _named(value: Computation, wanted: Type) -> Computation:
-    """Returns a value with the names of a type that it has otherwise."""
+    """Returns `value` with the member names of `wanted`, which otherwise has the same structure."""
     found = type_from_proto(value.type)
     if found is wanted or not isinstance(wanted, StructType) or found.is_equivalent_to(wanted):
         return value
@@ -171,15 +176,15 @@ def _named(value: Computation, wanted: Type) -> Computation:
 
 
 def _type_of(payload: object) -> Type:
-    """Returns the type of a literal's payload."""
+    """Returns the type of a literal, given its payload."""
     if isinstance(payload, tuple):
         return StructType([_type_of(member) for member in cast("tuple[object, ...]", payload)])
     if isinstance(payload, bytes):
         return TensorType(np.str_)
     if not isinstance(payload, (np.generic, np.ndarray)):
         raise InvalidComputationError(
-            f"Expected a constant that can be written as a literal, found `{type(payload).__name__}`; compute it in a "
-            "leaf function instead"
+            f"Expected a constant that can be written as a literal, found `{type(payload).__name__}`; compute the "
+            "constant in a leaf function instead"
         )
     array = np.asarray(cast(np.ndarray, payload))
     return TensorType(np.str_ if array.dtype == np.object_ else array.dtype, array.shape)

@@ -1,8 +1,8 @@
 """Writes a traced computation as a computation of the language, so that it can be printed, tested and sent.
 
-The result is one lambda over one flat block. Functions inside federated intrinsics have no captures: these become
-arguments, for executors without scopes. Functions inside sequence intrinsics keep their references to names around
-them, since they get nothing but the elements of a sequence.
+The result is one lambda over one flat block. The captures of functions in federated intrinsics become arguments, for
+executors that do not support captures. Functions in sequence intrinsics keep references to names in the enclosing
+scope, because they receive only the elements of a sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,10 +41,10 @@ Computation = computation_pb2.Computation
 
 
 def render(function: Function) -> Computation:
-    """Returns the computation of a traced function.
+    """Returns a traced function as a computation of the language.
 
     Raises:
-      InvalidComputationError: If it has a constant that the language has no literal for.
+      InvalidComputationError: If the function contains a constant that cannot be written as a literal.
     """
     return _Renderer().function(function, {})
 
@@ -63,7 +63,7 @@ def struct(members: Sequence[Computation], names: Sequence[str | None] | None = 
 
 
 def selection(source: Computation, index: int) -> Computation:
-    """Returns the selection of a member."""
+    """Returns the selection of a struct's member."""
     if source.WhichOneof("computation") == "struct":
         return source.struct.element[index].value
     type_spec = source.type.struct.element[index].value
@@ -71,22 +71,22 @@ def selection(source: Computation, index: int) -> Computation:
 
 
 def call(function: Computation, argument: Computation | None) -> Computation:
-    """Returns a call."""
+    """Returns the call of a function."""
     return Computation(
         type=function.type.function.result, call=computation_pb2.Call(function=function, argument=argument)
     )
 
 
 def function_of(parameter_name: str, parameter: Type | None, result: Computation) -> Computation:
-    """Returns a lambda."""
+    """Returns a lambda with the given parameter and result."""
     type_spec = FunctionType(parameter, Type.from_proto(result.type))
     body = computation_pb2.Lambda(parameter_name=parameter_name if parameter is not None else "", result=result)
-    keyword: dict[str, Any] = {"lambda": body}  # a reserved word in Python
+    keyword: dict[str, Any] = {"lambda": body}  # `lambda` is a reserved word in Python
     return Computation(type=type_spec.to_proto(), **keyword)
 
 
 def block(locals_: Sequence[computation_pb2.Block.Local], result: Computation) -> Computation:
-    """Returns a block; without locals the result itself."""
+    """Returns a block, or `result` itself if there are no locals."""
     if not locals_:
         return result
     return Computation(type=result.type, block=computation_pb2.Block(local=locals_, result=result))
@@ -95,13 +95,14 @@ def block(locals_: Sequence[computation_pb2.Block.Local], result: Computation) -
 def call_intrinsic(
     uri: str, arguments: Sequence[Computation], result: Type, declared: Sequence[Type] | None = None
 ) -> Computation:
-    """Returns a call of an intrinsic; one argument is passed bare, several in a struct.
+    """Returns the call of an intrinsic. A single argument is passed directly, and several are passed in a struct.
 
     Args:
-      uri: The intrinsic.
-      arguments: Its arguments.
-      result: Its result type.
-      declared: The types that it declares for its arguments that are not functions; by default their own.
+      uri: The name of the intrinsic.
+      arguments: The arguments.
+      result: The result type.
+      declared: The types that the intrinsic declares for arguments that are not functions. By default, these are the
+        arguments' own types.
     """
     argument = arguments[0] if len(arguments) == 1 else struct(arguments)
     parameter = Type.from_proto(argument.type)
@@ -117,7 +118,7 @@ def call_intrinsic(
 
 
 class _Renderer:
-    """Renders one computation; names are unique over all of it."""
+    """Renders one computation. Names are unique within the whole computation."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -155,7 +156,7 @@ class _Renderer:
         if isinstance(symbol, Pack):
             return struct([self.symbol(member, scope) for member in symbol.members], symbol.names)
         if isinstance(symbol, Callee):
-            raise InvalidComputationError(f"Expected a value, found a function of type {symbol.type}")
+            raise InvalidComputationError(f"Expected a value, found a function of type {symbol.type}; call it first")
         if symbol not in scope and isinstance(symbol, Selection):
             scope[symbol] = selection(self.symbol(symbol.source, scope), symbol.position)
         return scope[symbol]
@@ -197,7 +198,7 @@ class _Renderer:
     def _open_function(
         self, function: Function, zipped: Computation, captures: Sequence[Node], offset: int
     ) -> Computation:
-        """Returns the function over a struct of its argument, if it has one, and of what it captured."""
+        """Returns a function without captures, over a struct of the original argument, if any, and the captures."""
         member = Type.from_proto(zipped.type.federated.member)
         name = self._name("arg")
         whole = reference(name, member)
@@ -209,7 +210,7 @@ class _Renderer:
         name = self._name("arg")
         parameter = function.parameter.type if function.parameter else None
         if not isinstance(parameter, StructType):
-            raise InvalidComputationError(f"Expected a function of a struct, found one of {parameter}")
+            raise InvalidComputationError(f"Expected a function of a struct, found a function of {parameter}")
         key = fields_of(parameter)[1][1]
         whole = reference(name, StructType([Type.from_proto(value.type.federated.member), key]))
         packed = selection(whole, 0)
@@ -224,7 +225,7 @@ class _Renderer:
         captures: Sequence[Node],
         captured: list[Computation],
     ) -> Computation:
-        """Passes the captures of the functions beside the accumulator."""
+        """Renders an aggregation. The captures of its functions are passed together with the accumulator."""
         value, zero = arguments
         accumulate, merge, report = node.functions
         state = struct([zero, *captured])
@@ -254,7 +255,7 @@ class _Renderer:
 
 
 def in_order(uri: str, functions: Sequence[Computation], arguments: Sequence[Computation]) -> list[Computation]:
-    """Returns the functional and the other arguments of an intrinsic in the order of its parameters."""
+    """Returns the arguments of an intrinsic in the order of its parameters, from functions and other arguments."""
     positions = INTRINSICS[uri].functions
     rest = iter(arguments)
     return [functions[positions.index(i)] if i in positions else next(rest) for i in range(INTRINSICS[uri].arity)]
@@ -277,10 +278,10 @@ def _zip(values: Sequence[Computation], placement: PlacementLiteral) -> Computat
 
 
 def literal(payload: object, type_spec: Type) -> Computation:
-    """Returns the computation of a constant.
+    """Returns a constant as a computation.
 
     Raises:
-      InvalidComputationError: If it is a sequence, which the language has no literal for.
+      InvalidComputationError: If the constant cannot be written as a literal, for example because it is a sequence.
     """
     if isinstance(type_spec, TensorType):
         array = array_to_proto(payload, type_spec.dtype, path="the literal", as_list=True)
@@ -290,4 +291,7 @@ def literal(payload: object, type_spec: Type) -> Computation:
         members = [literal(member, t) for member, (_, t) in zip(cast("tuple[object, ...]", payload), fields)]
         return struct(members, [name for name, _ in fields])
     kind = "a sequence" if isinstance(type_spec, SequenceType) else str(type_spec)
-    raise InvalidComputationError(f"Expected a constant that can be written as a literal, found {kind}")
+    raise InvalidComputationError(
+        f"Expected a constant that can be written as a literal, found {kind}; compute the constant in a leaf function "
+        "instead"
+    )

@@ -1,8 +1,8 @@
-"""Cuts a traced computation into tasks: server work, client phases with their aggregations, selections.
+"""Cuts a traced computation into tasks: server work, client phases with aggregations, and selections.
 
-All work at clients between two aggregations is one phase. Its program runs once per client, and its results go directly
-into folds; values that only folds read are never stored. Levels order the phases: a phase at level k uses results of
-aggregations at lower levels.
+All work on clients between two aggregations is one phase. The phase's program runs once per client, and its results are
+passed directly to folds, so values that only folds read are never stored. Phases are ordered by level: a phase at level
+k uses results of aggregations at lower levels.
 """
 
 from collections import Counter
@@ -46,12 +46,12 @@ from fedstack.foundations.caches import made_once
 
 
 def schedule(function: Function, *, fuse: bool = True) -> Schedule:
-    """Returns the schedule of a traced computation, made once and stored with it.
+    """Returns the schedule of a traced computation. The schedule is created once and cached with the computation.
 
     Args:
       function: The computation.
-      fuse: Whether client work is joined into phases. Without it every node is a task whose result is stored, for a
-        caller that reads parts of the result one by one.
+      fuse: Whether to join client work into phases. Otherwise, every node becomes a task whose result is stored, for
+        callers that read parts of the result one by one.
     """
     return _fused(function) if fuse else _unfused(function)
 
@@ -63,7 +63,7 @@ def _fused(function: Function) -> Schedule:
 
 @made_once
 def only_task(function: Function) -> ServerTask | None:
-    """Returns the task of a computation that is a single task at the server; `None` for any other computation."""
+    """Returns the task of a computation that consists of a single server task, or `None` for other computations."""
     tasks, result = _fused(function).tasks, _fused(function).result
     task = tasks[0] if len(tasks) == 1 else None
     if not isinstance(task, ServerTask) or result != Slot(task.target) or any(one != Slot(0) for one in task.inputs):
@@ -106,7 +106,7 @@ class _Cutter:
         return Schedule(tuple(self.tasks), tuple(self.constants), result, self.slots, shared)
 
     def _link_phases(self) -> None:
-        """Sets `following` of each phase."""
+        """Sets the `following` attribute of each phase."""
         following: Phase | None = None
         for index, task in reversed(list(enumerate(self.tasks))):
             if isinstance(task, PhaseTask):
@@ -114,7 +114,7 @@ class _Cutter:
                 self.tasks[index] = attrs.evolve(task, phase=following)
 
     def _assign_levels(self) -> None:
-        """Computes the level of each node; the result of an aggregation is one level further."""
+        """Computes the level of each node. The result of an aggregation is available one level later."""
         position = 0
         for node in self.function.nodes:
             leaves = (leaf for operand in node.operands() for leaf in nodes_of(operand))
@@ -132,7 +132,7 @@ class _Cutter:
         before = [node for node in nodes if not is_client_work(node) and not is_barrier(node)]
         late: list[Node] = []
         for node in before:
-            # Zips and selections of client values that this phase makes are placed after it.
+            # Zips and selections of client values that this phase computes are placed after the phase.
             if any(leaf in phase for operand in node.operands() for leaf in self._phase_leaves(operand, phase)):
                 late.append(node)
             else:
@@ -147,7 +147,7 @@ class _Cutter:
                 self._select_task(node)
 
     def _phase_leaves(self, symbol: Symbol, phase: Sequence[Node]) -> Iterator[Node]:
-        """Yields the nodes behind a symbol, looking through zips that are not placed yet."""
+        """Yields the nodes behind a symbol. Transparent nodes that are not placed are replaced by their operands."""
         for leaf in nodes_of(symbol):
             if leaf not in phase and leaf not in self.place and is_transparent(leaf):
                 for operand in leaf.operands():
@@ -178,7 +178,7 @@ class _Cutter:
             self.constants.append((slot, node.payload))
             self.place[node] = Slot(slot)
         elif is_zip_or_broadcast(node):
-            # All-equal values and values at the server are plain payloads, and a struct of columns is a column.
+            # All-equal values and server values are plain payloads, and a struct of columns is a column.
             self.place[node] = self.expression(node.arguments[0])
         else:
             self._server_task(node)
@@ -277,7 +277,7 @@ class _Cutter:
         )
 
     def _kept(self, inside: set[Node], phase: Sequence[Node]) -> list[Node]:
-        """Returns the nodes of a phase that are read outside of it: by later tasks, or as the result."""
+        """Returns the nodes of a phase that are read outside the phase, by later tasks or as the result."""
         wanted = set(self._deep_leaves(self.function.result))
         members = set(phase)
         for node in self.function.nodes:
@@ -308,7 +308,10 @@ class _Cutter:
 
 
 class _PhaseInputs:
-    """The inputs of a phase, each value once. A struct is one input per member: others may read single members."""
+    """The inputs of a phase, without duplicates.
+
+    Each member of a struct is a separate input, because other parts of the phase may read single members.
+    """
 
     def __init__(self, builder: ProgramBuilder) -> None:
         self._builder = builder
@@ -321,7 +324,7 @@ class _PhaseInputs:
 
     @property
     def types(self) -> tuple[Type, ...]:
-        """The types of the inputs, as one client sees them."""
+        """The types of the inputs for one client."""
         return tuple(type_spec for _, type_spec in self._slots)
 
     def read(self, expression: Expression, type_spec: Type) -> Expression:
@@ -340,14 +343,14 @@ def _member(type_spec: Type) -> Type:
 
 
 def _signature(function: Function) -> ProgramTypes:
-    """Returns the types of a function's closed program: its parameter, if any, and then what it captures."""
+    """Returns the types of a function's closed program, whose inputs are the parameter, if any, then the captures."""
     parameter = () if function.parameter is None else (function.parameter.type,)
     captures = [_at_one_client(capture.type) for capture in function.captures]
     return ProgramTypes((*parameter, *captures), type_of(function.result))
 
 
 def _at_one_client(type_spec: Type) -> Type:
-    """Returns the type of a value as one client sees it, also of a struct of federated values."""
+    """Returns the type of a value for one client. Also supports structs of federated values."""
     if isinstance(type_spec, StructType):
         return struct_of([(name, _at_one_client(member)) for name, member in fields_of(type_spec)])
     return _member(type_spec)

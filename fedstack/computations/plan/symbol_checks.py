@@ -1,4 +1,4 @@
-"""Checks symbols against declared types while a computation is traced."""
+"""Checks symbols against declared types during tracing."""
 
 from fedstack.computations.plan.graph import Callee, Node, Pack, Symbol, type_of
 from fedstack.computations.types.language import FunctionType, StructType, Type
@@ -8,10 +8,10 @@ from fedstack.errors import InvalidComputationError, TypeMismatchError
 
 
 def check_fits(value: Symbol, expected: Type, path: str) -> None:
-    """Checks that a symbol fits an expected type.
+    """Checks that a symbol can be assigned to an expected type.
 
     Raises:
-      TypeMismatchError: If it does not; the message names both types and the path.
+      TypeMismatchError: If the types do not match. The message names both types and the path.
     """
     if isinstance(value, Pack) and isinstance(expected, StructType):
         members = matched_members(expected, value.names, path)
@@ -23,20 +23,23 @@ def check_fits(value: Symbol, expected: Type, path: str) -> None:
 
 
 def checked_index(source: Symbol, index: int) -> int:
-    """Returns the index of a member to select, after checking it.
+    """Returns `index` after checking that `source` is a struct with a member at this index.
 
     Raises:
-      TypeMismatchError: If the source is not a struct, or has no such member.
+      TypeMismatchError: If `source` is not a struct, or the index is out of range.
     """
     if isinstance(source, Pack):
         size = len(source.members)
     elif isinstance(source, Node) and isinstance(source.type, StructType):
         size = len(fields_of(source.type))
     else:
-        raise TypeMismatchError(f"Expected a struct to select from, found {type_of(source)}")
+        raise TypeMismatchError(
+            f"Expected a struct to select from, found a value of type {type_of(source)}; select members of structs only"
+        )
     if not 0 <= index < size:
         raise TypeMismatchError(
-            f"Expected an index from 0 to {size - 1}, found {index}; in a selection from {type_of(source)}"
+            f"Expected an index from 0 to {size - 1}, found {index}; in a selection from {type_of(source)}; use an "
+            "index of an existing member"
         )
     return index
 
@@ -44,22 +47,25 @@ def checked_index(source: Symbol, index: int) -> int:
 def check_plain(value: Symbol, where: str) -> None:
     """Checks that a symbol contains no function."""
     if isinstance(value, Callee):
-        raise TypeMismatchError(f"Expected a value, found the function {value.type}; in an argument of {where}")
+        raise TypeMismatchError(
+            f"Expected a value, found a function of type {value.type}; in an argument of {where}; call the function "
+            "and pass its result"
+        )
     if isinstance(value, Pack):
         for member in value.members:
             check_plain(member, where)
 
 
 def check_takes_values(signature: FunctionType) -> None:
-    """Checks that a computation can be called from outside.
+    """Checks that the parameter of a computation contains no function, so that users can call the computation.
 
     Raises:
-      InvalidComputationError: If it takes a function.
+      InvalidComputationError: If the parameter contains a function.
     """
     if signature.parameter is not None and contains_function(signature.parameter):
         raise InvalidComputationError(
-            f"Expected a computation of values, found one that takes a function: {signature}; call it from another "
-            "federated_computation that supplies the function"
+            f"Expected a computation whose parameter contains no function, found a computation of type {signature}; "
+            "call the computation in another federated_computation, which passes the function"
         )
 
 
@@ -67,13 +73,13 @@ def check_result(result: Symbol, declared: Type) -> None:
     """Checks the result of a computation against its declared type.
 
     Raises:
-      InvalidComputationError: If it returns a function.
-      TypeMismatchError: If the result does not fit the declared type.
+      InvalidComputationError: If the computation returns a function.
+      TypeMismatchError: If the result does not match the declared type.
     """
     if _returns_function(result) or contains_function(declared):
         raise InvalidComputationError(
-            f"Expected a computation that returns values, found one that returns a function: {declared}; call the "
-            "function inside and return its result"
+            f"Expected a computation whose result contains no function, found a result of type {declared}; call the "
+            "function in the computation and return its result"
         )
     check_fits(result, declared, "result")
 

@@ -1,6 +1,6 @@
-"""Defines the tasks of a schedule: server work, client phases with their aggregations, selections.
+"""Defines the tasks of a schedule: server work, client phases with aggregations, and selections.
 
-`schedule.py` makes them from a traced computation; executors run them.
+`schedule.py` creates tasks from a traced computation, and executors run them.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fedstack.foundations.caches import Made
 
 @attrs.frozen(eq=False)
 class ServerTask:
-    """Runs a program once, on unplaced values and values at the server."""
+    """A task that runs a program once, on unplaced values and on values on the server."""
 
     program: Program
     inputs: tuple[Expression, ...]
@@ -26,7 +26,7 @@ class ServerTask:
 
 @attrs.frozen
 class ProgramTypes:
-    """The types of a program's inputs, and of its only result."""
+    """The types of a program's inputs and of its single result."""
 
     inputs: tuple[Type, ...]
     result: Type
@@ -37,16 +37,19 @@ class Fold:
     """An aggregation of results of a phase's program.
 
     Attributes:
-      uri: The aggregating intrinsic.
-      results: Positions in the program's results: the values, and for a weighted mean the weights.
+      uri: The name of the aggregating intrinsic.
+      results: The positions of the aggregated values in the program's results. For a weighted mean, the position of the
+        weights follows.
       member: The type of the values.
       weight: The type of the weights, if any.
-      server_inputs: The other arguments, in their order: zero, or the bound of a secure sum.
-      functions: Programs of its functional arguments; their inputs are the parameter, then the captures.
+      server_inputs: The other arguments, in order: the zero of an aggregation, or the bound of a secure sum.
+      server_types: The types that the intrinsic declares for `server_inputs`.
+      functions: The programs of the functional arguments. The inputs of each program are the parameter, then the
+        captures.
       signatures: For each function, the types of its program.
       captures: For each function, its captures.
-      type: The result's member type.
-      reads_alone: Whether the program makes the values that the fold reads, and nothing else reads them.
+      type: The member type of the result.
+      reads_alone: Whether the program produces the values that the fold reads, and the fold is their only reader.
     """
 
     uri: str
@@ -64,15 +67,15 @@ class Fold:
 
 @attrs.frozen(eq=False)
 class Phase:
-    """The work of clients between two aggregations: one program per client, and the folds over its results.
+    """The work of clients between two aggregations: a program that runs for each client, and folds over its results.
 
     Attributes:
-      program: The program. Its inputs are columns, or payloads that are the same for all clients.
-      input_types: The types of the inputs, as one client sees them.
-      folds: The aggregations.
-      held: Positions of the results that are stored as columns, with their member types.
-      following: The next phase, if all of a schedule is run.
-      made: The results of functions with `made_once`.
+      program: The program. Its inputs are columns, or payloads that are equal for all clients.
+      input_types: The types of the inputs for one client.
+      folds: The aggregations of results.
+      held: The positions of the results that are stored as columns, with their member types.
+      following: The next phase, if a whole schedule is run.
+      made: The cached results of functions decorated with `made_once`.
     """
 
     program: Program
@@ -84,7 +87,7 @@ class Phase:
 
     @property
     def result_types(self) -> tuple[Type, ...]:
-        """The types of the program's results, as one client yields them."""
+        """The types of the program's results for one client."""
         types: dict[int, Type] = dict(self.held)
         for fold in self.folds:
             types[fold.results[0]] = fold.member
@@ -95,7 +98,7 @@ class Phase:
 
 @attrs.frozen(eq=False)
 class PhaseTask:
-    """Runs a phase; the targets take the folds' results, then the held columns."""
+    """A task that runs a phase. The target slots receive the results of the folds, then the held columns."""
 
     phase: Phase
     inputs: tuple[Expression, ...]
@@ -105,7 +108,7 @@ class PhaseTask:
 
 @attrs.frozen(eq=False)
 class SelectTask:
-    """Gives each client the slices of a server value that its keys ask for."""
+    """A task that sends each client the slices of a server value that the client's keys select."""
 
     uri: str
     keys: Expression
@@ -123,14 +126,14 @@ Task: TypeAlias = ServerTask | PhaseTask | SelectTask
 
 @attrs.frozen(eq=False)
 class Schedule:
-    """Tasks in an order in which they can run. Slot 0 is the argument.
+    """The tasks of a computation, in an order in which they can run. Slot 0 contains the argument.
 
     Attributes:
       tasks: The tasks.
-      constants: The slots of literals, with their payloads.
-      result: The result.
-      slots: The number of slots.
-      shared: The inputs of more than one phase.
+      constants: The slots of literals, with the payloads of the literals.
+      result: The expression for the result.
+      slots: The total number of slots.
+      shared: The expressions that are inputs of more than one phase.
     """
 
     tasks: tuple[Task, ...]

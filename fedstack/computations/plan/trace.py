@@ -1,8 +1,8 @@
-"""Normalises a computation by running it on symbols: lambdas, blocks, references and their calls disappear.
+"""Normalises a computation by running it on symbols, which eliminates lambdas, blocks, references and their calls.
 
-The result is a `Function`: a flat list of leaf calls and intrinsic calls. Functions that were captured, curried,
-shadowed or passed around have been applied to their arguments. The nodes of unused locals are not needed by any other,
-so they never run.
+The result is a `Function`, a flat list of leaf calls and intrinsic calls. Functions that were captured, curried,
+shadowed or passed as arguments have been applied to their arguments. Nodes of unused locals are dropped, because no
+other node needs them.
 """
 
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ MAX_MEMBERS = 50_000
 
 
 class Environment:
-    """The names in force at a place in a computation, innermost first."""
+    """The bindings that are visible at one point in a computation, with a reference to the enclosing bindings."""
 
     __slots__ = ("bindings", "outer")
 
@@ -76,10 +76,10 @@ class Environment:
         self.bindings: dict[str, Symbol] = {}
 
     def find(self, name: str) -> Symbol:
-        """Returns what the name is bound to.
+        """Returns the symbol to which a name is bound.
 
         Raises:
-          InvalidComputationError: If it is not bound.
+          InvalidComputationError: If the name is not bound.
         """
         scope: Environment | None = self
         while scope is not None:
@@ -87,24 +87,25 @@ class Environment:
                 return scope.bindings[name]
             scope = scope.outer
         raise InvalidComputationError(
-            f"Expected every reference to be bound, found {name_text(name)!r} unbound; bind it in a block or a lambda"
+            f"Expected every reference to be bound, found the unbound name {name_text(name)!r}; bind it in a block or "
+            "a lambda"
         )
 
 
 class Tracer:
-    """Evaluates computations on symbols. One tracer serves one computation and counts its steps."""
+    """Evaluates one computation on symbols, and limits the number of steps."""
 
     def __init__(self, max_steps: int | None = None) -> None:
         self._max_steps = current_scope().max_steps if max_steps is None else max_steps
         self._steps_left = self._max_steps
 
     def evaluate(self, computation: computation_pb2.Computation, environment: Environment, scope: Scope) -> Symbol:
-        """Returns the symbol for what `computation` yields; new nodes go into `scope`."""
+        """Returns the symbol for the value of `computation`, and adds new nodes to `scope`."""
         self._steps_left -= 1
         if self._steps_left < 0:
             raise ResourceLimitError(
-                f"Expected a computation of at most {self._max_steps} steps once its calls are unfolded, found more; "
-                "call fewer nested functions, or map a function instead of repeating it"
+                f"Expected a computation of at most {self._max_steps} steps after its calls are unfolded, found more "
+                "steps; call fewer nested functions, or map a function instead of repeating its call"
             )
         kind = computation.WhichOneof("computation")
         if kind == "reference":
@@ -120,9 +121,10 @@ class Tracer:
             elements = computation.struct.element
             names = tuple(element.name or None for element in elements)
             pack = Pack(names, tuple(self.evaluate(element.value, environment, scope) for element in elements))
-            if pack.size > MAX_MEMBERS:  # few steps can make a huge struct, doubling it each time
+            if pack.size > MAX_MEMBERS:  # a few steps, each doubling the size, can create a huge struct
                 raise ResourceLimitError(
-                    f"Expected structs of at most {MAX_MEMBERS} members, found one of {pack.size}; use arrays"
+                    f"Expected structs of at most {MAX_MEMBERS} members, found a struct of {pack.size} members; use "
+                    "arrays instead"
                 )
             return pack
         if kind == "selection":
@@ -145,13 +147,14 @@ class Tracer:
             if isinstance(declared, FunctionType):
                 if contains_federated(declared):
                     raise InvalidComputationError(
-                        f"Expected a leaf computation without federated parts, found {declared}"
+                        f"Expected a leaf computation without federated types, found the type {declared}; use "
+                        "federated types only in federated computations"
                     )
                 return Callee(computation)
             if kind == "data":
                 return DataNode(declared, scope, computation)
         raise InvalidComputationError(
-            f"Expected a computation that can be executed, found a {kind or 'computation of no kind'}"
+            f"Expected an executable computation, found a {kind or 'computation of unknown kind'}"
         )
 
     def _literal(self, computation: computation_pb2.Computation, scope: Scope) -> Symbol:
@@ -159,7 +162,7 @@ class Tracer:
         payload = array_from_proto(computation.literal.value)
         constant = normalize(payload, declared, "the literal")
         if isinstance(constant, np.ndarray):
-            # Of its own memory, since the plan keeps it.
+            # The plan keeps the constant, so the array must not be a view of the message.
             owned = cast("NDArray[Any]", constant).copy()
             owned.flags.writeable = False
             return Constant(declared, scope, owned)
@@ -177,31 +180,38 @@ class Tracer:
         for local in used_locals(block):
             value = self.evaluate(local.value, environment, scope)
             if local.name in environment.bindings:
-                environment = Environment(environment)  # closures made before must go on seeing the earlier binding
+                environment = Environment(environment)  # earlier closures must keep the earlier binding
             environment.bindings[local.name] = value
         return self.evaluate(block.result, environment, scope)
 
     def apply(self, function: Symbol, argument: Symbol | None, scope: Scope) -> Symbol:
-        """Returns the symbol for a call; new nodes go into `scope`.
+        """Returns the symbol for the result of a call, and adds new nodes to `scope`.
 
         Raises:
           InvalidComputationError: If the called symbol is not a known function.
-          TypeMismatchError: If the argument does not fit.
+          TypeMismatchError: If the argument does not match the parameter's type.
         """
         if not isinstance(function, Callee):
             shown = type_of(function)
             if isinstance(shown, FunctionType):
                 raise InvalidComputationError(
-                    "Expected a known function, found one that is an argument; pass the computation itself"
+                    "Expected a known function, found a function that is only known as an argument; pass the "
+                    "computation itself"
                 )
-            raise InvalidComputationError(f"Expected a function to call, found a value of type {shown}")
+            raise InvalidComputationError(
+                f"Expected a function to call, found a value of type {shown}; call only functions"
+            )
         computation = function.computation
         declared = function.type
         if not isinstance(declared, FunctionType):
-            raise InvalidComputationError(f"Expected a functional type for what is called, found {declared}")
+            raise InvalidComputationError(
+                f"Expected the called computation to have a functional type, found {declared}"
+            )
         if (declared.parameter is None) != (argument is None):
-            found = "none" if argument is None else f"one of type {type_of(argument)}"
-            raise TypeMismatchError(f"Expected an argument of type {declared.parameter}, found {found}")
+            found = "no argument" if argument is None else f"an argument of type {type_of(argument)}"
+            raise TypeMismatchError(
+                f"Expected an argument of type {declared.parameter}, found {found}; match the function's parameter"
+            )
         kind = computation.WhichOneof("computation")
         if argument is not None and declared.parameter is not None:
             check_fits(argument, declared.parameter, "arg")
@@ -210,14 +220,14 @@ class Tracer:
             if argument is not None:
                 environment.bindings[getattr(computation, "lambda").parameter_name] = argument
             result = self.evaluate(getattr(computation, "lambda").result, environment, scope)
-            check_fits(result, declared.result, "result")  # callers rely on what it declares
+            check_fits(result, declared.result, "result")  # callers rely on the declared type
             return _widened(result, declared.result, scope)
         if kind == "intrinsic":
             return self._apply_intrinsic(find_intrinsic(computation.intrinsic.uri), declared, argument, scope)
         return LeafCall(declared.result, scope, computation, argument)
 
     def close(self, function: Symbol, parameter: Type | None) -> Function:
-        """Traces a function over a fresh parameter, in a scope of its own."""
+        """Traces a function on a new parameter node, in a new scope."""
         scope = Scope()
         node = Parameter(parameter, scope) if parameter is not None else None
         return Function(scope, node, self.apply(function, node, scope))
@@ -227,7 +237,9 @@ class Tracer:
     ) -> Symbol:
         declared = checked_type(intrinsic, declared)
         if argument is None or declared.parameter is None:
-            raise TypeMismatchError(f"Expected an argument for {intrinsic.uri}, found none")
+            raise TypeMismatchError(
+                f"Expected an argument for {intrinsic.uri}, found a call without arguments; pass the argument"
+            )
         types = argument_types(intrinsic, declared.parameter)
         arguments = [argument] if intrinsic.arity == 1 else members_of(argument, intrinsic.arity)
         if intrinsic.uri.startswith("generic_") and isinstance(types[0], FederatedType):
@@ -242,7 +254,7 @@ class Tracer:
     def _generic_over_federated(
         self, intrinsic: Intrinsic, types: Iterable[Type], result: Type, argument: Symbol, scope: Scope
     ) -> Symbol:
-        """Turns an operator between federated values into a map of the operator over their zip."""
+        """Converts a generic operator on two federated values to a map of the operator over the zipped values."""
         federated = next(iter(types))
         if not isinstance(federated, FederatedType) or not isinstance(result, FederatedType):
             raise TypeMismatchError(f"Expected federated arguments and result for {intrinsic.uri}, found {result}")
@@ -261,12 +273,14 @@ class Tracer:
 
 def _function(callee: Callee) -> Callee:
     if not isinstance(callee.type, FunctionType):
-        raise InvalidComputationError(f"Expected a functional type for a function, found {callee.type}")
+        raise InvalidComputationError(
+            f"Expected the type of a lambda or an intrinsic to be functional, found {callee.type}"
+        )
     return callee
 
 
 def _widened(value: Symbol, declared: Type, scope: Scope) -> Symbol:
-    """Returns a symbol with a value per client if the declared type has that, but the symbol's value is all-equal."""
+    """Converts an all-equal value to one value per client where the declared type requires it."""
     if isinstance(value, Node) and value.type is declared:
         return value
     if isinstance(value, Node) and is_client_valued(declared) and not is_client_valued(value.type):
@@ -282,13 +296,14 @@ def _widened(value: Symbol, declared: Type, scope: Scope) -> Symbol:
 
 
 def trace(computation: computation_pb2.Computation) -> Function:
-    """Normalises a computation that has a functional type.
+    """Normalises a computation.
 
-    A computation of any other type becomes a function without parameter.
+    A computation whose type is not functional becomes a function without a parameter.
 
     Raises:
-      InvalidComputationError: If it is malformed, takes a function or returns one.
-      ResourceLimitError: If it is nested too deeply or unfolds to too many steps.
+      InvalidComputationError: If the computation is malformed, or a function occurs in its parameter or its result.
+      TypeMismatchError: If the types in the computation contradict each other.
+      ResourceLimitError: If the computation is nested too deeply, or unfolds to too many steps.
     """
     tracer = Tracer()
     scope = Scope()
@@ -307,7 +322,7 @@ def trace(computation: computation_pb2.Computation) -> Function:
         check_result(function.result, declared)
     except RecursionError:
         raise ResourceLimitError(
-            "Expected a computation whose functions call each other less deeply, found one beyond Python's recursion "
-            "limit; split it into several computations"
+            "Expected a computation whose nested calls stay within Python's recursion limit, found calls that exceed "
+            "the limit; split the computation into several computations"
         ) from None
     return function

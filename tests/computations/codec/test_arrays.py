@@ -197,9 +197,9 @@ INTS = array_pb2.Array.IntList
         pytest.param(array(dim=(), content=b""), "Expected 4 bytes of content for int32, found 0", id="empty scalar"),
         pytest.param(array(dim=(2**40, 2**40), content=bytes(8)), "found 8", id="huge shape"),
         pytest.param(array(dim=(2**62,) * 64, content=bytes(8)), "found 8", id="huger shape"),
-        pytest.param(array(dim=(2**40, 2**40, 0), content=b""), "that NumPy can hold", id="huge empty shape"),
+        pytest.param(array(dim=(2**40, 2**40, 0), content=b""), "that NumPy supports", id="huge empty shape"),
         pytest.param(array(dim=(1,) * 65, content=bytes(4)), "at most 64 dimensions, found 65", id="rank"),
-        pytest.param(array(dim=(-1,), content=bytes(4)), "found a dimension of -1", id="open dimension"),
+        pytest.param(array(dim=(-1,), content=bytes(4)), "found the dimension -1", id="open dimension"),
         pytest.param(array(dim=(2**40,), int32_list=INTS(value=[1])), "found 1", id="short list"),
         pytest.param(array(dim=(), int32_list=INTS(value=[1, 2, 3])), "Expected 1 entries", id="long scalar"),
         pytest.param(
@@ -215,9 +215,9 @@ INTS = array_pb2.Array.IntList
             "Expected 4 entries in `complex64_list` for complex64[2], found 3",
             id="half a complex",
         ),
-        pytest.param(array(dtype=data_type_pb2.DT_BOOL, content=b"\x01\x02"), "Expected bytes 0 and 1", id="bool"),
+        pytest.param(array(dtype=data_type_pb2.DT_BOOL, content=b"\x01\x02"), "Expected only bytes 0 and 1", id="bool"),
         pytest.param(
-            array(dtype=data_type_pb2.DT_STRING, content=b"ab"), "found them in `content`", id="string content"
+            array(dtype=data_type_pb2.DT_STRING, content=b"ab"), "found strings in `content`", id="string content"
         ),
         pytest.param(
             array(dtype=data_type_pb2.DT_STRING, bool_list={"value": [True] * 2}), "`string_list` for", id="str"

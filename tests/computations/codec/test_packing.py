@@ -301,10 +301,10 @@ def test_the_limit_is_on_all_arrays_of_a_message_together():
 @pytest.mark.parametrize(
     ("dims", "error", "message"),
     [
-        ([], InvalidValueError, "Expected the shape of an array, found that of a scalar"),
-        ([-1], InvalidValueError, "Expected the shape of a value"),
-        ([2, -(2**63)], InvalidValueError, "Expected the shape of a value"),
-        ([1] * 65, InvalidValueError, "Expected the shape of a value"),
+        ([], InvalidValueError, "Expected the shape of an array, found the shape of a scalar"),
+        ([-1], InvalidValueError, "Expected non-negative dimensions"),
+        ([2, -(2**63)], InvalidValueError, "Expected non-negative dimensions"),
+        ([1] * 65, InvalidValueError, "Expected a shape with at most 64"),
         ([2**63 - 1], ResourceLimitError, "found at least 36893488147419103228"),
         ([2**32, 2**32], ResourceLimitError, "found at least"),  # 2^64 elements: none, to whoever counts in 64 bits
         ([2**62, 2**62, 0], ResourceLimitError, "Expected an array that fits into memory"),
@@ -371,7 +371,7 @@ def test_the_number_of_clients_is_bounded(kind):
 @pytest.mark.parametrize("found", [0, 2, 4])
 def test_a_column_has_as_many_clients_as_it_must_have(kind, found):
     message, member = of_clients(found, kind)
-    with pytest.raises(CardinalityError, match=f"Expected a value for each of 3 clients, found {found}; at value"):
+    with pytest.raises(CardinalityError, match=f"Expected a value for each of 3 clients, found {found} values; at"):
         Unpacker(max_bytes=PLENTY, clients=3).unpack(message, at_clients(member))
 
 
@@ -395,7 +395,7 @@ def test_bytes_that_numpy_would_trust_to_be_bools_are_looked_at():
             unpacker.finish()
             assert received[-1] == bool(last)
         else:
-            with pytest.raises(InvalidValueError, match="Expected bytes 0 and 1 for bool, found others"):
+            with pytest.raises(InvalidValueError, match="Expected only bytes 0 and 1 for bool, found other"):
                 unpacker.finish()
 
 

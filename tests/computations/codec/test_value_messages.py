@@ -165,7 +165,7 @@ def test_value_from_proto_takes_the_first_of_an_all_equal_value_that_was_sent_on
 @pytest.mark.parametrize(
     ("proto", "type_spec", "message"),
     [
-        (federated([], True), FOR_ALL, "Expected one value that is the same for all, found 0"),
+        (federated([], True), FOR_ALL, "Expected one value that is equal for all members, found 0"),
         (federated([1, 1], True), FOR_ALL, "found 2"),
         (federated([1, 1], False, "server"), fl.FederatedType(np.int32, fl.SERVER), "found 2"),
         (federated([1], False, "moon"), AT_CLIENTS, "found a value at 'moon'"),
@@ -250,7 +250,7 @@ def test_misfit_is_reported_with_its_path_when_written_and_when_read(change, mes
 @pytest.mark.parametrize(
     ("payload", "type_spec", "message"),
     [
-        ([np.int32(1)], fl.StructType([np.int32]), "found `list`; at arg; give a tuple"),
+        ([np.int32(1)], fl.StructType([np.int32]), "found `list`; at arg; pass a tuple"),
         ((np.int32(1),) * 3, fl.StructType([np.int32] * 2), "Expected 2 members of <int32,int32>, found 3; at arg"),
         (iter([np.int32(1)]), fl.SequenceType(np.int32), "found the one-shot iterator `list_iterator`; at arg"),
         (3, fl.SequenceType(np.int32), "found `int`; at arg"),
@@ -260,7 +260,7 @@ def test_misfit_is_reported_with_its_path_when_written_and_when_read(change, mes
         ({0: np.int32(1)}, fl.FederatedType(np.int32, fl.CLIENTS), "found `dict`; at arg"),
         ([1], fl.FederatedType(np.int32, fl.CLIENTS), "found `int`; at arg, client 0"),
         (len, fl.FunctionType(None, np.int32), "found `builtin_function_or_method`; at arg"),
-        (None, fl.PlacementType(), "Expected a type that has values, found placement; at arg"),
+        (None, fl.PlacementType(), "federated or function type, found placement; at arg"),
     ],
 )
 def test_value_to_proto_refuses_what_is_no_payload_of_the_type(payload, type_spec, message):
@@ -291,13 +291,13 @@ def test_value_from_proto_refuses_an_empty_message():
 @pytest.mark.parametrize("raw", [b"\x1a\x03abc", b"\x0a\x03abc"])
 def test_value_from_proto_refuses_the_dataset_of_an_old_peer(raw):
     proto = Value(sequence=Value.Sequence.FromString(raw))
-    with pytest.raises(InvalidValueError, match="found a serialized dataset; at value; only TensorFlow can run it"):
+    with pytest.raises(InvalidValueError, match="found a serialized dataset that only TensorFlow can read; at value"):
         value_from_proto(reparse(proto), fl.SequenceType(np.int32))
 
 
 def test_value_from_proto_refuses_a_sequence_of_anything_but_tensors():
     proto = value_to_proto([np.int32(1)], fl.SequenceType(np.int32))
-    with pytest.raises(TypeMismatchError, match="Expected tensors and structs of them in a sequence"):
+    with pytest.raises(TypeMismatchError, match="Expected sequence elements that are tensors or structs of tensors"):
         value_from_proto(proto, fl.SequenceType(fl.PlacementType()))
 
 
@@ -305,7 +305,7 @@ def test_value_from_proto_refuses_the_wrong_number_of_arrays_in_an_element():
     type_spec = fl.SequenceType([np.int32, np.int32])
     proto = value_to_proto([(np.int32(1), np.int32(2))] * 2, type_spec)
     del proto.sequence.element[1].flat_value[0]
-    with pytest.raises(TypeMismatchError, match=r"Expected 2 arrays for <int32,int32>, found 1; at value\[1\]"):
+    with pytest.raises(TypeMismatchError, match=r"Expected 2 arrays for <int32,int32>, found 1 arrays; at value\[1\]"):
         value_from_proto(proto, type_spec)
 
 
@@ -337,7 +337,7 @@ def test_value_to_proto_writes_no_deeper_than_a_peer_can_parse(wrap, wrap_payloa
     type_spec, payload = wrap(deep(30, INT)), wrap_payload(deep_payload(30))
     request = executor_pb2.CreateValueRequest(value=value_to_proto(payload, type_spec))
     assert_same(value_from_proto(reparse(request).value, type_spec), payload)
-    with pytest.raises(ResourceLimitError, match="Expected at most 30 nested structs"):
+    with pytest.raises(ResourceLimitError, match="Expected at most 30 levels of nested structs"):
         value_to_proto(wrap_payload(deep_payload(31)), wrap(deep(31, INT)))
 
 

@@ -96,7 +96,7 @@ def test_columns_that_the_file_does_not_have_so_are_refused(
 
 def test_values_that_are_missing_or_that_the_language_has_not_are_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a", pa.table({"x": [1, 2, None], "when": pa.array([0, 1, 2], pa.timestamp("s"))}))
-    with pytest.raises(InvalidValueError, match=r"found none in row 3 of the file \(1 missing\); at .*a, column 'x'"):
+    with pytest.raises(InvalidValueError, match=r"no value in row 3 of the file \(1 missing\); at .*a, column 'x'"):
         list(Dataset.from_parquet(path, ["x"]))
     with pytest.raises(TypeMismatchError, match=r"found timestamp\[ms\]; at .*column 'when'; read other columns only"):
         Dataset.from_parquet(path)
@@ -124,7 +124,7 @@ def test_a_row_that_cannot_be_read_has_its_number_in_the_file_and_comes_after_th
         kind = (np.float64, [None]) if isinstance(rows[0], list) else np.float64
         dataset = Dataset.from_json_lines(tmp_path / "a", {"x": kind})
     found: list[Any] = []
-    with pytest.raises(InvalidValueError, match="found none in row 26 of the file"):
+    with pytest.raises(InvalidValueError, match="found no value in row 26 of the file"):
         items(dataset, found)
     assert len(found) == 25
 

@@ -78,7 +78,7 @@ def test_arrays_that_the_language_has_no_type_for_are_refused_with_their_place()
         Dataset.from_arrays({"t": np.zeros(2, "datetime64[s]")})
     with pytest.raises(TypeMismatchError, match="Expected text, found"):
         Dataset.from_arrays(np.array([1, "a"], object))
-    with pytest.raises(InvalidValueError, match="one leading dimension.*at Dataset.from_arrays"):
+    with pytest.raises(InvalidValueError, match="equal numbers of rows.*at Dataset.from_arrays"):
         Dataset.from_arrays((np.zeros(2), np.zeros(3)))
 
 

@@ -279,5 +279,5 @@ def test_an_iterator_goes_on_from_its_bytes_unless_the_dataset_is_another(
         register_dataset(other.target, points(seed=1), dataset_id="points")
         message = ClientSelections.FromString(content)
         message.registered.dispatcher = other.target
-        with pytest.raises(InvalidValueError, match="found another one there"):
+        with pytest.raises(InvalidValueError, match="found a different dataset under this id"):
             DatasetDataSourceIterator.from_bytes(message.SerializeToString())
