@@ -154,7 +154,8 @@ def test_more_clients_than_the_option_says_exhaust_a_resource_and_the_text_tells
                 total_of_crowds([1] * 6)
         assert str(caught.value) == (
             "Expected at most 5 clients in a session or phase, found 6; use more workers, or start the worker with a "
-            f"larger --max-clients, or ServiceLimits(max_clients=…) in a program; for the worker at {server.target}"
+            "larger --max-clients (in a program, pass ServiceLimits(max_clients=…)); for the worker at "
+            f"{server.target}"
         )
         assert code_of(caught.value).name == "RESOURCE_EXHAUSTED"
 
@@ -226,7 +227,7 @@ def test_code_from_other_machines_needs_their_certificates(files: CertificateFil
         [*pythons, "--insecure"],
         ["--allow-runtime", "tensorflow", "--host", "0.0.0.0", "--port", 0, "--insecure"],
     ):
-        with pytest.raises(click.UsageError, match="Expected certificates of all clients that may run any code"):
+        with pytest.raises(click.UsageError, match="Expected certificates from all clients that may run"):
             serve_command.make_server(options_of(*arguments))
     serve_command.make_server(options_of(*code, *tls_options(files), "--tls-client-ca", files.ca))
     serve_command.make_server(options_of("--allow-python-code"))
@@ -365,7 +366,7 @@ def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tm
         code, out, err = ended(server)
     assert (code, out) == (0, "")
     messages = [json.loads(line)["message"] for line in told_by(err)]
-    assert messages == [f"Listening at {server.target}", "Asked to stop by SIGINT"]
+    assert messages == [f"Listening on {server.target}", "Asked to stop by SIGINT"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no such device")
@@ -498,7 +499,7 @@ def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
         held = HeldCall(server.target, listening)
         server.process.terminate()
         wait_until_it_is_draining(server.target)
-        with pytest.raises(errors.NoWorkersError, match="takes new sessions, found one that is stopping"):
+        with pytest.raises(errors.NoWorkersError, match="accepts new sessions, found one that is stopping"):
             compute(server.target, seconds=2)
         assert main(["check", server.target]) == 1
         assert "found one that is stopping and only finishes" in capsys.readouterr().err
@@ -714,6 +715,6 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == (
-        f"fedstack serve: error: Port {port} of 127.0.0.1 is in use; stop what listens "
-        "there, or choose another port (0 for any that is free)\n"
+        f"fedstack serve: error: Port {port} of 127.0.0.1 is in use; stop the process that "
+        "listens on it, or choose another port (0 for any free port)\n"
     )

@@ -123,8 +123,8 @@ def test_a_taken_port_is_one_line_and_exit_code_1() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WALL)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"fedstack serve: error: Port {port} of 127.0.0.1 is in use; stop what listens there, or choose another port "
-        "(0 for any that is free)\n"
+        f"fedstack serve: error: Port {port} of 127.0.0.1 is in use; stop the process that listens on it, or choose "
+        "another port (0 for any free port)\n"
     )
 
 

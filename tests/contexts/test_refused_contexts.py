@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 # What a slow machine may add; without an early end the whole time to connect would pass.
 SOON, CONNECT_SECONDS = 20.0, 30.0
-CLOSED_POOL = "The pool of workers is closed"
+CLOSED_POOL = "The worker pool is closed"
 
 
 @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))

@@ -131,7 +131,7 @@ def test_a_client_that_crashes_in_a_later_phase_is_named(caplog) -> None:
 def test_clients_that_end_a_process_only_together_are_named_together() -> None:
     with pool_of(2):
         found = failure_of(total_of(leave_together), list(range(4)))
-        expected = "ended its process with exit status 4 at clients 2 to 3 together, and at none of them alone"
+        expected = "ended its process with exit status 4 when run for clients 2 to 3 together, but not for any of these"
         assert expected in str(found)
         assert found.client_index is None
         assert found.computation_name == "leave_together"
@@ -272,13 +272,13 @@ def test_a_worker_that_is_killed_comes_back_at_its_address_for_those_who_know_th
         assert loss is not None
         assert loss.comes_back
         ended = f"the worker process with pid {pid} ended with signal 9 (SIGKILL)"
-        assert loss.causes == {target: f"{ended}, and is started anew"}
+        assert loss.causes == {target: f"{ended}, and is being restarted"}
         assert total([1, 2]) == 3
         assert pool.targets == (target,)
         assert pool.pids != (pid,)
         eventually(lambda: pool.loss_of(target) is None)
         (text,) = endings(caplog)
-        assert text == f"At {target} {ended}; it is started anew in 0.1 s"
+        assert text == f"Worker at {target}: {ended}; restarting it in 0.1 s"
         if target.startswith("unix:"):
             folder = Path(target.removeprefix("unix:")).parent
             assert [path.name for path in folder.iterdir()] == ["0.sock"]

@@ -149,7 +149,7 @@ def test_a_call_that_ends_its_workers_fails_and_the_others_are_right(caplog: pyt
         with pytest.raises(LostWorkersError):
             coordinator.join(timeout=60.0)
         assert [int(value) for value in coordinator.fetch(good, timeout=60.0)] == [n * n for n in range(40)]
-    assert len([one for one in caplog.records if "(SIGKILL); it is started anew" in one.message]) <= 4
+    assert len([one for one in caplog.records if "(SIGKILL); restarting it" in one.message]) <= 4
 
 
 def test_without_any_worker_calls_fail_after_the_time_that_was_given() -> None:

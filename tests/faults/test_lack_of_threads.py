@@ -61,9 +61,7 @@ async def test_a_client_that_cancels_what_does_not_end_gets_no_more_threads_than
                 await cancel(call)
                 await until(lambda number=number: status_of(worker.target).abandoned_threads == number + 1)
             else:
-                with pytest.raises(
-                    ResourceLimitError, match="at most 3 .* cancelled work .*, found 5; .* --max-abandoned"
-                ):
+                with pytest.raises(ResourceLimitError, match="at most 3 tasks .*, found 5; .* --max-abandoned"):
                     await asyncio.wait_for(call, WALL)
         await until(lambda: status_of(worker.target).running == 0)
         found = status_of(worker.target)

@@ -275,7 +275,7 @@ async def test_the_end_of_a_pools_process_is_told_with_its_cause() -> None:
             await driver.ready()
         assert caught.value.is_final
         assert [str(error).partition("; ")[0] for error in diary.errors] == [
-            f"The worker at {worker.address} does not run: the worker process with pid {pool.pids[0]} "
+            f"The worker at {worker.address} is not running: the worker process with pid {pool.pids[0]} "
             "ended with signal 9 (SIGKILL)"
         ]
 
@@ -293,7 +293,7 @@ async def test_an_observer_hears_of_a_process_that_ends_and_is_started_anew_whil
         await diary.until("lost", worker)
         await diary.until("ready", worker)
         assert [what for what, _ in diary.entries] == ["lost", "ready"]
-        assert str(diary.errors[0]).endswith("; it is soon there again")
+        assert str(diary.errors[0]).endswith("; retry when it has been restarted")
         assert await driver.ready() == [worker]
         assert await squared(worker, 7) == 49
 

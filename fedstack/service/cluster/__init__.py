@@ -1,1 +1,1 @@
-"""A task of a cluster: one server for everything that it hosts."""
+"""Tasks of a cluster. Each task is a single server for all its services."""

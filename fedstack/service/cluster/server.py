@@ -1,4 +1,4 @@
-"""Runs a task of a cluster in this process: one server for everything that it hosts."""
+"""The server that runs a task of a cluster in this process, and serves all services of the task."""
 
 import ipaddress
 import os
@@ -28,7 +28,9 @@ from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
 
 def _services(services: Iterable[Service]) -> tuple[Service, ...]:
     if not isinstance(cast(object, services), Iterable):
-        raise InvalidValueError(f"Expected services in a list, found {describe(services)}; write [service] for one")
+        raise InvalidValueError(
+            f"Expected a list of services, found {describe(services)}; write [service] for a single service"
+        )
     return tuple(services)
 
 
@@ -37,29 +39,30 @@ def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]
     found = tuple(map(address_of, cast("Iterable[str]", addresses if several else (addresses,))))
     for address in found:
         if not isinstance(cast(object, address), str):
-            raise InvalidValueError(f"Expected data_services as addresses of dispatchers, found {describe(address)}")
+            raise InvalidValueError(f"Expected addresses of dispatchers as data_services, found {describe(address)}")
     return found
 
 
 @attrs.frozen
 class ServerConfig:
-    """The configuration of a `Server` and its services. The port is that of the cluster.
+    """The configuration of a `Server` and its services. The cluster definition determines the port.
 
     Attributes:
-      credentials: The certificate and key for TLS, and what clients have to show.
-      token_file: A file of tokens, one a line; clients need one of them. It is read again when it changes.
+      credentials: The certificate and key for TLS, and the credentials that clients have to present.
+      token_file: A file of tokens, one per line; clients need one of them. The server rereads the file when it changes.
       insecure: Whether other machines may reach the server without TLS.
-      policy: The leaf computations that clients may bring: by default neither modules nor code.
+      policy: The leaf computations that clients may send; by default neither references to modules nor code.
       limits: The limits of the executor service.
-      services: More services; they belong to one server, which closes them when it stops.
+      services: Additional services. Each belongs to one server, which closes the service when the server stops.
       server_limits: The limits of the server itself.
-      addresses_file: A file to which the server adds its address when it listens; see `wait_for_addresses`.
-      client_credentials: The credentials with which functions dial other servers, such as the owner of a variable: a
-        certificate and token of their own. By default none, even if `credentials` has a certificate.
-      host: The name or address of this machine to listen at, if it differs from the cluster's address, which others
-        dial: for example 0.0.0.0 in a container. The port is that of the cluster.
-      data_services: The dispatchers whose datasets clients' computations may refer to: addresses, or jobs of a cluster
-        with one task. They and their data workers are dialled with `client_credentials`. By default none.
+      addresses_file: A file to which the server appends its address when it starts; see `wait_for_addresses`.
+      client_credentials: The certificate and token with which functions dial other servers, such as the owner of a
+        variable. By default there are none, even if `credentials` has a certificate.
+      host: The name or address of this machine to listen on, if it differs from the address in the cluster definition,
+        which other tasks dial. For example, use 0.0.0.0 in a container.
+      data_services: The dispatchers whose datasets clients' computations may refer to, as addresses or as jobs of a
+        cluster with one task. The server dials the dispatchers and their data workers with `client_credentials`. By
+        default there are none.
     """
 
     credentials: ServerCredentials | None = None
@@ -80,31 +83,31 @@ class ServerConfig:
         given += [("server_limits", self.server_limits, ServerLimits), ("host", self.host, str)]
         for name, value, kind in [*given, *(("services", service, Service) for service in self.services)]:
             if not isinstance(cast(object, value), kind):
-                raise InvalidValueError(f"Expected {name} as {kind.__name__}, found {describe(value)}")
+                raise InvalidValueError(f"Expected {name} of type {kind.__name__}, found {describe(value)}")
         if ":" in self.host and not _is_ipv6(self.host):
             raise InvalidValueError(
-                f"Expected host as a name or an address without a port, found {self.host!r}; "
-                "the port is that of the cluster"
+                f"Expected a name or an address without a port as host, found {self.host!r}; "
+                "specify the port in the cluster definition"
             )
 
     def all_credentials(self) -> ServerCredentials:
-        """Returns the credentials with the tokens of the file.
+        """Returns the credentials, including the tokens in `token_file`.
 
         Raises:
-          InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
+          InvalidValueError: If the file cannot be read, or if both `credentials` and the file contain tokens.
         """
         return HostConfig.of(self).all_credentials()
 
     def executor_service(self, clients: int = 0, threads: int | None = None) -> ExecutorService:
-        """Returns the executor service.
+        """Creates the executor service.
 
         Args:
-          clients: The number of clients for requests that do not give it.
-          threads: The most threads that run functions; by default there is no limit.
+          clients: The number of clients for requests that do not specify a number.
+          threads: The maximum number of threads that run functions; by default there is no limit.
         """
         reads = None
         if self.data_services:
-            # Without datasets, a worker starts sooner without importing the data service.
+            # A worker without datasets starts faster, because it does not import the data service.
 
             reads = ReferenceReader(self.client_credentials, self.data_services)
         return ExecutorService(
@@ -116,7 +119,7 @@ class ServerConfig:
         )
 
     def method_service(self) -> MethodService:
-        """Returns the service of methods, which has none yet."""
+        """Creates the service for registered methods, initially without any method."""
         return MethodService(limits=self.limits, client_credentials=self.client_credentials)
 
 
@@ -129,26 +132,26 @@ def _is_ipv6(host: str) -> bool:
 
 
 class Server(RegistersMethods, OwnedServer):
-    """A task of a cluster: it serves computations of other processes, methods, and further services.
+    """The server of a cluster's task, which runs computations of other processes, methods, and further services.
 
         with Server({"worker": ["localhost:0"]}) as server:
             fedstack.set_sync_remote_execution_context(server.target)
 
-    It listens at the host (or `ServerConfig.host`) and port of its task, and nowhere else. It stops at the end of a
-    block, with `stop()`, and when nothing refers to it any more.
+    The server listens only on the host (or `ServerConfig.host`) and the port of its task. It stops at the end of a
+    `with` block, when `stop()` is called, and when it is garbage-collected.
 
     Args:
-      server_or_cluster_def: The task as a `ServerDef`, or the cluster in any form that a `ClusterSpec` takes.
-      job_name: The task's job; by default that of the definition, or the only one.
-      task_index: Its index in the job; by default that of the definition, or of the only task.
-      protocol: The protocol; there is only "grpc".
-      config: The configuration; by default without TLS, on loopback addresses only, and without code of clients.
-      start: Whether to start it at once; otherwise `start()` or a block does.
+      server_or_cluster_def: The task as a `ServerDef`, or the cluster in any form that `ClusterSpec` accepts.
+      job_name: The job of the task; by default the job in the definition, or the cluster's only job.
+      task_index: The index of the task in the job; by default the index in the definition, or that of the only task.
+      protocol: The protocol; only "grpc" is supported.
+      config: The configuration; by default without TLS, for loopback addresses only, and without code from clients.
+      start: Whether to start the server immediately. Otherwise, call `start()` or use a `with` block.
 
     Raises:
-      MembershipError: If the cluster has no such task, or it is not plain which is meant.
-      AddressError: If it cannot listen at the task's address.
-      InvalidValueError: If the configuration does not fit the address.
+      MembershipError: If the cluster has no such task, or if several tasks match.
+      AddressError: If the server cannot listen on the task's address.
+      InvalidValueError: If the configuration does not match the address.
     """
 
     def __init__(
@@ -164,7 +167,8 @@ class Server(RegistersMethods, OwnedServer):
         config = ServerConfig() if config is None else config
         if not isinstance(cast(object, config), ServerConfig):
             raise InvalidValueError(
-                f"Expected config as fedstack.service.ServerConfig, found {describe(config)}; write ServerConfig(...)"
+                f"Expected config of type fedstack.service.ServerConfig, found {describe(config)}; "
+                "pass ServerConfig(...)"
             )
         self._addresses_file = config.addresses_file
         self._task = ClusterTask(definition, config.all_credentials().uses_tls, config.host)
@@ -175,26 +179,26 @@ class Server(RegistersMethods, OwnedServer):
 
     @staticmethod
     def create_local_server(config: ServerConfig | None = None, start: bool = True) -> "Server":
-        """Returns a server for this machine only, at any free port: the only task of the job `localhost`.
+        """Creates a server for this machine only, on any free port. It is the only task of the job `localhost`.
 
         Args:
-          config: The configuration.
-          start: Whether to start it at once.
+          config: The configuration of the server.
+          start: Whether to start the server immediately.
         """
         return Server({"localhost": ["localhost:0"]}, config=config, start=start)
 
     @property
     def target(self) -> str:
-        """The address to dial, with the real port: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
+        """The address to dial, with the actual port: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
 
         Raises:
-          ClosedError: If it listens at any port that is free, and has not been started.
+          ClosedError: If the task uses any free port, and the server has not been started.
         """
         return self._task.target(self.server.target if self._task.listens.has_any_port else "")
 
     @property
     def server_def(self) -> ServerDef:
-        """The task and its cluster; once the server has started, with the real port."""
+        """The definition of the task and its cluster. After the start of the server, it contains the actual port."""
         return self._task.bound_at(self.server.target) if self.server.has_started else self._task.definition
 
     def _has_started(self) -> None:

@@ -1,8 +1,8 @@
-"""Determines which task of a cluster a server is, its address, and how others dial it.
+"""Determines which task of a cluster a server runs, and the addresses on which it listens and is dialled.
 
-Tasks that listen at any free port find each other through a file to which each appends its address. A line is
-`job index address`. If a restarted task has several lines, the last one counts. The file belongs to one run: addresses
-of an earlier run are dead.
+Tasks that listen on any free port find each other through a file to which each task appends a line of the form
+`job index address`. If a task was restarted and has several lines, the last line counts. The file belongs to a single
+run of the cluster, because the addresses of an earlier run are no longer valid.
 """
 
 import itertools
@@ -23,10 +23,10 @@ _Task = tuple[str, int]
 
 
 def append_address(path: str | os.PathLike[str], job: str, index: int, address: str) -> None:
-    """Adds the address of a task to a file, which is created if needed. Readers see the whole line or nothing.
+    """Appends the address of a task to a file, which is created if needed. Readers see the whole line or nothing.
 
     Raises:
-      AddressError: If it cannot be written.
+      AddressError: If the file cannot be written.
     """
     line = f"{job} {index} {address}\n".encode()
     try:
@@ -36,20 +36,22 @@ def append_address(path: str | os.PathLike[str], job: str, index: int, address: 
         finally:
             os.close(file)
     except OSError as error:
-        raise AddressError(f"Expected a file to add an address to, found {path}: {error.strerror}") from error
+        raise AddressError(f"Cannot append an address to the file {path}: {error.strerror}") from error
 
 
 def wait_for_addresses(cluster: Cluster, path: str | os.PathLike[str], timeout: float = 60.0) -> ClusterSpec:
-    """Returns the cluster with the real ports of all tasks that listen at any free port.
+    """Waits for all tasks that listen on any free port, and returns the cluster with their actual ports.
+
+    This function blocks the calling thread.
 
     Args:
       cluster: The cluster.
-      path: The file to which the tasks add their addresses; it need not exist yet.
-      timeout: How long to wait for all of them, in seconds. This blocks the thread.
+      path: The file to which the tasks append their addresses. It need not exist yet.
+      timeout: The maximum time to wait for all tasks, in seconds.
 
     Raises:
-      DeadlineExceededError: If some are still missing then; the message names them.
-      InvalidValueError: If the file is none of this cluster's; the message has the line.
+      DeadlineExceededError: If addresses are still missing after the timeout; the message names the tasks.
+      InvalidValueError: If the file belongs to another cluster or is malformed; the message contains the line.
     """
     check_number("timeout", timeout, endless=True)
     spec = ClusterSpec(cluster)
@@ -65,13 +67,13 @@ def wait_for_addresses(cluster: Cluster, path: str | os.PathLike[str], timeout: 
             return ClusterSpec(jobs)
     names = ", ".join(f"task {index} of job {job!r}" for job, index in missing)
     raise DeadlineExceededError(
-        f"Expected the addresses of all tasks in {path} within {timeout:g} s, found none of {names}; start the missing "
-        "tasks with the same file, or allow more time"
+        f"Expected the addresses of all tasks in {path} within {timeout:g} s, found no address of {names}; start the "
+        "missing tasks with the same file, or increase the timeout"
     )
 
 
 def _without_port(spec: ClusterSpec) -> list[_Task]:
-    """Returns the tasks whose addresses have no real port."""
+    """Returns the tasks that listen on any free port."""
     return [
         (job, index)
         for job, tasks in spec.as_cluster_def().jobs.items()
@@ -81,13 +83,13 @@ def _without_port(spec: ClusterSpec) -> list[_Task]:
 
 
 def _read(spec: ClusterSpec, path: Path) -> dict[_Task, str]:
-    """Returns the addresses in a file so far."""
+    """Returns the addresses that a file contains so far."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"Expected a file with addresses of tasks, found {path}: {error}") from error
+        raise InvalidValueError(f"Cannot read addresses of tasks from {path}: {error}") from error
     found: dict[_Task, str] = {}
     for number, line in enumerate(text.split("\n")[:-1], start=1):  # an unfinished line is still being written
         try:
@@ -96,10 +98,10 @@ def _read(spec: ClusterSpec, path: Path) -> dict[_Task, str]:
             spec.task_address(job, int(index))
         except (ValueError, FedstackError) as error:
             raise InvalidValueError(
-                f"Expected lines with job, index and address of tasks of this cluster, found {line!r} in line {number} "
-                f"of {path}: {error}"
+                f"Expected the job, the index and the address of a task of this cluster in line {number} of {path}, "
+                f"found {line!r}: {error}"
             ) from error
-        # The task that had this address before no longer listens at it.
+        # A task that had this address before no longer listens on it.
         found = {task: at for task, at in found.items() if at != address}
         found[job, int(index)] = address
     return found
@@ -110,15 +112,15 @@ PROTOCOL = "grpc"
 
 @attrs.frozen
 class ClusterTask:
-    """A task as its server sees it.
+    """A task from the point of view of its server.
 
     Attributes:
-      definition: The complete task and its cluster; see `task_of`.
+      definition: The complete definition of the task and its cluster; see `task_of`.
       uses_tls: Whether the server has a certificate.
-      host: The host to listen at, if it differs from the one that other tasks dial, as behind NAT.
+      host: The host to listen on, if it differs from the host that other tasks dial, for example behind NAT.
 
     Raises:
-      InvalidValueError: If the address asks for the one, and the server does the other.
+      InvalidValueError: If the address requires TLS and the server has no certificate, or vice versa.
     """
 
     definition: ServerDef
@@ -130,36 +132,36 @@ class ClusterTask:
         if secure not in (None, self.uses_tls):
             wanted, found, scheme = ("a", "none", "grpcs") if secure else ("no", "one", "grpc")
             raise InvalidValueError(
-                f"Expected {wanted} certificate for a server at {scheme}://{self.listens}, found {found}; give what "
-                "the address asks for, or leave the scheme out of it"
+                f"Expected {wanted} certificate for a server at {scheme}://{self.listens}, found {found}; change the "
+                "credentials to match the address, or omit the scheme of the address"
             )
 
     @property
     def job(self) -> str:
-        """The name of its job."""
+        """The name of the task's job."""
         return self.definition.job_name or ""
 
     @property
     def index(self) -> int:
-        """Its index in the job."""
+        """The index of the task in its job."""
         return self.definition.task_index or 0
 
     @property
     def address(self) -> str:
-        """Its address, as the cluster has it."""
+        """The address of the task in the cluster definition."""
         return self.definition.cluster.jobs[self.job][self.index]
 
     @property
     def listens(self) -> Target:
-        """The address that it listens at; the port may be 0."""
+        """The address that the server listens on. The port may be 0."""
         named = parse_target(self.address, any_port=True)
         return named.at_host(self.host) if self.host and not named.socket_path else named
 
     def target(self, bound: str = "") -> str:
-        """Returns the address that others dial: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
+        """Returns the address for other tasks: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
 
         Args:
-          bound: The address that the server has bound, for a task at any free port.
+          bound: The address that the server has bound, for a task that listens on any free port.
         """
         named = parse_target(self.address, any_port=True)
         if named.socket_path:
@@ -169,7 +171,11 @@ class ClusterTask:
         return f"{'grpcs' if self.uses_tls else 'grpc'}://{named.address}"
 
     def bound_at(self, bound: str) -> ServerDef:
-        """Returns the definition with the real port."""
+        """Returns the definition with the actual port.
+
+        Args:
+          bound: The address that the server has bound.
+        """
         if not self.listens.has_any_port:
             return self.definition
         jobs = {job: dict(tasks) for job, tasks in self.definition.cluster.jobs.items()}
@@ -177,10 +183,10 @@ class ClusterTask:
         return attrs.evolve(self.definition, cluster=ClusterDef(jobs))
 
     def announce(self, path: str | os.PathLike[str], bound: str) -> None:
-        """Adds the address to a file; see `wait_for_addresses`.
+        """Appends the address of the task to a file; see `wait_for_addresses`.
 
         Raises:
-          AddressError: If that cannot be written.
+          AddressError: If the file cannot be written.
         """
         append_address(path, self.job, self.index, self.target(bound) if self.listens.has_any_port else self.address)
 
@@ -197,21 +203,22 @@ def task_of(
     """Returns the complete definition of a task.
 
     Args:
-      server_or_cluster_def: The task, or its cluster.
-      job_name: Its job; by default that of the definition, or the only one.
-      task_index: Its index; by default that of the definition, or of the only task.
-      protocol: The protocol; by default that of the definition.
+      server_or_cluster_def: The definition of the task or of its cluster.
+      job_name: The job of the task; by default the job in the definition, or the cluster's only job.
+      task_index: The index of the task in the job; by default the index in the definition, or that of the only task.
+      protocol: The protocol; by default the protocol in the definition.
 
     Raises:
-      MembershipError: If the cluster has no such task, or it is not plain which is meant.
-      InvalidValueError: If it is no cluster, or the protocol is another than gRPC.
+      MembershipError: If the cluster has no such task, or if several tasks match.
+      InvalidValueError: If the argument does not define a cluster, or the protocol is not gRPC.
     """
     given = server_or_cluster_def if isinstance(server_or_cluster_def, ServerDef) else ServerDef(server_or_cluster_def)
     explicit = {"job_name": job_name or None, "task_index": task_index, "protocol": protocol}
     task = attrs.evolve(given, **{name: value for name, value in explicit.items() if value is not None})
     if cast(object, task.protocol) != PROTOCOL:
         raise InvalidValueError(
-            f"Expected {PROTOCOL!r} as protocol, found {task.protocol!r}; certificates in the configuration make it TLS"
+            f"Expected {PROTOCOL!r} as protocol, found {task.protocol!r}; for TLS, pass certificates in the "
+            "configuration"
         )
     spec = ClusterSpec(task.cluster)
     job = task.job_name or _only_job(spec)
@@ -222,18 +229,22 @@ def task_of(
 
 def _only_job(spec: ClusterSpec) -> str:
     if not spec:
-        raise MembershipError("Expected a cluster with jobs, found none in it")
+        raise MembershipError("Expected a cluster with jobs, found an empty cluster; define a job with a task")
     if len(spec.jobs) > 1:
         jobs = ", ".join(map(repr, spec.jobs))
-        raise MembershipError(f"Expected job_name for a cluster with {len(spec.jobs)} jobs ({jobs}), found none")
+        raise MembershipError(
+            f"Expected job_name for a cluster with {len(spec.jobs)} jobs, found none; pass one of {jobs}"
+        )
     return spec.jobs[0]
 
 
 def _only_task(spec: ClusterSpec, job: str) -> int:
     indices = spec.task_indices(job)
     if not indices:
-        raise MembershipError(f"Expected a job with tasks, found none in {job!r}")
+        raise MembershipError(f"Expected a job with tasks, found none in {job!r}; define a task of the job")
     if len(indices) > 1:
         tasks = ", ".join(map(str, indices))
-        raise MembershipError(f"Expected task_index for job {job!r} with {len(indices)} tasks ({tasks}), found none")
+        raise MembershipError(
+            f"Expected task_index for job {job!r} with {len(indices)} tasks, found none; pass one of {tasks}"
+        )
     return indices[0]

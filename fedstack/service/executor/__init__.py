@@ -1,1 +1,1 @@
-"""The executor service."""
+"""The executor service, which runs computations of other processes."""

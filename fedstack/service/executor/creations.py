@@ -1,7 +1,7 @@
 """Creates, updates and starts values in sessions.
 
-`Creations` creates values, functions and their results, in order. `Updates` replaces values, one at a time, which
-variables are made of. `Starts` runs batches of values, and reports how they ended without sending their content.
+`Creations` creates values, functions and results of calls, in order. `Updates` replaces values, which implements the
+variables of a coordinator. `Starts` runs batches of values, and reports their outcomes without their content.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.executor.session import Session, check_new_id
 from fedstack.transport.wire.status import Code, StatusError, details_of
 
-# The spare bytes that names and types add to a function.
+# The number of bytes beyond the size limit that a function may use for names and types.
 _FUNCTION_SPARE_BYTES = 1024
-# How many small values are created before the loop serves others.
+# The number of small values to create before other work on the event loop may run.
 _MOST_AT_ONCE = 256
 
 
@@ -46,7 +46,7 @@ class Creations:
     """Creates the values that clients send.
 
     Args:
-      core: The sessions, and the rules for them.
+      core: The shared state of the service.
     """
 
     def __init__(self, core: ServiceCore) -> None:
@@ -58,12 +58,12 @@ class Creations:
         creations: Iterable[messages.Creation],
         received: Received[Any],
     ) -> None:
-        """Creates values under their ids, in order; values whose ids exist already are left as they are.
+        """Creates values under their ids, in order. Values whose ids already exist are not changed.
 
         Args:
           session: The session.
-          creations: The values to create, each after those that it needs.
-          received: Their message, and the bytes of its large arrays.
+          creations: The values to create. Each value follows the values on which it depends.
+          received: The message with the creations, and the bytes of its large arrays.
         """
         request_bytes = received.size
         at_once = _MOST_AT_ONCE if request_bytes <= LOOP_BYTES else 1
@@ -86,13 +86,13 @@ class Creations:
                     self._core.admission.check_size(size, _FUNCTION_SPARE_BYTES)
                 session.check_room(size)
                 created = await self._created(session, creation, size)
-            if not session.has(creation.id):  # the call may have come twice
+            if not session.has(creation.id):  # the client may have sent the call twice
                 session.add(created, size, creation.id)
 
     async def value(
         self, session: Session, value: messages.TypedValue, received: Received[Any]
     ) -> tuple[object, Type, int]:
-        """Returns the payload of a value that has come, with the bytes that follow, its type and its size."""
+        """Reads a received value and the bytes that follow it, and returns its payload, its type and its size."""
 
         def check(size: int) -> None:
             self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
@@ -112,8 +112,8 @@ class Creations:
         type_spec = self._core.admission.read_type(proto)
         if contains_function(type_spec):
             raise InvalidValueError(
-                f"Expected a value without functions in it, found one of type {type_text(type_spec)}; create the "
-                "functions as computations, and put them and the rest into a struct"
+                f"Expected a value without functions, found a value of type {type_text(type_spec)}; create the "
+                "functions as computations, and combine them with the other values in a struct"
             )
         return type_spec
 
@@ -134,7 +134,7 @@ class Creations:
         if kind == "selection":
             source = session.find(creation.selection.source_ref.id)
             return await executor.create_selection(source, creation.selection.index)
-        raise InvalidValueError("Expected a value or computation to create, found an empty creation")
+        raise InvalidValueError("Expected a value or computation to create, found an empty creation; set one of them")
 
 
 _OPERATIONS = {UpdateRequest.ADD: np.add, UpdateRequest.SUBTRACT: np.subtract}
@@ -144,18 +144,19 @@ class Updates:
     """Updates values of sessions.
 
     Args:
-      creations: Reads the new values.
+      creations: The object that reads the new values.
     """
 
     def __init__(self, creations: Creations) -> None:
         self._creations = creations
 
     async def run(self, session: Session, received: Received[UpdateRequest]) -> None:
-        """Replaces a value by another.
+        """Assigns, adds or subtracts a received value, as the request specifies.
 
         Raises:
-          InvalidValueError: If that was computed.
-          TypeMismatchError: If the other one has another type, or is to be added and is no number.
+          InvalidValueError: If the value to update is the result of a computation.
+          TypeMismatchError: If the received value has a different type, or is not numeric but has to be added or
+            subtracted.
         """
         request = received.message
         payload, type_spec, size = await self._creations.value(session, request.value, received)
@@ -164,7 +165,10 @@ class Updates:
         async with session.updating:
             known = held_values.known_payload(session.find(value_id))
             if known is None:
-                raise InvalidValueError("Expected a value that was sent, found a computed one, which cannot change")
+                raise InvalidValueError(
+                    "Expected a value that the client has sent, found a computed value, which cannot change; create a "
+                    "new value"
+                )
             before, declared = known
             check_assignable(declared, type_spec, "value")
             operation = _OPERATIONS.get(request.how)
@@ -188,9 +192,9 @@ def _applied(operation: Callable[..., object], old: object, new: object, dtype: 
     return value[()] if value.ndim == 0 else read_only(value)
 
 
-# When some values of a batch have ended, the answer waits so long for others to end, too,
+# When some values of a batch have ended, the answer waits for this time so that it can include further values.
 _GATHER_SECONDS = 0.002
-# unless the values have run for longer than this.
+# The answer does not wait for values that have already run for longer than this.
 _QUICK_SECONDS = 0.02
 
 
@@ -198,7 +202,7 @@ class Starts:
     """Runs the values that clients start.
 
     Args:
-      core: The sessions, and the rules for them.
+      core: The shared state of the service.
     """
 
     def __init__(self, core: ServiceCore) -> None:
@@ -207,7 +211,7 @@ class Starts:
     async def run(
         self, session: Session, values: Sequence[str], progress: ProgressCounts
     ) -> list[StartResponse.Outcome]:
-        """Runs values that are in a session, or joins them; returns the outcomes of those that end first."""
+        """Runs values of a session, joining values that already run, and returns the outcomes of the first to end."""
         outcomes: list[StartResponse.Outcome] = []
         pulls: dict[str, SharedComputation] = {}
         now, together = asyncio.get_running_loop().time(), ObservedCounts()
@@ -227,7 +231,13 @@ class Starts:
 
 
 async def _ended(pulls: Mapping[str, SharedComputation], slow: Collection[str], *, at_once: bool) -> list[str]:
-    """Returns which have ended, once some have; slow ones hold up nothing."""
+    """Waits until some values have ended, and returns their ids.
+
+    Args:
+      pulls: The computations of the values, by id.
+      slow: The ids of values for which no further time is spent once another value has ended.
+      at_once: Whether to return without waiting.
+    """
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(pull.awaited()) for pull in pulls.values()]
         if waiting and not at_once and not all(task.done() for task in waiting):
@@ -245,13 +255,13 @@ def _outcome_of(session: Session, value_id: str, pull: SharedComputation) -> Sta
         with telling_path(session.executor):
             pull.result()
     except asyncio.CancelledError:
-        return _outcome(value_id, StatusError(Code.CANCELLED, "It was cancelled"))
+        return _outcome(value_id, StatusError(Code.CANCELLED, "The call was cancelled"))
     except Exception as error:
         session.started.failed += 1
         return _outcome(value_id, error)
     value = session.find_if_there(value_id)
     if isinstance(value, VerbValue) and value.keeps_payload:
-        session.delivered(value_id)  # a later compute gets the kept payload
+        session.delivered(value_id)  # a later `Compute` returns the kept payload
     return StartResponse.Outcome(id=value_id)
 
 

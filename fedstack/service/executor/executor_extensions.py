@@ -1,4 +1,4 @@
-"""Serves the extensions of fedstack's own clients: leases, chosen ids, values of any size."""
+"""Serves the extensions for fedstack's own clients: leases, ids chosen by clients, values of any size, phases."""
 
 import functools
 import sys
@@ -37,7 +37,7 @@ class ExecutorExtensions:
     """The methods of `fedstack.v1.ExecutorExtensions`.
 
     Args:
-      core: The sessions, and the rules for them.
+      core: The shared state of the service.
     """
 
     def __init__(self, core: ServiceCore) -> None:
@@ -61,13 +61,14 @@ class ExecutorExtensions:
         }
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
-        """Returns what this server is and supports.
+        """Returns the version, the features and the limits of this server.
 
         Raises:
-          ProtocolVersionError: If the client speaks another version of the protocol.
+          ProtocolVersionError: If the client uses a different version of the protocol.
+          WorkerUnavailableError: If this server is stopping.
         """
         check_protocol(request.protocol, request.version, "the client")
-        self._core.check_takes_clients()  # a client that is refused here does not count on this server
+        self._core.check_takes_clients()  # a client that is refused here does not use this server
         policy, limits = self._core.policy, self._core.limits
         return messages.HandshakeResponse(
             protocol=PROTOCOL,
@@ -85,7 +86,7 @@ class ExecutorExtensions:
         )
 
     async def open_session(self, request: messages.OpenSessionRequest) -> messages.OpenSessionResponse:
-        """Opens a session with a lease."""
+        """Opens a session with a lease, whose duration the server limits."""
         longest = self._core.limits.lease_seconds
         lease = min(request.lease_seconds, longest) if request.lease_seconds > 0 else longest
         session = self._core.open(cardinalities_of(request.cardinalities), lease)
@@ -94,18 +95,18 @@ class ExecutorExtensions:
         return messages.OpenSessionResponse(executor=ExecutorId(id=session.id), lease_seconds=lease)
 
     async def renew_lease(self, request: messages.RenewLeaseRequest) -> messages.RenewLeaseResponse:
-        """Renews leases."""
+        """Renews the leases of sessions, and returns the ids of unknown sessions."""
         unknown = [one async for one in in_turns(request.executor) if not self._core.sessions.renew(one.id)]
         return messages.RenewLeaseResponse(unknown=unknown)
 
     def _differing(self, creations: Iterable[messages.Creation]) -> Sequence[str]:
-        """Lists the modules of functions that are of another version here."""
+        """Returns the names of the modules of functions that differ between the client and this server."""
         return self._core.admission.differing_modules(
             one.computation for one in creations if one.HasField("computation")
         )
 
     async def update(self, incoming: Incoming) -> bytes:
-        """Puts another value in place of one."""
+        """Replaces a value of a session; see `Updates`."""
         received = await receive(incoming, messages.UpdateRequest)
         session = self._core.find(received.message.executor)
         await self._core.run(session, self._updates.run(session, received))
@@ -114,12 +115,12 @@ class ExecutorExtensions:
     async def _received(
         self, session: Session, creations: Iterable[messages.Creation], received: Received[Any]
     ) -> None:
-        """Creates values whose bytes follow."""
+        """Creates values, reading the bytes that follow the message."""
         await self._creations.create(session, creations, received)
         await received.end()
 
     async def evaluate(self, incoming: Incoming) -> Answers:
-        """Creates values of any size, and computes one of them."""
+        """Creates values of any size, and computes a value if the request names one."""
         received = await receive(incoming, messages.EvaluateRequest)
         request = received.message
         session = self._core.find(request.executor)
@@ -153,11 +154,11 @@ class ExecutorExtensions:
         request = received.message
         await self._received(session, request.creation, received)
         told = messages.EvaluateResponse(differing_module=self._differing(request.creation))
-        # Concatenated messages are one message with the fields of both.
+        # In protobuf, two concatenated messages are read as a single message with the fields of both.
         return told.SerializeToString() + await self._computed(session, request.value_ref.id, packer, progress)
 
     async def _computed(self, session: Session, value_id: str, packer: Packer, progress: ProgressCounts) -> bytes:
-        """Computes a value, if one is named, and returns the message of the answer."""
+        """Computes a value if `value_id` is not empty, and returns the encoded answer."""
         if not value_id:
             return b""
         pull = self._core.pull(session, value_id)
@@ -169,7 +170,7 @@ class ExecutorExtensions:
         )
 
     async def start(self, incoming: Incoming) -> Answers:
-        """Creates values of any size, and runs some of them."""
+        """Cancels values, creates values of any size, and runs values, as the request specifies."""
         received = await receive(incoming, messages.StartRequest)
         request = received.message
         session = self._core.find(request.executor)
@@ -211,7 +212,7 @@ class ExecutorExtensions:
 
     @property
     def sessions(self) -> list[messages.GetStatusResponse.Session]:
-        """The sessions as the status shows them, without what takes longer to find out."""
+        """The sessions for the status report, with only those facts that are available without delay."""
         return [
             messages.GetStatusResponse.Session(
                 id=session.id[:8],
@@ -228,7 +229,7 @@ class ExecutorExtensions:
         ]
 
     def report(self, status: messages.GetStatusResponse) -> None:
-        """Adds what the service holds and has done."""
+        """Adds the sessions, the running work and the limits of the service to a status."""
         status.session.extend(self.sessions)
         for session in self._core.sessions:
             status.values += len(session)
@@ -242,7 +243,7 @@ class ExecutorExtensions:
 
 
 def _answer_of(packer: Packer, payload: object, type_spec: Type) -> bytes:
-    """Returns the message of an answer; its large arrays are in the packer."""
+    """Returns the encoded answer for a payload. The packer receives large arrays."""
     response = messages.EvaluateResponse()
     packer.pack(response.value, payload, type_spec, "result")
     return response.SerializeToString()

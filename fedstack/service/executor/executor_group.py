@@ -1,4 +1,4 @@
-"""Serves the executor service as every peer knows it: values by id, one call per verb."""
+"""Serves the plain executor service that all peers support: clients refer to values by id, and each verb is a call."""
 
 from collections.abc import Iterable, Mapping
 
@@ -28,7 +28,7 @@ class ExecutorGroup:
     """The methods of `tensorflow_federated.v0.ExecutorGroup`.
 
     Args:
-      core: The sessions, and the rules for them.
+      core: The shared state of the service.
     """
 
     def __init__(self, core: ServiceCore) -> None:
@@ -72,12 +72,12 @@ class ExecutorGroup:
         known = await sized(weight, lambda: self._known(value))
         if known is not None:
             return await held_values.create_known(executor, *known)
-        # Only structs contain functions, which the caller has to find.
+        # A value with functions is a struct, whose members are created one by one.
         members = [(e.name, await self._created(executor, e.value, size)) async for e in in_turns(value.struct.element)]
         return await held_values.create_struct(executor, members, self._core.limits)
 
     def _known(self, value: messages.Value) -> tuple[object, Type] | None:
-        """Returns the payload of a value and its type, unless there are functions in it."""
+        """Returns the payload and the type of a value, or `None` if the value contains functions."""
         most = self._core.limits.max_leaves
         if value.WhichOneof("kind") == "struct" and (found := count_members(value, most)) > most:
             raise exceeded(self._core.limits, "max_leaves", f"at least {found}", "put numbers into arrays")
@@ -88,7 +88,7 @@ class ExecutorGroup:
         return value_from_proto(value, type_spec), type_spec
 
     async def create_call(self, request: messages.CreateCallRequest) -> messages.CreateCallResponse:
-        """Calls a function."""
+        """Creates the result of a function call."""
         session = self._core.find(request.executor)
         function = session.find(request.function_ref.id)
         argument = session.find(request.argument_ref.id) if request.HasField("argument_ref") else None
@@ -96,21 +96,21 @@ class ExecutorGroup:
         return messages.CreateCallResponse(value_ref=_ref(session.add(created)))
 
     async def create_struct(self, request: messages.CreateStructRequest) -> messages.CreateStructResponse:
-        """Packs values into a struct."""
+        """Combines values into a struct."""
         session = self._core.find(request.executor)
         members = [(element.name, session.find(element.value_ref.id)) async for element in in_turns(request.element)]
         created = await held_values.create_struct(session.executor, members, self._core.limits)
         return messages.CreateStructResponse(value_ref=_ref(session.add(created)))
 
     async def create_selection(self, request: messages.CreateSelectionRequest) -> messages.CreateSelectionResponse:
-        """Selects a member."""
+        """Selects a member of a struct."""
         session = self._core.find(request.executor)
         source = session.find(request.source_ref.id)
         created = await session.executor.create_selection(source, request.index)
         return messages.CreateSelectionResponse(value_ref=_ref(session.add(created)))
 
     async def compute(self, request: messages.ComputeRequest) -> bytes:
-        """Computes a value."""
+        """Computes a value, and returns the encoded response."""
         session = self._core.find(request.executor)
         return await self._core.run(session, self._compute(session, request.value_ref.id))
 
@@ -132,7 +132,8 @@ class ExecutorGroup:
         if unknown:
             raise StatusError(
                 Code.NOT_FOUND,
-                f"Expected the ids of values, found {unknown[:80]!r}, which is unknown; all others were disposed of",
+                f"Expected the ids of values, found {unknown[:80]!r}, which is unknown; all known values were disposed "
+                "of",
             )
         return messages.DisposeResponse()
 
@@ -146,31 +147,35 @@ def cardinalities_of(counts: Iterable[messages.Cardinality]) -> dict[PlacementLi
     """Returns the cardinalities in a request.
 
     Raises:
-      InvalidValueError: If a placement is unknown, or a number negative.
+      InvalidValueError: If a placement is unknown, or a number is negative.
     """
     found: dict[PlacementLiteral, int] = {}
     for message in counts:
         placement = _PLACEMENTS.get(message.placement.uri)
         if placement is None or message.cardinality < 0:
             raise InvalidValueError(
-                f"Expected a number of at least 0 at {CLIENTS.uri} or {SERVER.uri}, found {message.cardinality} at "
-                f"{message.placement.uri[:80]!r}"
+                f"Expected a cardinality of at least 0 for the placement {CLIENTS.uri} or {SERVER.uri}, found "
+                f"{message.cardinality} for {message.placement.uri[:80]!r}"
             )
         found[placement] = message.cardinality
     return found
 
 
 def _response(payload: object, type_spec: Type) -> bytes:
-    """Writes the response of a compute: one message, whatever is in it."""
+    """Returns the encoded response of `Compute`, which is always a single message.
+
+    Raises:
+      ResourceLimitError: If the result does not fit into a message.
+    """
     size = known_bytes(payload, type_spec)
     try:
         if size <= MOST_MESSAGE_BYTES:
             return messages.ComputeResponse(value=value_to_proto(payload, type_spec, path="result")).SerializeToString()
-    except EncodeError:  # names and shapes make it too large
+    except EncodeError:  # names and shapes make the message too large
         size = MOST_MESSAGE_BYTES + 1
     raise ResourceLimitError(
         f"Expected a result of at most {MOST_MESSAGE_BYTES} bytes, found at least {size}; select its members "
-        "one by one, or use a client with chunked values"
+        "one by one, or use a client that supports chunked values"
     )
 
 

@@ -1,4 +1,4 @@
-"""Defines the executor service: what a server is given to run other processes' computations."""
+"""The executor service, which a server hosts to run computations of other processes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ from fedstack.transport.peers.methods import Method, ServerFacts, Service
 class ExecutorService(Service):
     """Runs computations of other processes on the executors of a factory.
 
-    Each client has a session of its own. Nothing is shared but the threads and the loaded leaf functions.
+    Each client has its own session. Sessions share only threads and loaded leaf functions.
 
     Args:
-      factory: Makes the executors; it is closed with the service.
+      factory: Creates the executors, and is closed with the service.
       limits: The limits for clients.
-      policy: The leaf computations that clients may bring: by default neither modules nor code.
-      extensions: Whether clients may use more than the plain executor service.
+      policy: The leaf computations that clients may send; by default neither references to modules nor code.
+      extensions: Whether clients may use fedstack's extensions of the plain executor service.
       clock: Returns the time in seconds.
       client_credentials: The credentials with which functions dial other servers, such as the owner of a variable.
-      reads: Reads sequences that clients refer to; by default references are not allowed.
+      reads: Reads sequences that clients send as references; by default references are not allowed.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ExecutorService(Service):
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 
     def attach(self, server: ServerFacts) -> None:
-        """Reports the server that serves this, in handshakes and in the status."""
+        """Stores the facts about the server, which handshakes use."""
         if self._extensions is not None:
             self._extensions.server = server
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
-        """The methods by the full names of their gRPC services."""
+        """The methods of the gRPC services, by the full names of these services."""
         methods: dict[str, Mapping[str, Method]] = {EXECUTOR_GROUP: self._group.methods}
         if self._extensions is not None:
             methods[EXTENSIONS] = self._extensions.methods
@@ -65,7 +65,7 @@ class ExecutorService(Service):
 
     @property
     def descriptors(self) -> tuple[FileDescriptorProto, ...]:
-        """Describes the executor service, which has a package of its own on the wire and nowhere else."""
+        """The file descriptor of the plain executor service, whose package name is used only on the wire."""
         package, _, name = EXECUTOR_GROUP.rpartition(".")
         file = FileDescriptorProto(
             name="fedstack/executor_group.proto",
@@ -91,7 +91,7 @@ class ExecutorService(Service):
         return (self._extensions or ExecutorExtensions(self._core)).sessions
 
     def status(self) -> extensions_pb2.GetStatusResponse:
-        """Returns what the service holds and has done."""
+        """Returns the status of the service: sessions, running work and limits."""
         status = extensions_pb2.GetStatusResponse()
         (self._extensions or ExecutorExtensions(self._core)).report(status)
         return status
@@ -100,7 +100,7 @@ class ExecutorService(Service):
         (self._extensions or ExecutorExtensions(self._core)).report(status)
 
     def drain(self) -> None:
-        """Opens no more sessions; existing ones continue."""
+        """Refuses new sessions; existing sessions continue."""
         self._core.drain()
 
     async def handed_over(self) -> None:

@@ -1,4 +1,4 @@
-"""Creates and computes values in the executor of a session; by their payloads if the executor is one of ours."""
+"""Creates and computes values in the executor of a session, using payloads directly in fedstack's own executors."""
 
 import asyncio
 import contextlib
@@ -35,15 +35,15 @@ from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.service.host.limits import ServiceLimits, check_sizes
 
 _T = TypeVar("_T")
-# The most tensors, or members of a struct, that are checked on the loop.
+# The maximum number of tensors, or of members of a struct, that are checked on the event loop.
 _FEW_MEMBERS = 1000
 
 
 async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
-    """Creates a value from a payload that fits its type.
+    """Creates a value from a payload that matches its type.
 
     Raises:
-      CardinalityError: If it has values for another number of clients than the executor has.
+      CardinalityError: If the payload and the executor have different numbers of clients.
     """
     check_clients(payload, type_spec, known_clients_of(executor))
     if isinstance(executor, VerbExecutor):
@@ -52,12 +52,12 @@ async def create_known(executor: Executor, payload: object, type_spec: Type) -> 
 
 
 async def create_computation(executor: Executor, computation: computation_pb2.Computation) -> ExecutorValue:
-    """Creates a function, or what a computation yields."""
+    """Creates a function, or the result of a computation without parameters."""
     return await _create(executor, lambda: executor.create_value(computation), plans.knows(computation))
 
 
 async def create_call(executor: Executor, function: ExecutorValue, argument: ExecutorValue | None) -> ExecutorValue:
-    """Calls a function; `matched` reorders the members of the argument."""
+    """Creates the result of a function call. The argument's members are reordered to match the parameter."""
     leaves = count_leaves(function.type_signature) + (0 if argument is None else count_leaves(argument.type_signature))
     is_traced = not isinstance(function, FunctionValue) or plans.knows(function.computation)
     return await _create(executor, lambda: _called(executor, function, argument), is_traced and leaves <= _FEW_MEMBERS)
@@ -71,10 +71,10 @@ async def _called(executor: Executor, function: ExecutorValue, argument: Executo
 
 
 async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> ExecutorValue:
-    """Reorders the members of structs as in a type: by name if both have the same names.
+    """Reorders the members of structs to match a type, by name if the value and the type have the same set of names.
 
-    Where the value has no names, or the type has none, they stay in their order: plain peers leave names out. What has
-    other names than the type is left as it is, for the caller to refuse.
+    If the value or the type has no names, the members keep their order, because plain peers omit names. A value whose
+    names differ from those of the type is returned unchanged, so that the caller can refuse it.
     """
     found = value.type_signature
     if not isinstance(wanted, StructType) or not isinstance(found, StructType) or wanted.is_assignable_from(found):
@@ -95,14 +95,14 @@ async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> Exe
 async def create_struct(
     executor: Executor, members: Sequence[tuple[str, ExecutorValue]], limits: ServiceLimits
 ) -> ExecutorValue:
-    """Packs values into a struct; an empty name means none.
+    """Combines values into a struct. An empty name stands for a member without a name.
 
     Raises:
-      ResourceLimitError: If it has too many tensors or nested structs.
-      InvalidValueError: If a name comes twice, or is one that the language keeps for itself.
+      ResourceLimitError: If the struct has too many tensors or nested structs.
+      InvalidValueError: If a name occurs twice or is reserved by the language.
     """
-    # Each struct may contain the one before it twice: its size is checked when it is made, before anything walks over
-    # it.
+    # A struct may contain the previous struct twice, so sizes can double with each call. The size is therefore checked
+    # on creation, before other code traverses the struct.
     types = [value.type_signature for _, value in members]
     check_sizes(limits, sum(map(count_leaves, types)), 1 + max(map(struct_depth, types), default=0))
     try:
@@ -112,31 +112,31 @@ async def create_struct(
         raise
     except ValueError as error:
         raise InvalidValueError(
-            f"Expected a struct with names that the language allows, found {error}; leave the names out, or change them"
+            f"Expected a struct with names that the language allows, found {error}; change or omit the names"
         ) from error
 
 
 async def _create(
     executor: Executor, create: Callable[[], Coroutine[Any, Any, ExecutorValue]], is_quick: bool
 ) -> ExecutorValue:
-    """Creates something; in an executor of ours on a thread if it may take long."""
+    """Creates a value, on a thread if the creation may take long and the executor allows it."""
     if is_quick or not isinstance(executor, VerbExecutor) or executor.waits_to_create:
         return await create()
     return await off_loop(lambda: run_at_once(create()))
 
 
 async def written(executor: object, payload: object, type_spec: Type, write: Callable[[object, Type], _T]) -> _T:
-    """Returns what `write` makes of a payload of an executor's and its type: on a thread if that may take long."""
+    """Returns the result of `write` for a payload and its type. Runs `write` on a thread if it may take long."""
     if is_quick(payload, type_spec):
         return write(payload, type_spec)
     if isinstance(executor, VerbExecutor) and contains_sequence(type_spec):
-        # Streams run user code on its own threads.
+        # Reading a stream runs user code, which belongs on the executor's threads.
         return await executor.finish(lambda: write(payload, type_spec), type_spec)
     return await off_loop(lambda: write(payload, type_spec))
 
 
 def prepared(executor: Executor, computation: ConcreteComputation) -> Run:
-    """Returns a function that runs a whole computation in an executor of any origin; see `VerbExecutor.prepared`."""
+    """Returns a function that runs a whole computation in any kind of executor; see `VerbExecutor.prepared`."""
     if isinstance(executor, VerbExecutor):
         return executor.prepared(computation)
     return functools.partial(_run_by_verbs, executor, computation)
@@ -150,37 +150,38 @@ async def _run_by_verbs(executor: Executor, computation: ConcreteComputation, pa
 
 
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
-    """Returns payload and type of a value that is known without running anything; `None` for any other."""
+    """Returns the payload and the type of a value that is known without computation, or `None` for other values."""
     return (value.payload, value.type_signature) if isinstance(value, KnownValue) else None
 
 
 def phases_in(executor: Executor) -> PhaseRunner:
-    """Returns the runner of client phases of a stack.
+    """Returns the engine that runs client phases in a stack of executors.
 
     Raises:
-      UnsupportedIntrinsicError: If nothing does.
+      UnsupportedIntrinsicError: If the stack cannot run phases.
     """
     found = phases_of(executor)
     if found is None:
         raise UnsupportedIntrinsicError(
-            f"Expected a stack that runs client phases, found {executor!r}; send values and calls one by one"
+            f"Expected a stack of executors that runs client phases, found {executor!r}; send values and calls one by "
+            "one"
         )
     return found
 
 
 class SharedComputation:
-    """The computing of one value, shared by all calls that wait for it.
+    """The computation of a value, shared by all calls that wait for the value.
 
-    When the last of them has gone away it is cancelled; one that is only to ask again soon leaves it running for a
-    while.
+    The computation is cancelled when the last waiting call is cancelled. If the last call merely stops waiting, because
+    its client will call again soon, the computation continues for `grace_seconds`.
 
     Args:
-      value: The value.
-      grace_seconds: How long it continues when no call waits for it.
-      progress: Counts its work; by default counts of its own.
+      value: The value to compute.
+      grace_seconds: How long the computation continues while no call waits for it.
+      progress: The counts to which the computation reports its progress; by default new counts.
 
     Attributes:
-      progress: Counts its work.
+      progress: The counts of the computation's progress.
     """
 
     def __init__(self, value: ExecutorValue, grace_seconds: float, progress: ProgressCounts | None = None) -> None:
@@ -199,18 +200,21 @@ class SharedComputation:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether it ends without an outcome, or has: nothing to join in."""
+        """Whether the computation was cancelled, so that calls can no longer join it."""
         return self._was_cancelled or self._task.cancelled()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the end, at most so many seconds; returns whether it has ended."""
+        """Waits for the end of the computation, at most `seconds` seconds, and returns whether it has ended."""
         with self.awaited() as task:
             await asyncio.wait([task], timeout=seconds)
             return task.done()
 
     @contextlib.contextmanager
     def awaited(self) -> Generator["asyncio.Future[object]", None, None]:
-        """Counts a call that waits in the block for what this yields; one that is cancelled there has gone away."""
+        """Yields the task to wait for, and counts the caller as waiting within the block.
+
+        A caller that is cancelled within the block no longer needs the value.
+        """
         self._waiting += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -228,7 +232,7 @@ class SharedComputation:
                     self._timer = asyncio.get_running_loop().call_later(self._grace, self._give_up)
 
     def result(self) -> object:
-        """Returns the payload, or raises what the computing raised."""
+        """Returns the payload, or raises the error of the computation."""
         return self._task.result()
 
     def _give_up(self) -> None:
@@ -236,7 +240,7 @@ class SharedComputation:
             self.cancel()
 
     def cancel(self) -> None:
-        """Ends the computing."""
+        """Cancels the computation."""
         if self._timer is not None:
             self._timer.cancel()
         self._was_cancelled = True

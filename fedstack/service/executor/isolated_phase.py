@@ -1,10 +1,10 @@
-"""Finds the clients of a phase that end their process, in child processes where they do no harm.
+"""Finds the clients of a phase that crash their process, by running them in separate child processes.
 
-The clients have ended workers (see `membership/ledger.py`), so this worker neither runs them itself nor loads their
-functions. A child reports which client it is about to run, and a `CulpritSearch` decides which clients the next child
-runs: 40 clients with one that crashes take two children. The number of children at a time, over all searches of a
-worker, and the duration of a search are limited. The children's results are discarded, and so are their errors: if no
-client is found, the phase runs as if there had been no search.
+Workers have ended while they ran these clients (see `membership/ledger.py`), so this worker neither runs the clients
+itself nor loads their functions. A child process reports which client it is about to run, and a `CulpritSearch` decides
+which clients the next child runs. For example, finding the one crashing client among 40 takes two children. The number
+of concurrent children of a worker and the duration of a search are limited. The results and errors of the children are
+discarded: if no crashing client is found, the phase runs as if there had been no search.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ from fedstack.service.executor.service_core import ServiceCore
 
 _logger = logging.getLogger(__name__)
 _READING_SECONDS = 2.0
-# A child can import the same modules as this process, and none from its working directory. It is a fresh interpreter,
-# not a fork: gRPC and its threads live in this process.
+# A child can import the same modules as this process, but none from its working directory. It is a new interpreter and
+# not a fork, because gRPC runs threads in this process.
 _PROGRAM = (
     "import sys; sys.path[:1] = [path for path in sys.path[:1] if path]; "
     "from fedstack.service.executor.isolation_child import start; start()"
@@ -48,22 +48,22 @@ _PROGRAM = (
 
 
 class _ForChildren(PhaseHost):
-    """Admits phases that run elsewhere, in processes that have only the data that they are sent."""
+    """Admits phases that run in child processes, which have access only to the data sent to them."""
 
     def lend(self, clients: int) -> NoReturn:
         raise AssertionError("a search runs nothing in its own process")
 
 
 async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[PhaseRequest]) -> None:
-    """Searches for the clients of a phase that end their process.
+    """Searches for clients of a phase that crash their process.
 
     Args:
-      core: The service.
-      host: Where the phase would run.
-      received: The phase.
+      core: The shared state of the service.
+      host: The host on which the phase would run.
+      received: The request of the phase.
 
     Raises:
-      LeafError: If there are such clients.
+      LeafError: If a client, or several clients together, crash their process.
     """
     request = received.message
     admitted = await admit(received, _ForChildren(host.admission))
@@ -86,8 +86,8 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
     except asyncio.TimeoutError:
         found = None
         _logger.warning(
-            "None of the clients %d to %d ended its process within %g s; for longer "
-            "searches start the worker with a larger --isolation-seconds",
+            "Found no client among %d to %d that crashes its process within %g s; for longer "
+            "searches, start the worker with a larger --isolation-seconds",
             clients.start,
             clients.stop - 1,
             core.limits.isolation_seconds,
@@ -99,7 +99,7 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
 
 
 def _content(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
-    """Returns the input of children: the phase, with elements in place of references, which they cannot resolve."""
+    """Returns the input of child processes: the phase, with each reference replaced by the elements it refers to."""
     folds = request.fold
     captures = [capture for fold in folds for function in fold.function for capture in function.capture]
     for value in (*request.input, *(value for fold in folds for value in fold.argument), *captures):
@@ -119,7 +119,9 @@ def _error_of(found: Culprit) -> LeafError:
     elif len(units) == 1:
         where = f"; at client {units.start}"
     else:
-        where = f" at clients {units.start} to {units.stop - 1} together, and at none of them alone"
+        where = (
+            f" when run for clients {units.start} to {units.stop - 1} together, but not for any of these clients alone"
+        )
     return LeafError(
         f"{what} ended its process with {ending_of(found.ended.status or 0)}{where}{users_lines_in(said)}",
         computation_name=name,
@@ -128,11 +130,11 @@ def _error_of(found: Culprit) -> LeafError:
 
 
 class IsolatedRun:
-    """A child process that runs the phase for some of its clients.
+    """A child process that runs a phase for some of the phase's clients.
 
     Args:
       options: The options of the child.
-      content: The input of the child.
+      content: The input of the child, after the options.
     """
 
     def __init__(self, options: ChildOptions, content: Sequence[bytes | memoryview]) -> None:
@@ -142,9 +144,9 @@ class IsolatedRun:
         self._cancelled = False
 
     def run(self) -> Ended | None:
-        """Returns how the clients ended the child; `None` if they did not. Blocks the calling thread.
+        """Runs the child, and returns how the clients ended it, or `None` if it completed. Blocks the calling thread.
 
-        The cause is the name of the function that ran, if known, and the last lines of its output.
+        The cause in the result consists of the name of the last function, if known, and the last lines of its output.
         """
         told: dict[str, Any] = {}
         said: deque[str] = deque(maxlen=LINES_KEPT)
@@ -157,7 +159,7 @@ class IsolatedRun:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                # Processes that it starts end with it; and Ctrl-C is for the worker only.
+                # In a session of its own, the child can be killed with its descendants, and Ctrl-C does not reach it.
                 start_new_session=True,
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
@@ -169,9 +171,9 @@ class IsolatedRun:
             _reading(process.stderr, lambda line: said.append(line.decode(errors="replace"))),
         ]
         try:
-            with contextlib.suppress(OSError):  # it may already have ended
+            with contextlib.suppress(OSError):  # the child may already have ended
                 process.stdin.writelines(self._content)
-                process.stdin.flush()  # and stays open: it is closed when this process ends
+                process.stdin.flush()  # the pipe stays open, so that the child notices when this process ends
             wait_for_end(process)
         finally:
             self._kill()
@@ -187,13 +189,13 @@ class IsolatedRun:
         return Ended(status, among, (told.get("function", ""), tuple(said)))
 
     def cancel(self) -> None:
-        """Ends the child, if there is one, and keeps `run` from starting one."""
+        """Kills the child if it runs, and prevents `run` from starting a child."""
         with self._lock:
             self._cancelled = True
         self._kill()
 
     def _kill(self) -> None:
-        """Ends the child and its descendants; only before it is waited for, since its id may then be reused."""
+        """Kills the child and its descendants, unless the child was already reaped and its id may have been reused."""
         with self._lock:
             process = self._process
             if process is None or process.returncode is not None:
@@ -206,7 +208,7 @@ class IsolatedRun:
 
 
 def _reading(pipe: IO[bytes], take: Callable[[bytes], object]) -> threading.Thread:
-    """Starts a thread that reads the lines of a pipe. Processes that outlive the child may keep it open."""
+    """Starts a thread that reads the lines of a pipe. The thread may outlive the child if descendants keep the pipe."""
 
     def read() -> None:
         with pipe, contextlib.suppress(OSError, ValueError):

@@ -1,11 +1,11 @@
-"""Runs a phase for some of its clients in a separate process; `isolated_phase.py` starts it.
+"""The program of a child process that runs a phase for some of the phase's clients; see `isolated_phase.py`.
 
-It reads its input from standard input: `ChildOptions`, the length of a `PhaseRequest`, the request, and its bytes. On
-standard output it reports, one line of JSON at a time, which client and which function it is about to run, then that it
-runs them together, and finally that it is done, or has failed. If it ends before that, the last reported work ended it.
-The results of clients never leave it.
+The child reads from standard input: `ChildOptions`, the length of a `PhaseRequest`, the request, and the bytes that
+follow the request. It reports to standard output, as lines of JSON: first each client and function that it is about to
+run, then that it runs all clients together, and finally that it is done or has failed. If the child ends without a
+final report, the last reported work has ended it. The results of clients never leave the child.
 
-It has no gRPC and no socket. It admits only functions that the worker that started it admits.
+The child uses neither gRPC nor sockets, and admits only functions that the worker admits.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 
 LENGTH = struct.Struct("<Q")
-# How much later than its parent it gives up, in case the parent is gone.
+# The child ends itself this long after its time limit, in case the parent no longer exists.
 _SPARE_SECONDS = 5.0
 _MAX_NAME = 200
 _MOST_LIKELY_VICTIM = "1000"
@@ -48,14 +48,14 @@ _MOST_LIKELY_VICTIM = "1000"
 
 @attrs.frozen
 class ChildOptions:
-    """The options of a child.
+    """The options of a child process.
 
     Attributes:
-      clients: Its clients, counted over the whole federation.
-      seconds: How long it may take.
-      threads: The most threads.
-      policy: The leaves that it may load, as at the worker.
-      limits: The worker's limits.
+      clients: The clients to run, as indices over all clients of the computation.
+      seconds: The time limit.
+      threads: The maximum number of threads.
+      policy: The leaf computations that the child may load; the same as the worker's policy.
+      limits: The limits of the worker.
     """
 
     clients: range
@@ -66,7 +66,7 @@ class ChildOptions:
 
 
 class Told:
-    """A child's reports: each new report on a line."""
+    """Writes the reports of a child, one per line, and skips repeated reports."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -79,7 +79,7 @@ class Told:
 
 
 class _TellingLeaf(BoundOperation):
-    """Reports the client of each call."""
+    """A leaf that reports the client and the function before each call."""
 
     def __init__(self, leaf: BoundOperation, tell: Callable[..., None]) -> None:
         self.name = leaf.name
@@ -95,7 +95,7 @@ class _TellingLeaf(BoundOperation):
 
 
 class _TellingLeaves(LoadedLeaves):
-    """Leaves that report when they are called."""
+    """Loaded leaves that report their calls."""
 
     def __init__(self, leaves: LoadedLeaves, tell: Callable[..., None]) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _TellingLeaves(LoadedLeaves):
 
 
 class _ChildHost(PhaseHost):
-    """Runs phases in executors of a factory, which ends with the process."""
+    """Runs phases in executors of a factory. The factory is never closed, because it ends with the process."""
 
     def __init__(self, admission: LimitedAdmission, factory: ExecutorFactory) -> None:
         super().__init__(admission)
@@ -120,7 +120,7 @@ class _ChildHost(PhaseHost):
 def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     """Runs the phase, and ends the process."""
     told = Told(os.dup(1))
-    os.dup2(2, 1)  # output of functions must not reach the reader of the reports
+    os.dup2(2, 1)  # the output of functions must not mix with the reports
     faulthandler.dump_traceback_later(options.seconds + _SPARE_SECONDS, exit=True)
     with suppress(OSError):
         # If memory runs out, the system should end this process and not the worker.
@@ -128,7 +128,7 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     try:
         asyncio.run(_run(options, standard_input, told))
         told(done=True)
-    except BaseException as error:  # an error of this module: no client has ended the process
+    except BaseException as error:  # an error in this module; no client has ended the process
         told(failed=f"{type(error).__name__}: {error}"[:_MAX_NAME])
     os._exit(0)  # a worker would not run exit handlers at this point either
 
@@ -155,27 +155,27 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
 async def _run_clients(
     received: ReceivedPhase, host: PhaseHost, options: ChildOptions, tell: Callable[..., None]
 ) -> None:
-    """Runs the clients one after another, and then on threads, as a worker runs them."""
+    """Runs the clients one after another, and then together on threads, as a worker would."""
     everyone = options.clients
     alone = [range(client, client + 1) for client in everyone]
     for clients in alone if len(everyone) == 1 else [*alone, everyone]:
         offset = clients.start - received.clients.start
         inputs = slice_inputs(received.inputs, offset, offset + len(clients))
         tell(function="", **({"client": clients.start} if len(clients) == 1 else {"together": True}))
-        # Errors of clients surface where the phase runs; here only clients that end the process count.
+        # Errors of clients are reported when the worker runs the phase. Here, only crashes of the process matter.
         with suppress(Exception), host.lend(len(clients)) as engine:
             await engine.run_phase(received.phase, inputs, received.arguments, clients)
 
 
 def _end_with_parent(standard_input: BinaryIO) -> None:
-    """Ends the process once its parent has ended or has closed the pipe."""
+    """Ends the process when its parent has ended or has closed the pipe."""
     with suppress(OSError):
-        os.read(standard_input.fileno(), 1)  # not through the file object, whose lock this thread would hold
+        os.read(standard_input.fileno(), 1)  # bypass the file object, because this thread would hold its lock
     os._exit(1)
 
 
 def start() -> NoReturn:
-    """Runs the work that the worker writes to standard input."""
+    """Runs the phase that the worker writes to standard input."""
     with open(os.dup(0), "rb") as given, open(os.devnull, "rb") as empty:
         os.dup2(empty.fileno(), 0)  # for functions that read standard input
         main(pickle.load(given), given)

@@ -19,11 +19,11 @@ from fedstack.transport.wire.parcels import Parcel
 
 
 class SessionHost(PhaseHost):
-    """A session as a place for phases: they run in executors of its service, and inputs stay among its values.
+    """Runs phases for a session in executors of the service, and keeps inputs of phases among the session's values.
 
     Args:
-      core: The service.
-      session: The session. If it has a number of clients, that is the phases' too.
+      core: The shared state of the service.
+      session: The session. If it has a number of clients, its phases must have the same number.
     """
 
     def __init__(self, core: ServiceCore, session: Session) -> None:
@@ -48,16 +48,17 @@ class SessionHost(PhaseHost):
         check_new_id(value_id)
 
     def find(self, value_id: str) -> tuple[Column, Type]:
-        """Returns what an earlier phase left in the session, and the type of its members.
+        """Returns an input that an earlier phase has kept in the session, and the type of the input's members.
 
         Raises:
-          StatusError: If there is nothing of that id.
-          InvalidValueError: If it is no values of clients.
+          StatusError: If the session has no value with the id.
+          InvalidValueError: If the value is not a value per client.
         """
         known = known_payload(self._session.find(value_id))
         if known is None or not isinstance(known[0], Column) or not isinstance(known[1], FederatedType):
             raise InvalidValueError(
-                f"Expected the id of an input that was kept as `kept`, found that of another value, {value_id[:80]!r}"
+                f"Expected the id of an input that a phase has kept, found the id of another value, "
+                f"{value_id[:80]!r}; send the input again"
             )
         return known[0], known[1].member
 
@@ -72,7 +73,7 @@ class SessionHost(PhaseHost):
 
 
 async def run_phase(core: ServiceCore, session: Session, received: Received[PhaseRequest]) -> Parcel:
-    """Runs a phase for a session; of a search for clients that end their process the response is empty."""
+    """Runs a phase for a session. If the request asks for a search for crashing clients, the response is empty."""
     host = SessionHost(core, session)
     if received.message.isolate:
         await search_phase(core, host, received)

@@ -1,4 +1,4 @@
-"""Reads the messages and values of calls and writes the answers; large ones on threads, to keep the loop free."""
+"""Reads the messages and values of calls and writes the answers. Large messages are processed on threads."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -17,15 +17,15 @@ from fedstack.transport.peers.methods import UnaryMethod
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 _AT_ONCE = 256
-# Enough to renew ten thousand leases.
+# The maximum size of a control message, enough to renew ten thousand leases.
 CONTROL_BYTES = 1 << 20
 _ARRAYS = ("array", "raw", "column", "rows")
-# How often running work is checked for progress to report.
+# The interval at which running work is checked for progress to report.
 _LOOK_SECONDS = 1.0
 
 
 def unary_to_bytes(request: type[_M], handle: Callable[[_M], Awaitable[bytes]]) -> UnaryMethod:
-    """Returns the method of a coroutine that writes its answer itself."""
+    """Returns a method that runs `handle`, which takes a request message and returns the bytes of the answer."""
 
     async def run(content: bytes) -> bytes:
         return await handle(await read_message(request, content))
@@ -34,7 +34,7 @@ def unary_to_bytes(request: type[_M], handle: Callable[[_M], Awaitable[bytes]]) 
 
 
 def unary_sized(request: type[_M], handle: Callable[[_M, int], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine that also gets the size of the request in bytes; its answer is small."""
+    """Returns a method that runs `handle`, which takes a request message and its size and returns a small message."""
 
     async def run(content: bytes) -> bytes:
         return (await handle(await read_message(request, content), len(content))).SerializeToString()
@@ -43,22 +43,22 @@ def unary_sized(request: type[_M], handle: Callable[[_M, int], Awaitable[Message
 
 
 def unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine that takes a message and returns a small one."""
+    """Returns a method that runs `handle`, which takes a request message and returns a small message."""
     return unary_sized(request, lambda message, _: handle(message))
 
 
 def control(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine from a small message to a small message.
+    """Returns a method that runs `handle`, which takes a small request message and returns a small message.
 
-    A request that is not is refused before it is read: in protobuf's messages a byte becomes a hundred.
+    A larger request is refused before it is parsed, because a parsed message may need a hundred times its size.
     """
     method = unary(request, handle)
 
     async def run(content: bytes) -> bytes:
         if len(content) > CONTROL_BYTES:
             raise ResourceLimitError(
-                f"Expected at most {CONTROL_BYTES} bytes in a {request.DESCRIPTOR.name}, found {len(content)}; send "
-                "less in one call"
+                f"Expected at most {CONTROL_BYTES} bytes in a {request.DESCRIPTOR.name}, found {len(content)}; split "
+                "the request into several calls"
             )
         return await method.handle(content)
 
@@ -66,7 +66,7 @@ def control(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> Un
 
 
 async def in_turns(items: Iterable[_T], at_once: int = _AT_ONCE) -> AsyncIterator[_T]:
-    """Yields the items, and after so many of them lets others have the loop: there may be any number."""
+    """Yields the items, and lets other work on the event loop run after every `at_once` items."""
     for index, item in enumerate(items, 1):
         yield item
         if not index % at_once:
@@ -82,15 +82,15 @@ async def read_value(
     max_bytes: int,
     clients: int | None = None,
 ) -> tuple[object, Type, int]:
-    """Returns the payload of a value, with the bytes that follow, its type and its size.
+    """Reads a value and the bytes that follow it, and returns its payload, its type and its size in bytes.
 
     Args:
       packed: The value.
-      read: Returns the payload and its type; it may take long for a large message.
-      received: Its message, and the bytes of its large arrays.
-      check: Called with each known size before memory is allocated for it; raises if the size is too large.
-      max_bytes: The most bytes that it may announce.
-      clients: The number of clients that it has to be for; `None` for any number.
+      read: Returns the payload and its type. Reading a large message may take long.
+      received: The message with the value, and the bytes of its large arrays.
+      check: Called with each size before memory is allocated for it. Raises if the size is too large.
+      max_bytes: The maximum number of bytes that the value may announce.
+      clients: The required number of clients; `None` for any number.
     """
     size = await sized(received.size, packed.ByteSize)
     check(size)

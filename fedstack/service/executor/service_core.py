@@ -1,4 +1,4 @@
-"""Defines the state that both halves of the executor service share: sessions, limits, scopes and running work."""
+"""The state shared by the plain executor service and its extensions: sessions, limits, scopes and running work."""
 
 import asyncio
 import contextlib
@@ -42,18 +42,18 @@ _MOST_WORK = 20
 
 
 class RunningWork:
-    """The running work by sessions, including work that outlives its session."""
+    """The running work of each session, including work that outlives its session."""
 
     def __init__(self) -> None:
-        # The work keeps its counts alive; when they are freed, there is nothing to report.
+        # Running work keeps its counts alive. When the counts are freed, the work has ended.
         self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
 
     def watch(self, progress: ProgressCounts, session_id: str) -> None:
-        """Adds the counts of a call's work."""
+        """Adds the counts of a call's work for a session."""
         self._sessions[progress] = session_id
 
     def longest(self) -> list[tuple[RunningClients, str]]:
-        """Returns what has run longest, each with the id of its session; not all of it if there is much."""
+        """Returns the work that has run longest, at most 20 entries, each with the id of its session."""
         found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
         return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)
 
@@ -62,10 +62,10 @@ class RunningWork:
 
 
 class LimitedAdmission(Admission):
-    """Rejects data beyond the limits.
+    """Rejects data that exceeds the limits.
 
     Args:
-      policy: The leaves that clients may bring.
+      policy: The leaf computations that clients may send.
       limits: The limits for clients.
     """
 
@@ -83,7 +83,7 @@ class LimitedAdmission(Admission):
         """Checks the number of clients of a session or phase.
 
         Raises:
-          ResourceLimitError: If it is larger than a client may ask for.
+          ResourceLimitError: If the number exceeds the limit.
         """
         if clients > self._limits.max_clients:
             raise exceeded(self._limits, "max_clients", clients, "use more workers")
@@ -92,16 +92,16 @@ class LimitedAdmission(Admission):
         """Checks the size of a value or phase.
 
         Raises:
-          ResourceLimitError: If it is larger than a client may send.
+          ResourceLimitError: If the size exceeds the limit.
         """
         if size - spare > self._limits.max_value_bytes:
-            raise exceeded(self._limits, "max_value_bytes", f"about {size}", "send less at once")
+            raise exceeded(self._limits, "max_value_bytes", f"about {size}", "send less data at a time")
 
     def check_type(self, type_spec: Type) -> None:
         """Checks the type of a client's value.
 
         Raises:
-          ResourceLimitError: If it has too many tensors, nested structs, or bytes of names.
+          ResourceLimitError: If the type has too many tensors, nested structs, or bytes of names.
         """
         check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
         self._check_names(type_spec.to_proto())
@@ -110,11 +110,11 @@ class LimitedAdmission(Admission):
         """Reads the type of a client's value.
 
         Raises:
-          InvalidComputationError: If the proto describes no type.
-          ResourceLimitError: If it has too many tensors, nested structs, or bytes of names.
+          InvalidComputationError: If the message does not describe a type.
+          ResourceLimitError: If the type has too many tensors, nested structs, or bytes of names.
         """
         self._check_names(proto)
-        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # making a large type takes long
+        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # creating a large type takes long
         type_spec = type_from_proto(proto)
         check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
         return type_spec
@@ -122,10 +122,10 @@ class LimitedAdmission(Admission):
     def _check_names(self, message: computation_pb2.Type | computation_pb2.Computation) -> None:
         size = message.ByteSize()
         recent_types.received(size)
-        if size > self._limits.max_name_bytes:  # a smaller message cannot have more
+        if size > self._limits.max_name_bytes:  # a smaller message cannot exceed the limit
             found = count_name_bytes(message, self._limits.max_name_bytes)
             if found > self._limits.max_name_bytes:
-                raise exceeded(self._limits, "max_name_bytes", found, "give shorter names")
+                raise exceeded(self._limits, "max_name_bytes", found, "shorten the names")
 
     @property
     def max_bytes(self) -> int:
@@ -140,15 +140,15 @@ class ServiceCore:
     """The state of an executor service.
 
     Args:
-      factory: Makes executors.
+      factory: Creates the executors.
       limits: The limits for clients.
-      policy: The leaf computations that clients may bring.
+      policy: The leaf computations that clients may send.
       clock: Returns the time in seconds.
       client_credentials: The credentials with which functions dial other servers.
-      reads: Reads sequences that come as references.
+      reads: Reads sequences that clients send as references.
 
     Attributes:
-      scope: The scope of work for clients.
+      scope: The scope in which work for clients runs.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ServiceCore:
         self.admission = LimitedAdmission(policy, limits)
         self.abandoned = AbandonedWork(
             limits.max_abandoned,
-            lambda found: exceeded(limits, "max_abandoned", found, "wait until some of them end"),
+            lambda found: exceeded(limits, "max_abandoned", found, "wait until some of these tasks end"),
         )
         self.scope = self.admission.scope.replace(
             environment=lambda: get_context_stack().install(inside),
@@ -187,39 +187,39 @@ class ServiceCore:
 
     @property
     def max_threads(self) -> int:
-        """How many functions run at the same time at most; 0 if that is not known."""
+        """The maximum number of functions that run at the same time; 0 if unknown."""
         factory = self.factory
         return (factory.max_threads or 0) if isinstance(factory, ResourceManagingExecutorFactory) else 0
 
     def drain(self) -> None:
-        """Opens no more sessions; existing ones continue."""
+        """Refuses new sessions; existing sessions continue."""
         self._draining = True
 
     def check_takes_clients(self) -> None:
-        """Checks that sessions may be opened.
+        """Checks that the service accepts new sessions.
 
         Raises:
-          WorkerUnavailableError: If this server is about to stop.
+          WorkerUnavailableError: If this server is stopping.
         """
         if self._draining:
             raise WorkerUnavailableError(
-                "Expected a server that takes new sessions, found one that is stopping and only finishes its existing "
-                "ones; dial another server, or this one later"
+                "Expected a server that accepts new sessions, found one that is stopping and only finishes existing "
+                "sessions; dial another server, or retry later"
             )
 
     def open(self, cardinalities: CardinalitiesType, lease_seconds: float | None) -> Session:
         """Opens a session.
 
         Args:
-          cardinalities: The numbers of participants.
-          lease_seconds: How long it may be silent; `None` for a client that renews no lease.
+          cardinalities: The number of participants at each placement.
+          lease_seconds: How long the client may be silent; `None` for a client that does not renew leases.
 
         Raises:
-          WorkerUnavailableError: If this server is about to stop.
-          ResourceLimitError: If there are too many sessions, or clients in this one.
+          WorkerUnavailableError: If this server is stopping.
+          ResourceLimitError: If there are too many sessions, or too many clients in this session.
         """
         if self._closed:
-            raise ClosedError("The service is closing; dial another server")
+            raise ClosedError("The executor service is closing; dial another server")
         self.check_takes_clients()
         clients = cardinalities.get(CLIENTS, 0)
         self.admission.check_clients(clients)
@@ -233,39 +233,46 @@ class ServiceCore:
         return session
 
     def find(self, executor: ExecutorId) -> Session:
-        """Returns a session and renews its lease; the current call works for it, under the rules of this service."""
+        """Returns a session and renews its lease. From now on, the current task works for the session."""
         session = self.sessions.find(executor.id)
         kind = WorkKind.COMPUTATION if session.closures.worker_index is None else WorkKind.CLOSURE
         self.work_for(session.id, kind, session.closures)
         return session
 
     def work_for(self, origin: str, kind: WorkKind, *systems: SystemScope) -> None:
-        """Makes the current task, and all that it starts, work for a client under the rules of this service.
+        """Sets the scope of the current task, and of all tasks that it starts, for work on behalf of a client.
 
-        Each call is a task of its own.
+        Each call runs in its own task, so this does not affect other calls.
 
         Args:
           origin: The session or connection of the client.
-          kind: The kind of call.
-          *systems: The scopes of systems to add.
+          kind: The kind of work.
+          *systems: Further scopes to add.
         """
         call = current_scope()
         scope = self.scope.replace(caller=call.caller, origin=origin, kind=kind, progress=call.progress, span=call.span)
         set_scope(scope.adding(*systems) if systems else scope)
 
     def find_if_there(self, executor: ExecutorId) -> Session | None:
-        """Returns a session, if there is one of that id, and renews its lease."""
+        """Returns the session with an id and renews its lease, or returns `None`."""
         return self.sessions.find_if_there(executor.id)
 
     def end(self, executor: ExecutorId) -> None:
-        """Ends a session, if there is one."""
+        """Ends the session with an id, if it exists."""
         self.sessions.end(executor.id, "its client has ended it")
 
     def pull(self, session: Session, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
-        """Starts to compute a value, or joins a running computation; `progress` counts it, and `run` runs it.
+        """Starts to compute a value, or joins a running computation of the value.
+
+        Wait for the computation in work that is passed to `run`.
+
+        Args:
+          session: The session of the value.
+          value_id: The id of the value.
+          progress: The counts to which a new computation reports its progress; by default new counts.
 
         Raises:
-          StatusError: If there is none of that id.
+          StatusError: If the session has no value with the id.
         """
         pull = session.pull(value_id, progress)
         self.running.watch(pull.progress, session.id)
@@ -276,15 +283,15 @@ class ServiceCore:
         return Packer(self.limits.chunking.large_bytes)
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs work for a session: under its lease, under this service's policy, until the session ends."""
+        """Runs work for a session. The session's lease cannot expire meanwhile, and its end cancels the work."""
         try:
             with self.sessions.hold(session), telling_path(session.executor):
                 return await session.run(work)
         finally:
-            work.close()  # it may have been cancelled before it began
+            work.close()  # the work may have been cancelled before it started
 
     async def _sweep(self) -> None:
-        """Ends expired sessions, until none is left."""
+        """Ends expired sessions periodically, until there are no sessions."""
 
         def pause() -> float:
             due = self.sessions.sweep()
@@ -295,7 +302,7 @@ class ServiceCore:
                 break
 
     async def close(self) -> None:
-        """Ends all sessions. Idempotent."""
+        """Ends all sessions and closes the factory. Idempotent."""
         self._closed = True
         for session in self.sessions:
             self.sessions.end(session.id, "this server is closing")
@@ -305,4 +312,4 @@ class ServiceCore:
                 await self._sweeper
             self._sweeper = None
         self.admission.close()
-        self._inside_leaves.close()  # and the factory with it
+        self._inside_leaves.close()  # also closes the factory

@@ -1,4 +1,4 @@
-"""Defines what one client of an executor service has: an executor, values, and what runs for it."""
+"""The session of a client of an executor service, with its executor, its values and its running work."""
 
 import asyncio
 import contextlib
@@ -27,23 +27,23 @@ def check_new_id(value_id: str) -> None:
     """Checks an id that a client has chosen.
 
     Raises:
-      InvalidValueError: If it is empty or long.
+      InvalidValueError: If the id is empty or too long.
     """
     if not 0 < len(value_id) <= _MAX_ID:
         raise InvalidValueError(
-            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found one of {len(value_id)}"
+            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found an id of {len(value_id)}"
         )
 
 
 @attrs.define
 class Started:
-    """The values that one client has started, and how they ended.
+    """The values that a client has started, and the counts of those that have ended.
 
     Attributes:
-      running: The ids of running values, each with its start by the time of the loop.
-      ended: How many have ended.
-      failed: How many of these failed.
-      waiting: How many more wait at the client, by its last report.
+      running: The ids of running values, each with its start time on the event loop's clock.
+      ended: The number of ended values.
+      failed: The number of ended values that have failed.
+      waiting: The number of values that wait on the client to be started, according to its last report.
     """
 
     running: dict[str, float] = attrs.field(factory=dict[str, float])
@@ -53,10 +53,10 @@ class Started:
 
 
 class _KeptValues(dict[str, Any]):
-    """The values that functions keep between calls. They count as values of the session.
+    """The values that functions keep between calls. These values count towards the session's limit.
 
     Args:
-      check_room: Raises if there is no room for one more.
+      check_room: Raises if there is no room for another value.
     """
 
     def __init__(self, check_room: Callable[[], None]) -> None:
@@ -70,10 +70,10 @@ class _KeptValues(dict[str, Any]):
 
 @attrs.frozen(eq=False)
 class ClosureScope(SystemScope):
-    """The scope of functions that a client schedules, at the worker that runs them.
+    """The scope of a client's scheduled functions on the worker that runs them.
 
     Attributes:
-      worker_index: The index of this worker among those of the client; `None` without indices.
+      worker_index: The index of this worker among the client's workers; `None` if the client does not index workers.
       kept: The values that functions keep for later calls of the same client.
     """
 
@@ -85,15 +85,16 @@ class Session:
     """The state of one client.
 
     Attributes:
-      id: The name of the session; random, so that it cannot be guessed and never repeats.
-      executor: Runs its computations.
-      clients: The number of clients; that of the last phase if phases may have any number.
-      takes_any_number: Whether phases may have any number of clients, because the session was opened without one.
-      bytes: The bytes of values that the client has sent.
+      id: The id of the session. It is random, so that it cannot be guessed and never repeats.
+      executor: The executor that runs the session's computations.
+      clients: The number of clients; if phases may have any number of clients, the number of the last phase.
+      takes_any_number: Whether phases may have any number of clients, because the session was opened without a number.
+      bytes: The number of bytes of the values that the client has sent.
       closures: The scope of the client's functions.
+      ended: The reason for the end of the session; empty while the session is open.
       started: The values that the client has started.
-      updating: The lock for replacing a value by another.
-      caller: The client that opened it, if that is known.
+      updating: The lock for replacing a value.
+      caller: The name of the client that opened the session, if known.
     """
 
     def __init__(
@@ -125,22 +126,22 @@ class Session:
         return len(self._values)
 
     def find(self, value_id: str) -> ExecutorValue:
-        """Returns a value.
+        """Returns the value with an id.
 
         Raises:
-          StatusError: If there is none of that id.
+          StatusError: If the session has no value with the id.
         """
         found = self._values.get(value_id)
         if found is None:
             raise StatusError(
                 Code.NOT_FOUND,
-                f"Expected the id of a value in session {self.id[:8]}, found {value_id[:80]!r}; it was never created, "
-                "or has been disposed of",
+                f"Expected the id of a value in session {self.id[:8]}, found {value_id[:80]!r}, which was never "
+                "created or has been disposed of; create the value again",
             )
         return found[0]
 
     def find_if_there(self, value_id: str) -> ExecutorValue | None:
-        """Returns a value, if there is one of that id."""
+        """Returns the value with an id, or `None`."""
         found = self._values.get(value_id)
         return None if found is None else found[0]
 
@@ -149,10 +150,15 @@ class Session:
         return value_id in self._values
 
     def add(self, value: ExecutorValue, size: int = 0, value_id: str = "") -> str:
-        """Keeps a value, and returns its id.
+        """Stores a value, and returns its id.
+
+        Args:
+          value: The value.
+          size: The number of bytes that the client has sent for the value.
+          value_id: The id; by default a random id.
 
         Raises:
-          ResourceLimitError: If there are too many, or too many bytes of them.
+          ResourceLimitError: If the session has too many values or too many bytes of values.
         """
         self.check_room(size)
         value_id = value_id or uuid.uuid4().hex
@@ -161,24 +167,24 @@ class Session:
         return value_id
 
     def replace(self, value_id: str, value: ExecutorValue) -> None:
-        """Puts a value of the same size in place of one."""
+        """Replaces a value with another value of the same size."""
         _, size = self._values[value_id]
         self._values[value_id] = value, size
         self._pulls.pop(value_id, None)
 
     def check_room(self, size: int) -> None:
-        """Checks that there is room for one more value of a size.
+        """Checks that the session has room for another value of a size.
 
         Raises:
-          ResourceLimitError: If there is not.
+          ResourceLimitError: If the session has too many values or too many bytes of values.
         """
         if len(self._values) + len(self.closures.kept) >= self._limits.max_values:
-            raise exceeded(self._limits, "max_values", advice="dispose of some")
+            raise exceeded(self._limits, "max_values", advice="dispose of some values")
         if self.bytes + size > self._limits.max_session_bytes:
-            raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "dispose of some")
+            raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "dispose of some values")
 
     def remove(self, value_id: str) -> bool:
-        """Drops a value; returns whether there was one."""
+        """Removes a value, and returns whether it existed."""
         found = self._values.pop(value_id, None)
         if found is None:
             return False
@@ -187,7 +193,7 @@ class Session:
         return True
 
     def cancel(self, value_id: str) -> None:
-        """Stops computing a value, even if calls wait for it, and drops it."""
+        """Cancels the computation of a value, even if calls wait for it, and removes the value."""
         pull = self._pulls.get(value_id)
         self.remove(value_id)
         self.started.running.pop(value_id, None)
@@ -195,10 +201,14 @@ class Session:
             pull.cancel()
 
     def pull(self, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
-        """Starts to compute a value, or joins a running computation; `progress` counts it if given.
+        """Starts to compute a value, or joins a running computation of the value.
+
+        Args:
+          value_id: The id of the value.
+          progress: The counts to which a new computation reports its progress; by default new counts.
 
         Raises:
-          StatusError: If there is none of that id.
+          StatusError: If the session has no value with the id.
         """
         value = self.find(value_id)
         pull = self._pulls.get(value_id)
@@ -207,14 +217,14 @@ class Session:
         return pull
 
     def delivered(self, value_id: str) -> None:
-        """Notes that a client has what a value computed."""
+        """Records that the client has received the result of a value."""
         self._pulls.pop(value_id, None)
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs work that the end of the session cancels.
+        """Runs work, which is cancelled if the session ends.
 
         Raises:
-          StaleSessionError: If the session ended.
+          StaleSessionError: If the session ends before the work.
         """
         task = asyncio.ensure_future(work)
         self._tasks[task] = None
@@ -232,11 +242,15 @@ class Session:
 
     @property
     def running(self) -> int:
-        """How much work runs."""
+        """The number of running tasks."""
         return len(self._tasks)
 
     def end(self, why: str) -> None:
-        """Cancels the work, frees the values and gives the executor back."""
+        """Cancels the session's work, frees its values and returns its executor. Idempotent.
+
+        Args:
+          why: The reason, for error messages and events.
+        """
         if self.ended:
             return
         self.ended = why
@@ -254,7 +268,7 @@ class Session:
 
 
 def stale_session(session_id: str, why: str) -> StaleSessionError:
-    """Returns the error for a session that is not there."""
+    """Returns the error for a session that does not exist, or no longer exists, for the reason `why`."""
     return StaleSessionError(
-        f"Expected a session of this server, found the id {session_id[:8]!r}; {why}; create the executor again"
+        f"Expected an open session of this server, found the id {session_id[:8]!r}: {why}; create the executor again"
     )

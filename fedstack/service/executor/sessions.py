@@ -1,7 +1,7 @@
-"""Keeps the sessions of an executor service, one for each client.
+"""The table of the sessions of an executor service, one for each client.
 
-A session ends when its client disposes of it or is silent for longer than its lease; its work is then cancelled, and
-its values are freed.
+A session ends when its client disposes of it, or has been silent for longer than the lease. The session's work is then
+cancelled, and its values are freed.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from fedstack.transport.peers.leases import Leases
 
 _logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
-# How often to check whether a client has fetched its started values, and how long it may be silent meanwhile.
+# How often to check whether clients have fetched their started values, and how long to wait for a silent client.
 _LOOK_SECONDS = 0.02
 _SILENT_SECONDS = 5.0
 
 
 class SessionTable:
-    """The sessions of one service.
+    """The sessions of a service.
 
     Args:
-      factory: Makes executors.
+      factory: Creates the executors.
       limits: The limits for clients.
       clock: Returns the time in seconds.
     """
@@ -58,11 +58,13 @@ class SessionTable:
         """Opens a session for the caller of the current call.
 
         Raises:
-          ResourceLimitError: If there are too many, or its client has its share of them.
+          ResourceLimitError: If there are too many sessions, or the caller already has its share of them.
         """
         caller = current_scope().caller
         if not self._shares.take(caller) and not (self._make_room(caller) and self._shares.take(caller)):
-            raise exceeded(self._limits, "max_sessions", self._shares.refused, "end others, or let them expire")
+            raise exceeded(
+                self._limits, "max_sessions", self._shares.refused, "end other sessions, or wait until they expire"
+            )
         try:
             executor, close = self.lend(cardinalities)
         except BaseException:
@@ -73,7 +75,7 @@ class SessionTable:
             self._shares.give_back(caller)
             close()
 
-        found = known_clients_of(executor)  # a factory may have a default
+        found = known_clients_of(executor)  # a factory may have a default number of clients
         any_number = CLIENTS not in cardinalities and isinstance(self._factory, ResourceManagingExecutorFactory)
         clients = clients if found is None else found
         session = Session(executor, clients, self._limits, end, takes_any_number=any_number)
@@ -84,26 +86,28 @@ class SessionTable:
         return session
 
     def _make_room(self, caller: str) -> bool:
-        """Ends an idle session of a client that has more than its share; returns whether there was one."""
+        """Ends the longest idle session of a client that exceeds its share, and returns whether there was one."""
         debtor = self._shares.debtor(caller)
         idle = [session for session in self if debtor is not None and session.caller == debtor and not session.running]
         if not idle:
             return False
         longest = max(idle, key=lambda session: self._leases.idle_seconds(session.id))
-        _logger.info("Session %s ended: others wait, and its client has more than half of all", longest.id[:8])
-        self.end(longest.id, "others wait for one, and its client had more than half of all")
+        _logger.info(
+            "Session %s ended: other clients need sessions, and its client has more than half of them", longest.id[:8]
+        )
+        self.end(longest.id, "it was ended because other clients needed sessions, and its client had more than half")
         return True
 
     def lend(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
-        """Returns an executor, and what gives it back."""
+        """Returns an executor, and a function that returns it to the factory."""
         return borrow(self._factory, cardinalities)
 
     @contextlib.contextmanager
     def executor_for(self, session: Session, clients: int) -> Generator[Executor, None, None]:
-        """Lends the executor for a phase of so many clients.
+        """Lends an executor for a phase with a number of clients.
 
         Raises:
-          CardinalityError: If the session has another number of clients.
+          CardinalityError: If the session has a different number of clients.
         """
         if session.takes_any_number:
             session.clients = clients
@@ -116,15 +120,15 @@ class SessionTable:
             yield session.executor
         else:
             raise CardinalityError(
-                f"Expected a phase for the {counted(session.clients, 'client')} of the session, found one for "
-                f"{clients}; open a session without a number of clients for phases of any number"
+                f"Expected a phase for the {counted(session.clients, 'client')} of the session, found a phase for "
+                f"{clients}; open a session without a number of clients to run phases with any number"
             )
 
     def find(self, session_id: str) -> Session:
-        """Returns a session, and renews its lease.
+        """Returns the session with an id, and renews its lease.
 
         Raises:
-          StaleSessionError: If there is none of that id.
+          StaleSessionError: If no session has the id.
         """
         found = self._sessions.get(session_id)
         if found is None or not self._leases.renew(session_id):
@@ -132,16 +136,16 @@ class SessionTable:
         return found
 
     def find_if_there(self, session_id: str) -> Session | None:
-        """Returns the session with an id, if there is one, and renews its lease."""
+        """Returns the session with an id and renews its lease, or returns `None`."""
         return self._sessions.get(session_id) if self.renew(session_id) else None
 
     def renew(self, session_id: str) -> bool:
-        """Renews a lease; returns whether the session exists."""
+        """Renews the lease of a session, and returns whether the session exists."""
         return session_id in self._sessions and self._leases.renew(session_id)
 
     @contextlib.contextmanager
     def hold(self, session: Session) -> Generator[None, None, None]:
-        """Keeps a session's lease from running out while the block runs."""
+        """Prevents a session's lease from expiring within the block."""
         self._leases.hold(session.id)
         try:
             yield
@@ -149,25 +153,29 @@ class SessionTable:
             self._leases.release(session.id)
 
     def end(self, session_id: str, why: str) -> None:
-        """Ends a session, if there is one."""
+        """Ends the session with an id, if it exists, for the reason `why`."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._leases.end(session_id)
             session.end(why)
 
     def sweep(self) -> float | None:
-        """Ends expired sessions; returns the seconds until the next may expire."""
+        """Ends expired sessions.
+
+        Returns:
+          The time in seconds until the next session may expire; `None` if no session can expire.
+        """
         for session_id in self._leases.expired():
             session = self._sessions.pop(session_id, None)
             if session is not None:
                 _logger.info(
-                    "Session %s ended: its lease ran out with %s", session_id[:8], counted(len(session), "value")
+                    "Session %s ended: its lease expired with %s", session_id[:8], counted(len(session), "value")
                 )
-                session.end("its lease ran out")
+                session.end("its lease expired")
         return self._leases.next_expiry()
 
     async def handed_over(self) -> None:
-        """Returns when no client has values here that it has started, but for clients that have fallen silent."""
+        """Waits until all clients have fetched their started values, except clients that are silent for too long."""
         begun = self._clock()
         async for _ in Deadline().attempts(itertools.repeat(_LOOK_SECONDS)):
             if not any(self._may_come_for_values(session, self._clock() - begun) for session in self):
@@ -178,5 +186,5 @@ class SessionTable:
         return bool(session.started.ended) and silent < _SILENT_SECONDS
 
     def seconds_left(self, session_id: str) -> float:
-        """Returns how long the lease of a session still runs."""
+        """Returns the remaining time of a session's lease in seconds."""
         return self._leases.seconds_left(session_id)

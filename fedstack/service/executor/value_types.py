@@ -1,4 +1,4 @@
-"""Finds the type of a value that a peer has sent without one."""
+"""Determines the type of a value that a peer has sent without a type."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,7 +21,7 @@ from fedstack.proto.executor_pb2 import Value
 
 
 def count_members(value: Value, most: int) -> int:
-    """Returns how many values are in a struct, in structs in it, and so on; stops counting above `most`."""
+    """Returns the number of values in a struct, including nested structs. Stops counting above `most`."""
     found = 0
     waiting = [value]
     while waiting and found <= most:
@@ -33,11 +33,11 @@ def count_members(value: Value, most: int) -> int:
 
 
 def type_of_value(value: Value, path: str = "value") -> Type:
-    """Returns the type of a value: the declared type, or where it has none, that of the content.
+    """Returns the type of a value: the declared type if there is one, otherwise the type of the content.
 
     Raises:
-      InvalidValueError: If its type is missing, or does not exist in the language.
-      TypeMismatchError: If the elements of a sequence have no type in common.
+      InvalidValueError: If the type is missing, or does not exist in the language.
+      TypeMismatchError: If the elements of a sequence have no common type.
     """
     kind = value.WhichOneof("kind")
     if kind == "array":
@@ -56,27 +56,27 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     if kind == "federated":
         return _type_of_federated(value.federated, path)
     raise InvalidValueError(
-        f"Expected a value whose type is known, found {kind or 'an empty message'}; at {path}; send the type with it"
+        f"Expected a value of a known type, found {kind or 'an empty message'}; at {path}; send the type with the value"
     )
 
 
 def _allowed(make: Callable[[], Type], path: str) -> Type:
-    """Makes a type; the language rejects some, such as nested placements."""
+    """Creates a type, and converts the error if the language rejects the type, as for nested placements."""
     try:
         return make()
     except ValueError as error:
-        raise InvalidValueError(f"The language rejects the type: {error}; at {path}") from error
+        raise InvalidValueError(f"Expected a valid type, found an invalid type: {error}; at {path}") from error
 
 
 def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
     dtype = dtype_of_number(array.dtype)
     if dtype is None:
-        raise InvalidValueError(f"Expected an array of a known dtype, found the number {array.dtype}; at {path}")
+        raise InvalidValueError(f"Expected an array of a known dtype, found dtype number {array.dtype}; at {path}")
     return TensorType(dtype.type, read_dims(array.shape.dim, path, unknown_rank=array.shape.unknown_rank))
 
 
 def _leaves_of_elements(elements: Iterable[Value.Sequence.Element], path: str) -> list[TensorType]:
-    """Returns the types of the tensors in each of some elements; a dimension is open where they differ."""
+    """Returns the common types of the tensors in all elements. Dimensions in which elements differ are unknown."""
     leaves: list[TensorType] = []
     for index, element in enumerate(elements):
         where = f"{path}[{index}]"
@@ -94,7 +94,7 @@ def _leaves_of_elements(elements: Iterable[Value.Sequence.Element], path: str) -
 
 def _common(left: TensorType, right: TensorType, path: str) -> TensorType:
     if left.dtype != right.dtype:
-        raise TypeMismatchError(f"Expected elements of {left}, found one of {right}; at {path}")
+        raise TypeMismatchError(f"Expected elements of type {left}, found an element of type {right}; at {path}")
     return TensorType(left.dtype.type, _common_shape(left.shape, right.shape))
 
 
@@ -113,12 +113,14 @@ def _type_of_federated(federated: Value.Federated, path: str) -> Type:
             f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found "
             f"{name_text(declared.placement.value.uri)!r}; at {path}"
         )
-    if placement is SERVER and not declared.all_equal:  # no worker has ever accepted it, so no client sends it
-        raise InvalidValueError(f"Expected a value at {SERVER.uri} that is all-equal, found one that is not; at {path}")
+    if placement is SERVER and not declared.all_equal:  # no worker has ever accepted such a value
+        raise InvalidValueError(
+            f"Expected an all-equal value at {SERVER.uri}, found one that is not all-equal; at {path}"
+        )
     if declared.HasField("member"):
         member = type_from_proto(declared.member)
     elif federated.value:
         member = type_of_value(federated.value[0], path)
     else:
-        raise InvalidValueError(f"Expected a federated value with a member type, found none; at {path}")
+        raise InvalidValueError(f"Expected a federated value with a member type, found no member type; at {path}")
     return _allowed(lambda: FederatedType(member, placement, declared.all_equal), path)

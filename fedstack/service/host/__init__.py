@@ -1,1 +1,1 @@
-"""A server's life and configuration, whatever it serves: the one room beside the transport that knows gRPC."""
+"""The lifecycle and configuration of a server of any services. Besides the transport, only this room imports gRPC."""

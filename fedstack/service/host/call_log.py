@@ -1,4 +1,4 @@
-"""Logs which calls were refused and which failed, but not so often that a client can fill the disk."""
+"""Logs refused and failed calls, with a limit on the number of lines so that a client cannot fill the disk."""
 
 import logging
 import time
@@ -19,13 +19,13 @@ _SECONDS = 60.0
 _MOST_PEERS = 1000
 _FAILURES = 30
 _MAX_REASON_BYTES = 500
-# Their texts name functions, modules and sizes; the texts of other errors may contain values of clients.
+# The messages of these errors name functions, modules and sizes. Messages of other errors may contain clients' values.
 _SAFE = (CarrierError, ResourceLimitError)
 
 
 @attrs.define
 class _Minute:
-    """The lines logged about a peer since a point in time, and how many were suppressed."""
+    """The number of lines logged and suppressed about a peer since a point in time."""
 
     since: float
     lines: int = 0
@@ -33,10 +33,10 @@ class _Minute:
 
 
 class _Lines:
-    """Limits the log lines a minute about each peer.
+    """Limits the number of log lines per minute about each peer.
 
     Args:
-      most: The most lines.
+      most: The maximum number of lines.
       clock: Returns the time in seconds.
     """
 
@@ -46,7 +46,7 @@ class _Lines:
         self._minutes: dict[str, _Minute] = {}  # the oldest first
 
     def take(self, host: str) -> int | None:
-        """Returns how many lines have been left out since the last one; `None` if this is to be left out too."""
+        """Returns the number of lines suppressed since the last logged line, or `None` to suppress this line too."""
         now = self._clock()
         minute = self._minutes.get(host)
         before = 0
@@ -76,10 +76,10 @@ def _more(before: int) -> str:
 
 
 class CallLog:
-    """Logs calls that were refused or have failed, with a limit for each peer.
+    """Logs refused and failed calls, with a limit for each peer.
 
-    Calls without a token of the server get one line a minute. Failed calls get thirty at most, without values of
-    clients. Errors that callers handle by another attempt, such as a worker that stops or an unknown session, get none.
+    For each peer, at most one refused call and at most 30 failed calls are logged per minute, without clients' values.
+    Errors that callers handle by retrying, such as a stopping worker or an unknown session, are not logged.
 
     Args:
       clock: Returns the time in seconds.
@@ -90,30 +90,30 @@ class CallLog:
         self._failures = _Lines(_FAILURES, clock)
 
     def refused(self, peer: str, *, had_token: bool) -> None:
-        """Logs a call that was refused.
+        """Logs a refused call.
 
         Args:
-          peer: The caller, in gRPC's form: `ipv4:10.0.0.1:50000`.
-          had_token: Whether it brought any token. The token itself is not logged: it may be nearly right.
+          peer: The caller in gRPC's notation, such as `ipv4:10.0.0.1:50000`.
+          had_token: Whether the call included a token. The token itself is not logged, because it may be almost right.
         """
         host = host_of(peer)
         before = self._refusals.take(host)
         if before is not None:
             _logger.warning(
-                "Refused a call from %s, which brought %s%s; more of them within %g s are counted only",
+                "Refused a call from %s with %s%s; further refusals within %g s are counted but not logged",
                 _place(host),
-                "a token that is none of this server's" if had_token else "no token",
+                "a token that this server does not accept" if had_token else "no token",
                 _more(before),
                 _SECONDS,
             )
 
     def failed(self, peer: str, method: str, error: Exception) -> None:
-        """Logs a call that failed.
+        """Logs a failed call.
 
         Args:
-          peer: The caller, in gRPC's form: `ipv4:10.0.0.1:50000`.
+          peer: The caller in gRPC's notation, such as `ipv4:10.0.0.1:50000`.
           method: The full name of the method.
-          error: What the caller gets.
+          error: The error that the caller receives.
         """
         if not isinstance(error, FedstackError) or isinstance(error, (RetryableError, StatusError)):
             return
@@ -129,7 +129,7 @@ class CallLog:
 
 
 def _reason(error: FedstackError) -> str:
-    """Returns what failed, in one line: the function, its client and the class of what it raised."""
+    """Returns the failure in one line: the function, the client, and the class of the error that was raised."""
     kind = _in_a_line(type(error).__name__)
     reason = f"{kind}: {_in_a_line(str(error))}" if isinstance(error, _SAFE) else kind
     if not (error.computation_name or isinstance(error, LeafError)):
@@ -143,7 +143,7 @@ def _reason(error: FedstackError) -> str:
 
 
 def _fields(error: FedstackError) -> dict[str, object]:
-    """Returns the further fields of a JSON log line; the id of a call is that of its events."""
+    """Returns the additional fields of a JSON log line. The call id is the same as in the call's events."""
     function = name_text(error.computation_name) or None
     return {"call": current_scope().span.call or None, "function": function, "client": error.client_index}
 

@@ -41,23 +41,24 @@ _Handle: TypeAlias = Callable[[bytes, CallStream], Awaitable[bytes]]
 
 _OTHER_METHODS = "(other)"
 _WATCHERS_SECONDS = 0.5
-# How long a large message waits for others to be done.
+# How long a large message waits for other messages to be handled.
 _ROOM_SECONDS = 30.0
-_STOPPING = "Expected a server that takes calls, found one that is stopping; dial another one, or this one later"
-_CANCELLED = "The method was cancelled at the server"
+_STOPPING = "Expected a server that accepts calls, found one that is stopping; call another server, or retry later"
+_CANCELLED = "The method was cancelled on the server"
 
 
 class CallRouter(grpc.GenericRpcHandler):
     """Finds the method for a call, runs it and counts it.
 
     Args:
-      services: Whose methods these are.
-      is_allowed: Returns by a call's metadata whether it may go on; it is asked first, whatever the call wants.
-      limits: How many calls there may be, how large, and how slow.
+      services: The services to route calls to.
+      is_allowed: Returns whether a call with the given metadata is allowed. Called before the method is looked up.
+      limits: The limits on the number, the size and the duration of calls.
       caller: Returns the name of a caller, for fair shares.
-      background: More services, whose calls do not count among the others: a busy server still says that it is healthy,
-        and one that stops does not wait for those who watch.
-      public: Those of all services that clients may call without being allowed.
+      background: Services with separate limits for their calls. A busy server can therefore still report that it is
+        healthy, and a stopping server does not wait for clients that watch its health.
+      public: The services, including background services, that clients may call without permission.
+      counts: The counts of ended calls; by default new ones.
     """
 
     def __init__(
@@ -79,10 +80,11 @@ class CallRouter(grpc.GenericRpcHandler):
         self._room = MessageRoom(limits.max_unary_bytes, _ROOM_SECONDS)
         self._foreground = CallTable(limits, "max_calls", limits.header_seconds)
         self._watches = CallTable(limits, "max_watches", 0.0)
-        # Those that join a call, which has its place among the others; there cannot be more of them than of those.
+        # Calls that join a running call. The running call already occupies a slot of the foreground table, so the
+        # number of joining calls cannot exceed the number of foreground calls.
         self._joins = CallTable(limits, "max_calls", limits.header_seconds)
         self._wholes = WholeCalls(self._foreground.hand_over)
-        self._checks = CallTable(limits, "max_watches", 0.0)  # who fills the server with watches does not fill these
+        self._checks = CallTable(limits, "max_watches", 0.0)  # separate, so that watches cannot block health checks
         self._stopping = False
         self._handlers: dict[str, Handler] = {}
         for in_background, group in ((False, services), (True, background)):
@@ -95,10 +97,10 @@ class CallRouter(grpc.GenericRpcHandler):
                             self._handlers[f"/{path}{SUFFIX}"] = self._whole_handler(path, method)
                             self._handlers[f"/{name}/{JOIN}"] = self._join_handler(f"{name}/{JOIN}")
         self._public = frozenset(f"/{n}/{m}" for service in public for n, ms in service.methods.items() for m in ms)
-        self._known = f"services are {', '.join(sorted({path.split('/')[1] for path in self._handlers}))}"
+        self._known = f"its services are {', '.join(sorted({path.split('/')[1] for path in self._handlers}))}"
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
-        """Returns what handles a call; gRPC asks for each."""
+        """Returns the handler of a call. gRPC calls this method once per call."""
         path = handler_call_details.method
         metadata = cast("Metadata", handler_call_details.invocation_metadata or ())
         if path not in self._public and not self._is_allowed(metadata):
@@ -106,26 +108,28 @@ class CallRouter(grpc.GenericRpcHandler):
             return self._refusal(
                 Code.UNAUTHENTICATED, TOKEN_REFUSED, lambda peer: self._log.refused(peer, had_token=had_token)
             )
-        return self._handlers.get(path) or self._refusal(Code.UNIMPLEMENTED, f"no method {path}; {self._known}")
+        return self._handlers.get(path) or self._refusal(
+            Code.UNIMPLEMENTED, f"Expected a method of this server, found {path}; {self._known}"
+        )
 
     @property
     def running(self) -> int:
-        """How many calls are running, those in the background aside."""
+        """The number of running calls, excluding calls of background services."""
         return len(self._foreground.running)
 
     async def wait_idle(self) -> None:
-        """Returns when no call is running, those in the background aside."""
+        """Waits until no call is running, except calls of background services."""
         while running := {*self._foreground.running, *self._joins.running}:
             await asyncio.wait(running)
 
     async def end_calls(self) -> None:
-        """Ends all running and new calls as if the server could not be reached; returns when they have ended.
+        """Ends all running and new calls with the status UNAVAILABLE, and waits until they have ended.
 
-        Clients may retry these calls, elsewhere or later. gRPC itself would report them as cancelled.
+        Clients may retry these calls on another server or later. gRPC itself would report the calls as cancelled.
         """
         self._stopping = True
         watching = {*self._watches.running, *self._checks.running}
-        if watching:  # watchers of the server's health learn of the end, and leave
+        if watching:  # give calls that watch the server's health time to end by themselves
             await asyncio.wait(watching, timeout=_WATCHERS_SECONDS)
         tables = self._foreground, self._joins, self._watches, self._checks
         while running := {task for table in tables for task in table.running}:
@@ -134,8 +138,9 @@ class CallRouter(grpc.GenericRpcHandler):
             await asyncio.wait(running)
 
     def _handler(self, name: str, method: Method, *, in_background: bool) -> Handler:
-        # gRPC calls handlers of single messages only after the message has arrived. So all handlers here are for
-        # streams: a call counts from its start, may be refused before it has sent anything, and frees its message soon.
+        # gRPC calls a handler of single messages only after the message has been received. All handlers here are
+        # therefore stream handlers: a call counts from its start, can be refused before the client sends anything, and
+        # its message can be freed early.
         if in_background:
             table = self._checks if isinstance(method, UnaryMethod) else self._watches
         else:
@@ -186,7 +191,7 @@ class CallRouter(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(cast("Any", handle))
 
     async def _answer(self, name: str, call: CallStream, handle: _Handle) -> bytes:
-        """Runs a method while there is room for its message, and returns the answer once there is room for that."""
+        """Waits for room for the request, runs the method, and returns the response once there is room for it."""
         request = await call.only_message(name)
         size = len(request)
         if size > SMALL_BYTES:
@@ -200,13 +205,13 @@ class CallRouter(grpc.GenericRpcHandler):
         if len(response) > SMALL_BYTES:
             await self._take_room(len(response))
             give_back = functools.partial(self._room.give_back, len(response))
-            call.task.add_done_callback(lambda _: give_back())  # not before gRPC has sent it
+            call.task.add_done_callback(lambda _: give_back())  # after gRPC has sent the response
         return response
 
     async def _take_room(self, size: int) -> None:
         if not await self._room.take(size):
             raise exceeded(
-                self._limits, "max_unary_bytes", f"no room for {size} more", "call again when others are done"
+                self._limits, "max_unary_bytes", f"no room for {size} more", "retry when other calls have ended"
             )
 
     def _refusal(self, code: Code, message: str, note: Callable[[str], None] = lambda peer: None) -> Handler:
@@ -215,18 +220,18 @@ class CallRouter(grpc.GenericRpcHandler):
             note(context.peer())
             await _abort(context, code, message)
 
-        # The one kind that answers without waiting for a message, and so good for calls of every kind.
+        # Only this kind of handler answers without waiting for a message, so it can refuse calls of every kind.
         return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
 
     async def _run(
         self, name: str, context: Context, table: CallTable, header_seconds: float | None, work: _Work
     ) -> bytes | None:
-        """Does the work of a call in its task: counts it, and ends the call with a status if it raises."""
+        """Runs the work of a call in the call's task, counts the call, and ends it with a status if the work raises."""
         call = CallStream(context, cast("Task", asyncio.current_task()), name, table.silent, header_seconds)
         code, result = Code.UNKNOWN, None
         try:
             caller = self._caller(context)
-            # Each call is a task, so this affects no other call.
+            # Each call runs in its own task, so the scope affects no other call.
             set_scope(_scope_of(caller, context.peer()))
             table.add(call.task, caller)
             if self._stopping:
@@ -234,12 +239,12 @@ class CallRouter(grpc.GenericRpcHandler):
             result = await work(call)
             code = Code.OK
             return result
-        except grpc.aio.BaseError as error:  # the client left during a message; gRPC handles that
+        except grpc.aio.BaseError as error:  # the client disconnected during a message; gRPC handles that
             code = Code.CANCELLED
             raise without_frames(error) from None
         except asyncio.CancelledError as cancelled:
-            # Nearly always the client has left, and nothing receives this. But a client that is still there would
-            # wait forever without a status.
+            # Nearly always the client has disconnected, and the status is lost. But a client that is still connected
+            # would wait forever without a status.
             error: Exception = StatusError(Code.CANCELLED, _CANCELLED)
             if self._stopping:
                 error = WorkerUnavailableError(_STOPPING)
@@ -263,7 +268,7 @@ class CallRouter(grpc.GenericRpcHandler):
         return None
 
     def _ended(self, name: str, code: Code, seconds: float, received: int, sent: int) -> None:
-        """Counts an ended call, and emits its event."""
+        """Counts an ended call and emits its event."""
         self.counts.add(name, code.name)
         if observers.present:
             observers.tell(
@@ -279,41 +284,41 @@ def _scope_of(caller: str, origin: str) -> WorkScope:
 
 def _gave_way() -> DeadlineExceededError:
     return DeadlineExceededError(
-        "The first message of a watching call had not arrived when another call needed its place; send it at "
-        f"once, or start the worker with a larger {option_of('max_watches')}"
+        "The watching call had not sent its first message when another call needed its slot; send the first message "
+        f"immediately, or start the worker with a larger {option_of('max_watches')}"
     )
 
 
 async def _fail(context: Context, error: Exception, raised: BaseException) -> None:
-    """Ends a call with the status of an error, and drops the frames of the error."""
+    """Ends a call with the status of an error, and drops the error's frames."""
     code, message, details = code_of(error), message_of(error), details_of(error)
     without_frames(raised)
     await _abort(context, code, message, ((DETAILS_KEY, details),))
 
 
 async def _abort(context: Context, code: Code, message: str, metadata: Metadata = ()) -> None:
-    """Ends a call; gRPC does the rest when its method returns."""
+    """Ends a call with a status. gRPC completes the call when its handler returns."""
     try:
         await context.abort(grpc.StatusCode[code.name], message, metadata)
     except grpc.aio.AbortError as error:
-        # The context keeps the error, whose frames would refer to the context and to all data of the call.
+        # The context keeps the error. The error's frames would keep the context and all data of the call alive.
         without_frames(error)
 
 
 def _known_error(error: Exception, name: str) -> Exception:
-    """Returns the error to answer with; errors of Python, protobuf or the machine get our words."""
+    """Returns the error to report to the client, converting errors of Python and protobuf to errors of fedstack."""
     if isinstance(error, DecodeError):
-        return InvalidValueError(f"Expected a message for {name}, found bytes that are not one: {error}")
-    # The frames of these errors hold the excessive data; the client has no use for them.
+        return InvalidValueError(f"Expected a message for {name}, found bytes that cannot be decoded: {error}")
+    # The frames of the errors below refer to the excessive data, and the client does not need them.
     if isinstance(error, MemoryError):
         found = f": {error}" if str(error) else ""
         return ResourceLimitError(
-            f"The server has no memory for {name}{found}; send or ask for less at a time, or try "
-            "again when others are done"
+            f"The server has too little memory for {name}{found}; send or request less data at a time, or retry "
+            "when other calls have ended"
         )
     if isinstance(error, RecursionError):
         return ResourceLimitError(
-            f"Expected values and computations for {name} that nest less deeply, found Python's limit; make them "
-            "flatter"
+            f"Expected less deeply nested values and computations for {name}, found nesting beyond Python's recursion "
+            "limit; flatten them"
         )
     return error

@@ -1,9 +1,10 @@
-"""Reads the requests of a call and writes its answers: messages as they are, parcels as frames or as one message.
+"""Reads the requests of a call and writes its answers: messages unchanged, parcels as frames or as one message.
 
-An exchange may come in one message, and is answered in one too, if the answer is soon there and small. What sends a
-heartbeat first takes long; a large answer, or several, fit into no message. Such a call goes on without the stream that
-it came by: its client is given an id, and joins it by another. It is one call all the same, with one place among those
-that the server takes; if it is not joined for a while, it ends as if it had been cancelled.
+A client may send the request of an exchange in one message. If the method quickly yields a single small answer, the
+server also returns the answer in one message. If the method yields a heartbeat, a large answer or several answers, the
+server returns an id instead. The method then continues after the call has ended, and the client joins it by another
+call with the id. Both calls count as one call, and occupy one slot. If the client does not join within a time limit,
+the method ends as if it had been cancelled.
 """
 
 import asyncio
@@ -50,17 +51,17 @@ class CallStream:
     Args:
       context: gRPC's context of the call.
       task: The task that runs the call.
-      method: The method that it counts as when it ends.
+      method: The method under which the ended call is counted.
       silent: The tasks of calls that have sent nothing yet, with their start times, oldest first.
-      seconds: How long the first message of a stream, and each message of a parcel, may take; with `None` there is no
-        limit, and the call counts as silent meanwhile.
+      seconds: The time limit for the first message of a stream, and for each message of a parcel. With `None` there is
+        no limit, and the call counts as silent until its first message.
 
     Attributes:
       task: The task that runs the call.
-      method: The method that it counts as when it ends; `None` if another call continues it.
-      begun: Its start, by `time.perf_counter`.
-      bytes_received: The bytes received so far.
-      bytes_sent: The bytes sent through this object so far.
+      method: The method under which the ended call is counted; `None` if another call continues this call.
+      begun: The start of the call, from `time.perf_counter`.
+      bytes_received: The number of bytes received so far.
+      bytes_sent: The number of bytes sent through this object so far.
     """
 
     def __init__(
@@ -77,17 +78,17 @@ class CallStream:
         self.bytes_received = self.bytes_sent = 0
 
     async def only_message(self, name: str) -> bytes:
-        """Returns the message of a call that has one.
+        """Returns the message of a call that sends a single message.
 
         Args:
-          name: The method, for error messages.
+          name: The name of the method, for error messages.
 
         Raises:
-          InvalidValueError: If there is none.
+          InvalidValueError: If the client ends the call without a message.
         """
         message = await self._read_silently()
         if message is None:
-            raise InvalidValueError(f"Expected a message for {name}, found the end of the call")
+            raise InvalidValueError(f"Expected a message for {name}, found the end of the call; send one message")
         return message
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -106,7 +107,10 @@ class CallStream:
         return message
 
     def incoming(self) -> Incoming:
-        """Returns the parcel that comes in; a client that stops in the middle of one keeps what waits for the rest."""
+        """Returns the incoming parcel. From now on, the time limit applies to each message.
+
+        Otherwise, a client that stops sending in the middle of a parcel would occupy the server indefinitely.
+        """
         self._pause_seconds = self._seconds
         return Incoming(_Pieces(self), _copied)
 
@@ -135,7 +139,7 @@ class CallStream:
             raise too_slow(seconds, which) from None
 
     async def send(self, messages: AsyncIterator[bytes]) -> None:
-        """Writes messages as they come."""
+        """Writes each message as soon as the method yields it."""
         try:
             async for message in messages:
                 await self._write(message)
@@ -143,7 +147,7 @@ class CallStream:
             await end_answers(messages)
 
     async def send_parcels(self, answers: Answers) -> None:
-        """Writes heartbeats and parcels."""
+        """Writes the heartbeats and parcels that a method yields."""
         try:
             async for answer in answers:
                 if isinstance(answer, Parcel):
@@ -162,7 +166,7 @@ class CallStream:
 
 
 class _Pieces:
-    """The content of a call's incoming frames; frames that take long to read are read on a thread."""
+    """The content of a call's incoming frames. Large frames are parsed on a thread."""
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
         self._frames = frames
@@ -176,16 +180,16 @@ class _Pieces:
 
 
 async def end_answers(answers: AsyncIterator[object]) -> None:
-    """Ends a method at once when its client has left, instead of at garbage collection."""
+    """Closes a method's generator immediately instead of at garbage collection, so that the method ends now."""
     if isinstance(answers, AsyncGenerator):
         await answers.aclose()
 
 
 def too_slow(seconds: float, which: str = "first") -> DeadlineExceededError:
-    """Returns the error for a call that has sent nothing for so long."""
+    """Returns the error for a call that has sent nothing for `seconds` seconds."""
     return DeadlineExceededError(
-        f"The {which} message of the call did not arrive within {seconds:g} seconds; send it, or start the worker "
-        f"with a larger {option_of('header_seconds')}"
+        f"Expected the {which} message of the call within {seconds:g} seconds, found none; send it earlier, or start "
+        f"the worker with a larger {option_of('header_seconds')}"
     )
 
 
@@ -201,10 +205,10 @@ class _KeptCall:
 
 
 class WholeCalls:
-    """The exchanges that came as one message, and those of them that continue.
+    """The exchanges whose request was sent in one message, including those that continue after their first answer.
 
     Args:
-      hand_over: Passes the place of a call to the task that continues it.
+      hand_over: Transfers the slot of a call to the task that continues the call.
     """
 
     def __init__(self, hand_over: Callable[[Task, Task], None]) -> None:
@@ -212,10 +216,10 @@ class WholeCalls:
         self._kept: dict[str, _KeptCall] = {}
 
     async def answer(self, method: ExchangeMethod, request: bytes, call: CallStream) -> bytes:
-        """Runs a method, and returns its answer, or the id under which it continues."""
+        """Runs a method, and returns its answer or the id under which it continues."""
         parcel = read_whole(request)
         if not isinstance(parcel, Parcel):
-            raise InvalidValueError("Expected a header in one message, found the id of a call; join it instead")
+            raise InvalidValueError("Expected a header in one message, found the id of a call; join that call instead")
         del request
         answers = method.handle(incoming_of(parcel, _copied))
         del parcel
@@ -237,7 +241,7 @@ class WholeCalls:
         return write_goes_on(name)
 
     async def _keep(self, name: str, kept: _KeptCall) -> None:
-        """Waits for the end of a call that continues, and ends it if it is not joined."""
+        """Waits for the end of a continued call, and ends the call if no client joins it in time."""
         try:
             await asyncio.wait([kept.ended], timeout=_JOIN_SECONDS)
             if name not in self._kept:
@@ -247,16 +251,16 @@ class WholeCalls:
                 await end_answers(kept.answers)
 
     async def join(self, request: bytes, call: CallStream) -> Answers:
-        """Yields the answers of a call that continues.
+        """Yields the answers of a continued call.
 
         Raises:
-          WorkerUnavailableError: If no such call has that id.
+          WorkerUnavailableError: If no continued call has the id in the request.
         """
         kept = self._kept.pop(JoinRequest.FromString(request).call, None)
         if kept is None:
             raise WorkerUnavailableError(
-                "Expected the id of a running call, found one that this server does not know; the call has ended, or "
-                "was made at another server; make the call again"
+                "Expected the id of a running call, found an id that this server does not know: the call has ended or "
+                "was sent to another server; send the call again"
             )
         call.method, call.begun = kept.method, kept.begun
         try:

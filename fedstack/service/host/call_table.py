@@ -1,8 +1,6 @@
-"""Gives out the places of a table, and sees to it that one client does not take all of them from others.
+"""Limits the number of running calls, shares the available slots fairly among clients, and counts ended calls.
 
-A client is known by its token, or else by the address that it calls from.
-
-Holds the calls that run, gives each its place among those of other clients, and counts those that have ended.
+A client is identified by its token or, without tokens, by its address.
 """
 
 import asyncio
@@ -18,24 +16,25 @@ from urllib.parse import unquote
 from fedstack.service.host.call_stream import Task
 from fedstack.service.host.limits import ServerLimits, exceeded
 
-# A client that waits for a place tries again within this time.
+# A client that waits for a slot retries within this time.
 SECONDS = 60.0
 NOBODY = ""
-# What gRPC calls a peer ends in the port that it dials from, and each connection has another one.
+# gRPC's name of a peer ends in the peer's port, which differs between connections.
 _PORT = re.compile(r"(?<=[\d\]]):\d+$")
-# Of IPv6 a household has as many addresses as it likes.
+# A household can use any number of IPv6 addresses within one network.
 _NETWORK_BITS = 64
 
 
 class FairShares:
-    """Shares the places of a table: one peer has at most half of them while others need places.
+    """Shares a number of slots among peers: one peer has at most half of the slots while other peers need some.
 
-    Another peer needs places while it has one, and for a while after it was refused one. So a peer that is alone may
-    take all places, and keeps them; but once another peer has asked, it gets no new ones beyond its half.
+    A peer needs slots while it has a slot, and for `seconds` after a slot was refused to it. A peer that is alone may
+    take all slots and keeps them. Once another peer has requested a slot, the first peer gets no new slots beyond its
+    half.
 
     Args:
-      most: The number of places.
-      seconds: How long a refused peer counts.
+      most: The number of slots.
+      seconds: How long a peer counts as needing slots after a refusal.
       clock: Returns the time in seconds.
     """
 
@@ -46,17 +45,17 @@ class FairShares:
         self._clock = clock
         self._held: dict[str, int] = {}
         self._taken = 0
-        # The times of the latest refusals of two peers: for any peer, one of the two is another peer.
+        # The latest refusals of two peers. Two are enough, because for any peer at least one of them is another peer.
         self._refused: dict[str, float] = {}
 
     def __len__(self) -> int:
         return self._taken
 
     def take(self, peer: str) -> bool:
-        """Takes a place for a peer; returns whether there was one.
+        """Takes a slot for a peer, and returns whether a slot was available.
 
         Args:
-          peer: The peer; `NOBODY` for peers that cannot be distinguished, which may have all places together.
+          peer: The peer; `NOBODY` for peers that cannot be distinguished, which may occupy all slots together.
         """
         held = self._held.get(peer, 0)
         over = held >= self.share and peer != NOBODY
@@ -68,7 +67,7 @@ class FairShares:
         return True
 
     def give_back(self, peer: str) -> None:
-        """Gives back a place that the peer has taken."""
+        """Returns a slot that the peer has taken."""
         held = self._held[peer] - 1
         if held:
             self._held[peer] = held
@@ -78,12 +77,12 @@ class FairShares:
 
     @property
     def refused(self) -> str:
-        """Describes the request that was refused last."""
+        """Describes the last refused request."""
         full = self._taken >= self.most
-        return "one more" if full else "one more for a client that has half of them while others are there"
+        return "one more" if full else "one more for a client that has half of all while other clients need some"
 
     def debtor(self, peer: str) -> str | None:
-        """Returns a client that has more than its half while a peer with less is refused, if there is one."""
+        """Returns a client that has more than half of the slots, if `peer` has fewer than half; otherwise `None`."""
         if self._held.get(peer, 0) >= self.share:
             return None
         return next((other for other, held in self._held.items() if held > self.share and other != NOBODY), None)
@@ -103,13 +102,13 @@ class FairShares:
 
 
 def host_of(peer: str) -> str:
-    """Returns what gRPC calls a peer (`ipv4:10.0.0.1:50000`) without the port."""
+    """Returns gRPC's name of a peer (`ipv4:10.0.0.1:50000`) without the port."""
     return _PORT.sub("", unquote(peer))
 
 
 @functools.lru_cache(maxsize=4096)
 def caller_at(peer: str) -> str:
-    """Returns the name of a caller by its address; `NOBODY` if all callers share it."""
+    """Returns the name of a caller, derived from its address; `NOBODY` if all callers share the address."""
     kind, _, host = host_of(peer).partition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
@@ -124,21 +123,21 @@ def caller_at(peer: str) -> str:
 
 
 def caller_with(token: str) -> str:
-    """Returns the name of the clients with a token, which does not reveal the token."""
+    """Returns the name of the clients that use a token. The name does not reveal the token."""
     return f"token:{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
-# Messages up to this size neither wait nor count: renewals of leases, status requests, closing calls.
+# Messages up to this size neither wait nor count, such as renewals of leases, status requests and closing calls.
 SMALL_BYTES = 64 * 1024
 
 
 class CallTable:
-    """The running calls of a server, each in one of a limited number of places.
+    """The running calls of a server, each of which occupies one of a limited number of slots.
 
     Args:
       limits: The limits of the server.
-      limit: The field with the number of places.
-      patience: How long a call that has sent nothing yet keeps its place, in seconds.
+      limit: The name of the field with the number of slots.
+      patience: The time in seconds for which a call that has sent nothing yet keeps its slot if others need one.
     """
 
     def __init__(self, limits: ServerLimits, limit: str, patience: float) -> None:
@@ -151,25 +150,25 @@ class CallTable:
         self._gave_way = set[Task]()
 
     def add(self, task: Task, caller: str) -> None:
-        """Takes a place for a call until its task is done, which is after gRPC has sent the outcome.
+        """Takes a slot for a call. The slot is freed when the task is done, after gRPC has sent the outcome.
 
         Raises:
-          ResourceLimitError: If no place is free.
+          ResourceLimitError: If no slot is free.
         """
         if not self._shares.take(caller) and not (self._make_room() and self._shares.take(caller)):
-            raise exceeded(self._limits, self._limit, self._shares.refused, "call again when others are done")
+            raise exceeded(self._limits, self._limit, self._shares.refused, "retry when other calls have ended")
         self.running[task] = caller
         task.add_done_callback(self._remove)
 
     def hand_over(self, task: Task, successor: Task) -> None:
-        """Passes the place of a call to the task that continues it."""
+        """Transfers the slot of a call to the task that continues the call."""
         caller = self.running.pop(task, None)
         if caller is not None:
             self.running[successor] = caller
             successor.add_done_callback(self._remove)
 
     def gave_way(self, task: Task) -> bool:
-        """Returns whether a call was cancelled because it had sent nothing and another call needed its place."""
+        """Returns whether a call was cancelled because it had sent nothing and another call needed its slot."""
         return task in self._gave_way
 
     def _make_room(self) -> bool:
@@ -191,13 +190,13 @@ class CallTable:
 
 
 class MessageRoom:
-    """Limits the memory of messages, in bytes. A message without room waits for its turn, and gives up after a while.
+    """Limits the memory of messages. A message that does not fit waits for its turn, and is refused after a time limit.
 
-    A message that is larger than the limit goes alone. Waiting messages are in memory, too, so the limit also holds for
-    their total.
+    A message larger than the limit is admitted only while no other message is being handled. Waiting messages also use
+    memory, so the limit applies to their total size as well.
 
     Args:
-      most: The limit.
+      most: The limit in bytes.
       seconds: How long a message waits.
     """
 
@@ -209,7 +208,7 @@ class MessageRoom:
         self._waiting_bytes = 0
 
     async def take(self, size: int) -> bool:
-        """Takes room for a message, at once or after a while; returns whether there was any."""
+        """Reserves room for a message, waiting if necessary, and returns whether there was room in time."""
         if size <= SMALL_BYTES:
             return True
         if not self._waiting and self._has_room(size):
@@ -232,7 +231,7 @@ class MessageRoom:
         return bool(done)
 
     def give_back(self, size: int) -> None:
-        """Gives back the room of a message that took it."""
+        """Frees the room that was reserved for a message."""
         if size > SMALL_BYTES:
             self._taken -= size
             self._admit()
@@ -258,9 +257,9 @@ class MessageRoom:
 
 
 class CallCounts:
-    """How many calls ended, by method and by code.
+    """The number of ended calls, by method and status code.
 
-    Only methods that the server has are counted by name, so a client cannot make the table grow.
+    Only the server's own methods are counted by name, so a client cannot grow the table by calling unknown methods.
     """
 
     def __init__(self) -> None:
@@ -271,7 +270,7 @@ class CallCounts:
         self._counts[method, code] += 1
 
     def __iter__(self) -> Iterator[tuple[str, str, int]]:
-        """Yields method, code and count, in the order of the names."""
+        """Yields the method, the code and the count of each entry, sorted by method and code."""
         for (method, code), count in sorted(self._counts.items()):
             yield method, code, count
 

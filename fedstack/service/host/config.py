@@ -1,4 +1,4 @@
-"""Defines how services are hosted: the address of their server, its credentials, and limits for clients."""
+"""The configuration of a server: its address, its credentials, and the limits for its clients."""
 
 import os
 from pathlib import Path
@@ -18,14 +18,16 @@ MOST_PORT = 65_535
 
 
 def unbracketed(host: str) -> str:
-    """Returns a host without the brackets in which an IPv6 address stands before a port."""
+    """Returns a host without the brackets that surround an IPv6 address in front of a port."""
     is_bracketed = isinstance(cast(object, host), str) and host.startswith("[") and host.endswith("]")
     return host[1:-1] if is_bracketed else host
 
 
 def _check_protocol(_: object, __: "attrs.Attribute[str]", protocol: object) -> None:
     if protocol not in (GRPC, LOCAL):
-        raise InvalidValueError(f'Expected the protocol "{GRPC}", or "{LOCAL}" within one process, found {protocol!r}')
+        raise InvalidValueError(
+            f'Expected the protocol "{GRPC}", or "{LOCAL}" for clients in this process, found {protocol!r}'
+        )
 
 
 def _check_compression(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
@@ -34,24 +36,24 @@ def _check_compression(_: object, attribute: "attrs.Attribute[Any]", value: obje
 
 @attrs.frozen(kw_only=True)
 class HostConfig:
-    """How a `Host` serves any services.
+    """The configuration of a `Host`, for any services.
 
-    `ServerConfig`, `DispatcherConfig` and `WorkerConfig` have some of these fields under the same names, besides those
-    for their services; `of` converts them. The options of `fedstack serve` are generated from the fields and their
-    descriptions here.
+    `ServerConfig`, `DispatcherConfig` and `WorkerConfig` have some of these fields under the same names, and further
+    fields for their services. `of` converts such a configuration to a `HostConfig`. The options of `fedstack serve` are
+    generated from these fields and their descriptions.
 
     Attributes:
-      host: The name or address of this machine to listen at. Any but loopback needs TLS.
-      port: The port to listen at; 0 for any free port.
-      unix_socket: The path of a socket to listen at, instead of host and port.
+      host: The name or address of this machine to listen on. Addresses other than loopback require TLS.
+      port: The port to listen on; 0 for any free port.
+      unix_socket: The path of a Unix socket to listen on, instead of host and port.
       protocol: `"grpc"`, or `"grpc+local"` for this process only, without a socket.
-      credentials: The certificate and key for TLS, and what clients have to show.
-      token_file: A file of tokens, one a line; clients need one of them. It is read again when it changes.
+      credentials: The certificate and key for TLS, and the credentials that clients have to present.
+      token_file: A file of tokens, one per line; clients need one of them. The server rereads the file when it changes.
       insecure: Whether other machines may reach the server without TLS.
       server_limits: The limits of the server itself.
       reflection: Whether tools can list the services.
-      compression: Whether to accept compressed messages; a small one may expand to the largest message.
-      grace_seconds: How long running calls may take by default when the server stops.
+      compression: Whether to accept compressed messages; a small one may expand to the maximum message size.
+      grace_seconds: The default time limit for running calls when the server stops.
 
     Raises:
       InvalidValueError: If a number is out of range, or the protocol is unknown.
@@ -73,27 +75,27 @@ class HostConfig:
 
     @property
     def listens(self) -> Target:
-        """The address that the server listens at; the port may be 0.
+        """The address that the server listens on. The port may be 0.
 
         Raises:
-          InvalidValueError: If there is no host.
+          InvalidValueError: If the host is empty.
         """
         if self.unix_socket is not None:
             return Target(f"unix:{self.unix_socket.absolute()}")
         if not self.host.strip():
             raise InvalidValueError(
-                f"Expected a name or an address of this machine as host, found {self.host!r}; 127.0.0.1 is for this "
-                "machine only, 0.0.0.0 for all its networks"
+                f"Expected a name or an address of this machine as host, found {self.host!r}; use 127.0.0.1 for "
+                "clients on this machine only, or 0.0.0.0 for all networks of this machine"
             )
         return Target(f"localhost:{self.port}").at_host(self.host)
 
     @classmethod
     def of(cls, config: attrs.AttrsInstance, at: Target | None = None) -> "HostConfig":
-        """Returns the configuration of the host of a server with a configuration of its own.
+        """Returns the host configuration of a server that has its own kind of configuration.
 
         Args:
-          config: The configuration. Fields that it lacks have their defaults.
-          at: The address to listen at, if the configuration has none.
+          config: The server's configuration. Fields missing from it keep their defaults.
+          at: The address to listen on, if the configuration has no address.
         """
         named = attrs.fields_dict(type(config)).keys() & attrs.fields_dict(cls).keys()
         given: dict[str, Any] = {name: getattr(config, name) for name in named}
@@ -102,22 +104,25 @@ class HostConfig:
         return cls(**given)
 
     def all_credentials(self) -> ServerCredentials:
-        """Returns the credentials with the tokens of the file; `grpc+local` has none.
+        """Returns the credentials, including the tokens in `token_file`. With `grpc+local` there are no credentials.
 
         Raises:
-          InvalidValueError: If they are something else or have tokens besides the file's, or the file cannot be read.
+          InvalidValueError: If `credentials` has the wrong type, if both `credentials` and `token_file` contain tokens,
+            or if the file cannot be read.
         """
         if self.protocol == LOCAL:
             return ServerCredentials()
         credentials = self.credentials or ServerCredentials()
         if not isinstance(cast(object, credentials), ServerCredentials):
             raise InvalidValueError(
-                f"Expected credentials as fedstack.service.ServerCredentials, found {type(credentials).__name__}"
+                f"Expected credentials of type fedstack.service.ServerCredentials, found {type(credentials).__name__}"
             )
         if self.token_file is None:
             return credentials
         if credentials.tokens:
-            raise InvalidValueError("Expected tokens in credentials or in token_file, found both; give one of them")
+            raise InvalidValueError(
+                "Expected tokens in either credentials or token_file, found tokens in both; remove one of them"
+            )
         read = ServerCredentials.from_files(token_file=self.token_file)
         certificates = credentials.files and credentials.files.certificates
         files = read.files and attrs.evolve(read.files, certificates=certificates)
@@ -125,36 +130,37 @@ class HostConfig:
 
 
 def tokens_in(file: str | os.PathLike[str] | None) -> Renewed[tuple[str, ...]] | None:
-    """Returns the tokens in a file, which change when the file does; `None` without a file.
+    """Returns the tokens in a file, which are reread when the file changes; `None` without a file.
 
     Raises:
-      InvalidValueError: If the file cannot be read, or has no tokens.
+      InvalidValueError: If the file cannot be read or contains no tokens.
     """
     return None if file is None else ServerCredentials.from_files(token_file=file).renewed_tokens()
 
 
 def check_exposure(host: str, credentials: ServerCredentials, *, insecure: bool, runs_code: bool) -> None:
-    """Checks that a server that other machines can reach uses TLS, and that only clients with certificates run code.
+    """Checks that a server reachable from other machines uses TLS, and that only clients with certificates run code.
 
     Args:
-      host: The host that it listens at.
-      credentials: The credentials of the server, and those that it requires.
-      insecure: Whether TLS may be missing.
-      runs_code: Whether clients may bring code.
+      host: The host that the server listens on.
+      credentials: The server's own credentials, and those that it requires of clients.
+      insecure: Whether the server may be reachable without TLS.
+      runs_code: Whether clients may send code to run.
 
     Raises:
-      InvalidValueError: If one of these does not hold.
+      InvalidValueError: If the server lacks TLS and `insecure` is not set, or if clients without certificates could run
+        code.
     """
     if not (credentials.uses_tls or insecure):
         raise InvalidValueError(
-            f"Expected TLS for an address that other machines can reach, found no certificate for {host}; give one in "
-            "credentials (--tls-cert and --tls-key of `fedstack serve`), listen at 127.0.0.1, or allow plaintext with "
-            "insecure=True (--insecure)"
+            f"Expected TLS for an address that other machines can reach, found no certificate for {host}; pass a "
+            "certificate in credentials (--tls-cert and --tls-key of `fedstack serve`), listen on 127.0.0.1, or allow "
+            "plaintext with insecure=True (--insecure)"
         )
     if runs_code and not credentials.client_root_certificates:
         raise InvalidValueError(
-            f"Expected certificates of all clients that may run any code, found that {host} accepts others; give "
-            "client_root_certificates in credentials (--tls-client-ca of `fedstack serve`), listen at 127.0.0.1, or "
-            "allow less in the policy (leave out --allow-python-code, --allow-runtime, and --allow-module for '*' and "
-            "for modules of Python itself and of others that run code; see SECURITY.md)"
+            f"Expected certificates from all clients that may run arbitrary code, found that {host} accepts clients "
+            "without certificates; pass client_root_certificates in credentials (--tls-client-ca of `fedstack serve`), "
+            "listen on 127.0.0.1, or restrict the policy (omit --allow-python-code, --allow-runtime, and "
+            "--allow-module for '*' and for modules that can run code, such as Python's own; see SECURITY.md)"
         )

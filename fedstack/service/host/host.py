@@ -1,4 +1,4 @@
-"""Serves services: one class for all servers of fedstack, behind gRPC or inside this process."""
+"""The server class behind all servers of fedstack. It serves any services over gRPC or inside this process."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from fedstack.transport.peers.methods import ServerFacts, Service
 
 try:
     import resource
-except ModuleNotFoundError:  # not a system of that kind
+except ModuleNotFoundError:  # the system is not POSIX
     resource = None
 
 _logger = logging.getLogger(__name__)
@@ -40,22 +40,23 @@ _MOST_OPTION = (1 << 31) - 1
 
 
 class Host:
-    """The life of a server: it listens, serves, drains and stops, and gives its services their address.
+    """A server: it listens, serves, drains and stops, and reports its address to its services.
 
-    Everything that serves is one of these, with a face: `GrpcServer` for programs with an event loop, `ServerThread`
-    for others, and the servers that have services of their own (`Server`, `rpc.Server`, `DispatchServer`,
-    `WorkerServer`, `fedstack serve`). Beside the services it serves health, status and reflection. With the protocol
-    `grpc+local` it has no socket: connections of this process call the methods right away, within no limits.
+    All servers of fedstack are built on this class: `GrpcServer` for programs with an event loop, `ServerThread` for
+    other programs, and the servers with particular services (`Server`, `rpc.Server`, `DispatchServer`, `WorkerServer`,
+    `fedstack serve`). Besides its services, a host serves health, status and reflection. With the protocol `grpc+local`
+    it has no socket: connections within this process call the methods directly, without limits.
 
-    Its coroutines run on one event loop, that of `start()`: the transport's (`io_loop`) in a process that also dials.
+    All coroutines of a host run on the event loop on which `start()` was called. In a process that also dials other
+    servers, this is the transport's loop (`io_loop`).
 
     Args:
-      services: The services, which it closes when it stops.
-      config: The configuration; by default it serves at any port of the loopback device.
+      services: The services. The host closes them when it stops.
+      config: The configuration; by default the server listens on any free port of the loopback interface.
 
     Raises:
-      InvalidValueError: If others could reach the server without TLS and `insecure` is not set, or credentials cannot
-        be read.
+      InvalidValueError: If other machines could reach the server without TLS and `insecure` is not set, or if the
+        credentials cannot be read.
     """
 
     def __init__(self, services: Sequence[Service], config: HostConfig | None = None) -> None:
@@ -94,19 +95,19 @@ class Host:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Leaves the address to the parent, which serves, in a forked child."""
+        """Releases the server's sockets in a forked child. The parent continues to serve at the address."""
         if self._server is not None and not self._stopped.is_set():
             let_go_of_sockets(self._facts.target)
 
     @property
     def target(self) -> str:
-        """The address to dial from this machine, with the real port.
+        """The address to dial from this machine, with the actual port.
 
         Raises:
           ClosedError: If the server has not been started.
         """
         if not self.has_started:
-            raise ClosedError("Expected a started server, found one that was not started; call start() first")
+            raise ClosedError("Expected a started server, found a server that was not started; call start() first")
         return self._facts.target
 
     @property
@@ -122,24 +123,24 @@ class Host:
 
     @property
     def has_started(self) -> bool:
-        """Whether it has an address, which it keeps when it has stopped."""
+        """Whether the server was started. This remains true after the server has stopped."""
         return bool(self._facts.target)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it has stopped."""
+        """Whether the server has stopped."""
         return self._stopped.is_set()
 
     async def start(self) -> None:
-        """Returns when the server can be dialled. Idempotent.
+        """Starts the server, and returns when clients can dial it. Idempotent.
 
         Raises:
-          AddressError: If it cannot listen at its address.
-          InvalidValueError: If its certificates are invalid.
-          ClosedError: If it was stopped, or this process was forked from one that uses gRPC.
+          AddressError: If the server cannot listen on its address.
+          InvalidValueError: If the server's certificates are invalid.
+          ClosedError: If the server was stopped, or this process was forked from a process that uses gRPC.
         """
         if self._ending is not None:
-            raise ClosedError("Expected a running server, found one that was stopped; create a new one")
+            raise ClosedError("Expected a running server, found a server that was stopped; create a new server")
         if self.has_started:
             return
         if self._is_local:
@@ -156,7 +157,7 @@ class Host:
         try:
             port = self._bind(server)
         except FedstackError:
-            # gRPC frees a server's resources when it stops, and it stops only started servers.
+            # gRPC frees a server's resources when the server stops, and only a started server can be stopped.
             await server.start()
             await server.stop(None)
             raise
@@ -164,22 +165,23 @@ class Host:
         self._facts.target = dialled(self._listens, port)
         await server.start()
         self._meter.start()
-        _logger.info("Listening at %s", self._facts.target)
+        _logger.info("Listening on %s", self._facts.target)
 
     async def wait(self) -> None:
-        """Returns when the server has stopped."""
+        """Waits until the server has stopped."""
         await self._stopped.wait()
 
     async def stop(self, grace: float | None = None) -> None:
         """Waits for running calls, then closes the services. Idempotent.
 
-        From the start, health reports NOT_SERVING, and services take no new clients. While calls run, or clients fetch
-        their results, the server still accepts calls that these may need, such as the renewal of a lease. After that,
-        or after the grace, it sends callers elsewhere.
+        The health service immediately reports NOT_SERVING, and the services accept no new clients. While calls run or
+        clients fetch their results, the server still accepts calls that these clients may need, such as lease renewals.
+        Afterwards, or after the grace period, the server rejects all calls with an error that lets clients retry on
+        another server.
 
         Args:
-          grace: How many seconds running calls have until they are cancelled; `grace_seconds` by default. Of several
-            calls of this method, the shortest time counts.
+          grace: The time in seconds after which running calls are cancelled; by default `grace_seconds`. If this method
+            is called several times, the earliest deadline applies.
         """
         self._health.drain()
         for service in self._services:
@@ -200,15 +202,15 @@ class Host:
         try:
             await Deadline(_LAST_SECONDS).wait(self._router.end_calls())
         except asyncio.TimeoutError:
-            _logger.warning("Stopping before the end of %s", counted(self._router.running, "call"))
+            _logger.warning("Stopping although %s did not end in time", counted(self._router.running, "cancelled call"))
         servers_here.remove(self._facts.target)
         if self._server is not None:
             await self._server.stop(_LAST_SECONDS)
         for service in self._services:
             try:
                 await service.close()
-            except Exception:  # close the others all the same
-                _logger.exception("Closing %r failed", service)
+            except Exception:  # continue with the other services
+                _logger.exception("Could not close %r", service)
         self._stopped.set()
 
     async def _becomes_idle(self) -> None:
@@ -217,9 +219,9 @@ class Host:
         for service in self._services:
             try:
                 await service.handed_over()
-            except Exception:  # wait for the others all the same
-                _logger.exception("Waiting until %r has handed over its results failed", service)
-        await self._router.wait_idle()  # for the last of those calls
+            except Exception:  # continue with the other services
+                _logger.exception("Could not wait for clients to fetch the results of %r", service)
+        await self._router.wait_idle()  # wait for the calls that fetched the last results
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._listens.address
@@ -231,8 +233,8 @@ class Host:
             reason = self._credentials.why_unusable()
             if reason is not None:
                 raise InvalidValueError(f"{reason}; for the server at {address}") from error
-            # The address was taken after the check.
-            raise AddressError(f"gRPC cannot listen at {address}") from error
+            # Another process has bound the address after the check.
+            raise AddressError(f"gRPC cannot listen on {address}; choose another address") from error
 
     def _options(self) -> list[tuple[str, int | str]]:
         limits = self._config.server_limits
@@ -240,7 +242,8 @@ class Host:
         options = {
             **dict(SERVER_OPTIONS),
             "grpc.max_allowed_incoming_connections": _most_connections(limits),
-            # One more, so that the limit is enforced here, and not by gRPC; further calls wait at the client.
+            # More than the limits of the router, so that the router refuses excess calls with a helpful error. Calls
+            # beyond gRPC's own limit would wait at the client.
             "grpc.max_concurrent_streams": limits.max_calls + limits.max_watches + _SPARE_CALLS,
             "grpc.server_handshake_timeout_ms": handshake_ms,
             "grpc.http2.settings_timeout": handshake_ms,
@@ -249,7 +252,7 @@ class Host:
         }
         if self._config.compression:
             options[COMPRESSION] = ANY_COMPRESSION
-        # gRPC takes 32-bit numbers, and the largest time means no limit.
+        # gRPC accepts 32-bit integers, and interprets the largest duration as no limit.
         return [(name, min(v, _MOST_OPTION) if isinstance(v, int) else v) for name, v in options.items()]
 
     def _is_allowed(self, metadata: Metadata) -> bool:
@@ -257,7 +260,7 @@ class Host:
         return not allowed or token_matches(bearer_token(metadata), allowed)
 
     def _caller(self, context: Context) -> str:
-        """Returns the name of a caller: by its token if there are several, since addresses may be shared."""
+        """Returns the name of a caller. Several tokens identify callers better than addresses, which may be shared."""
         tokens = self._tokens.get()
         if len(tokens) > 1:
             token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))
@@ -276,23 +279,23 @@ class Host:
 
 
 class GrpcServer(Host):
-    """A server of services, with health and reflection.
+    """A gRPC server for any services, with health and reflection.
 
     Args:
-      services: The services, which it closes when it stops.
-      host: A name or address of this machine. Any but loopback needs TLS.
+      services: The services. The server closes them when it stops.
+      host: The name or address of this machine to listen on. Addresses other than loopback require TLS.
       port: The port; 0 for any free port.
-      unix_socket: The path of a socket to listen at, instead of host and port.
-      credentials: The certificate and key for TLS, and what clients have to show.
+      unix_socket: The path of a Unix socket to listen on, instead of host and port.
+      credentials: The certificate and key for TLS, and the credentials that clients have to present.
       insecure: Whether other machines may reach the server without TLS.
       reflection: Whether tools can list the services.
       limits: The limits of the server.
-      compression: Whether to accept compressed messages; a small one may expand to the largest message.
-      grace_seconds: How long running calls may take by default when the server stops.
+      compression: Whether to accept compressed messages; a small one may expand to the maximum message size.
+      grace_seconds: The default time limit for running calls when the server stops.
 
     Raises:
-      InvalidValueError: If a number is out of range, or others could reach the server without TLS and `insecure` is not
-        set.
+      InvalidValueError: If a number is out of range, or if other machines could reach the server without TLS and
+        `insecure` is not set.
     """
 
     def __init__(
@@ -324,7 +327,7 @@ class GrpcServer(Host):
 
 
 def _most_connections(limits: ServerLimits) -> int:
-    """Returns the most connections; each is a file descriptor, which a process needs for other things, too."""
+    """Returns the maximum number of connections, leaving a quarter of the process's file descriptors for other uses."""
     if resource is None:
         return limits.max_connections
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -337,5 +340,5 @@ def _reflection_of(services: Sequence[Service], *, wanted: bool) -> Sequence[Ser
     try:
         return [ReflectionService(services)] if wanted else []
     except ImportError as error:
-        _logger.info("Tools cannot list the services: %s", error)
+        _logger.info("Reflection is disabled, so tools cannot list the services: %s", error)
         return []

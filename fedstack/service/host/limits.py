@@ -1,7 +1,8 @@
-"""Defines the limits of servers and services for their clients, as tables.
+"""The limits that servers and services impose on their clients, as tables.
 
-A limit is a field. Its metadata say what is counted and by which option of `fedstack serve` it is set; `exceeded` words
-the error from them, `serve_options.py` makes the options of them, and `docs/wire.md` shows them.
+Each limit is a field, and the field's metadata describes the counted things. `exceeded` builds the error message from
+the metadata, `serve_options.py` generates an option of `fedstack serve` for each field, and `docs/wire.md` lists all
+limits.
 """
 
 from typing import Any
@@ -21,12 +22,12 @@ from fedstack.transport.wire.frames import Chunking
 
 
 def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
-    """A field with a whole number of at least 1.
+    """Returns a field for a whole number of at least 1.
 
     Args:
-      default: A number that honest clients do not reach.
+      default: The default, which honest clients do not reach.
       what: The counted things, as in "at most 5 sessions at a time".
-      most: The largest value of the limit.
+      most: The maximum value of the limit.
     """
     return attrs.field(
         default=default, validator=whole_number_validator(1, most), metadata={"what": what, "most": most}
@@ -34,7 +35,7 @@ def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
 
 
 def _seconds(default: float, what: str) -> Any:
-    """A field with a length of time."""
+    """Returns a field for a duration in seconds."""
     return attrs.field(default=default, validator=number_validator(positive=True), metadata={"what": what})
 
 
@@ -45,20 +46,20 @@ class ServiceLimits:
     Attributes:
       max_sessions: Concurrent sessions.
       max_values: Values in one session.
-      max_session_bytes: Bytes of values that a client has put into one session.
+      max_session_bytes: Bytes of values that a client has stored in one session.
       max_value_bytes: Bytes of arrays in one value or phase.
       max_clients: Clients in one session or phase.
       max_steps: Steps of a computation after its calls are unfolded.
       max_leaves: Tensors in the type of one value; each occurrence counts.
       max_depth: Nested structs in one value.
       max_name_bytes: Bytes of names and type URLs in one type or computation, each counted once.
-      max_abandoned: Pieces of cancelled work that still run, on extra threads; a function cannot be stopped.
-      max_isolated: Child processes at a time that look for a client that ends its process.
+      max_abandoned: Cancelled tasks still running on extra threads, because a running function cannot be stopped.
+      max_isolated: Concurrent child processes that search for a client that crashes its process.
       lease_seconds: How long a client with a lease may be silent.
-      plain_lease_seconds: How long a client without fedstack's extensions, which renews no lease, may be silent.
-      isolation_seconds: How long it may take to look for a client that ends its process.
-      heartbeat_seconds: How often a long call sends a heartbeat.
-      chunking: The sizes at which answers are sent in chunks.
+      plain_lease_seconds: How long a client that does not support leases (without fedstack's extensions) may be silent.
+      isolation_seconds: The time limit of the search for a client that crashes its process.
+      heartbeat_seconds: The interval between heartbeats of a long call.
+      chunking: The sizes from which answers are sent in chunks.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -73,11 +74,11 @@ class ServiceLimits:
     max_leaves: int = _count(100_000, "tensors in the type of a value")
     max_depth: int = _count(100, "nested structs")
     max_name_bytes: int = _count(1 << 20, "bytes of names in a type or computation")
-    max_abandoned: int = _count(256, "pieces of cancelled work that still run")
-    max_isolated: int = _count(4, "child processes that look for a client that ends its process")
+    max_abandoned: int = _count(256, "tasks still running after their cancellation")
+    max_isolated: int = _count(4, "child processes that search for a client that crashes its process")
     lease_seconds: float = _seconds(60.0, "a client may be silent")
-    plain_lease_seconds: float = _seconds(3600.0, "a client that renews nothing may be silent")
-    isolation_seconds: float = _seconds(600.0, "the search for a client that ends its process may take")
+    plain_lease_seconds: float = _seconds(3600.0, "a client that renews no lease may be silent")
+    isolation_seconds: float = _seconds(600.0, "the search for a client that crashes its process may take")
     heartbeat_seconds: float = _seconds(5.0, "between heartbeats of a long call")
     chunking: Chunking = attrs.field(factory=Chunking)
 
@@ -90,8 +91,8 @@ class ServerLimits:
       max_connections: Concurrent connections; at most three quarters of the process's file descriptors.
       max_calls: Concurrent calls.
       max_watches: Concurrent calls that watch the server's health or use reflection.
-      max_message_bytes: Bytes of one message; protobuf allows no more.
-      max_unary_bytes: Bytes of all messages without a stream that are handled at a time; a larger one goes alone.
+      max_message_bytes: Bytes of one message; the default is protobuf's maximum.
+      max_unary_bytes: Bytes of non-streamed messages handled at a time; a larger message is handled alone.
       handshake_seconds: How long the handshake of a new connection may take.
       idle_seconds: How long a connection may be without a call. gRPC clients close idle ones after half an hour.
       header_seconds: How long a stream may take to send its first message, and each message of announced arrays.
@@ -104,7 +105,7 @@ class ServerLimits:
     max_calls: int = _count(16_384, "calls at a time")
     max_watches: int = _count(1000, "calls at a time that watch the server")
     max_message_bytes: int = _count(MOST_MESSAGE_BYTES, "bytes in a message", MOST_MESSAGE_BYTES)
-    max_unary_bytes: int = _count(2 << 30, "bytes of messages without a stream that are handled at a time")
+    max_unary_bytes: int = _count(2 << 30, "bytes of non-streamed messages handled at a time")
     handshake_seconds: float = _seconds(20.0, "the handshake of a new connection may take")
     idle_seconds: float = _seconds(3600.0, "a connection may be without a call")
     header_seconds: float = _seconds(30.0, "a stream may take to send its next message")
@@ -112,14 +113,14 @@ class ServerLimits:
 
 @attrs.frozen(kw_only=True)
 class DataWorkerLimits:
-    """The limits of a data worker, besides those of an executor service.
+    """The limits of a data worker, in addition to those of an executor service.
 
     Attributes:
       max_streams: Concurrent streams of elements.
-      max_block_bytes: Bytes of elements in a block, unless a single element has more.
-      max_ahead_bytes: Bytes of elements that are made ahead and not sent yet.
+      max_block_bytes: Bytes of elements in a block, unless a single element is larger.
+      max_ahead_bytes: Bytes of elements that are produced ahead and not sent yet.
       max_definition_bytes: Bytes of the definition of a dataset, and of all kept definitions.
-      max_client_bytes: Bytes of held elements of datasets that are read by client.
+      max_client_bytes: Bytes of elements kept in memory for datasets that are read by client.
       max_gathered_bytes: Bytes of elements that the steps of all streams gather or split.
 
     Raises:
@@ -128,7 +129,7 @@ class DataWorkerLimits:
 
     max_streams: int = _count(1000, "streams of elements at a time")
     max_block_bytes: int = _count(16 << 20, "bytes of elements in a block")
-    max_ahead_bytes: int = _count(1 << 30, "bytes of elements that are made ahead")
+    max_ahead_bytes: int = _count(1 << 30, "bytes of elements that are produced ahead")
     max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
     max_client_bytes: int = _count(4 << 30, "bytes of elements of datasets that are read by client")
     max_gathered_bytes: int = _count(1 << 30, "bytes of elements that steps of datasets gather")
@@ -140,7 +141,7 @@ class DispatcherLimits:
 
     Attributes:
       max_datasets: Registered datasets.
-      max_definition_bytes: Bytes of the definition of a dataset, its arrays included.
+      max_definition_bytes: Bytes of the definition of a dataset, including its arrays.
       max_passes: Passes over datasets that are open or can be resumed.
       max_consumers: Consumers in passes.
       max_data_workers: Concurrent data workers.
@@ -164,13 +165,13 @@ def option_of(name: str) -> str:
 def exceeded(
     limits: attrs.AttrsInstance, name: str, found: object = "one more", advice: str = ""
 ) -> ResourceLimitError:
-    """Returns the error for more than a limit allows.
+    """Returns the error for an exceeded limit.
 
     Args:
-      limits: The table.
-      name: The limit.
+      limits: The table of limits.
+      name: The name of the limit.
       found: The number that was found.
-      advice: An alternative to a larger limit.
+      advice: An alternative to raising the limit.
     """
     most: int = getattr(limits, name)
     what: str = attrs.fields_dict(type(limits))[name].metadata["what"]
@@ -179,25 +180,25 @@ def exceeded(
         what = f"{things.removesuffix('s')} {rest}"
     other = f"{advice}, or " if advice else ""
     return ResourceLimitError(
-        f"Expected at most {most} {what}, found {found}; {other}start the worker with a larger {option_of(name)}, "
-        f"or {type(limits).__name__}({name}=…) in a program"
+        f"Expected at most {most} {what}, found {found}; {other}start the worker with a larger {option_of(name)} "
+        f"(in a program, pass {type(limits).__name__}({name}=…))"
     )
 
 
 def check_sizes(limits: ServiceLimits, leaves: int, depth: int) -> None:
-    """Checks the number of tensors and nested structs in a type.
+    """Checks the number of tensors and the depth of nested structs in a type.
 
     Raises:
-      ResourceLimitError: If there are more than the limits allow.
+      ResourceLimitError: If either exceeds its limit.
     """
     if leaves > limits.max_leaves:
         raise exceeded(limits, "max_leaves", leaves, "put numbers into arrays")
     if depth > limits.max_depth:
-        raise exceeded(limits, "max_depth", depth, "make the structure flatter")
+        raise exceeded(limits, "max_depth", depth, "flatten the structure")
 
 
 def add_limits(status: GetStatusResponse, limits: attrs.AttrsInstance) -> None:
-    """Adds a table of limits to a status: those that are numbers, each once."""
+    """Adds the numeric limits of a table to a status, each limit once."""
     known = {limit.name for limit in status.limit}
     for field in attrs.fields(type(limits)):
         value: object = getattr(limits, field.name)

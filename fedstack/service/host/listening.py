@@ -1,6 +1,7 @@
-"""Checks addresses before servers listen there, and knows the servers of this process.
+"""Checks an address before a server listens on it, and keeps a table of this process's local servers.
 
-gRPC reports little about an address that it cannot use, and gives no access to its sockets; the address finds them.
+gRPC reports little about an address that it cannot use, and provides no access to its sockets. This module therefore
+finds the sockets by their address.
 """
 
 import contextlib
@@ -25,16 +26,16 @@ from fedstack.transport.peers.methods import Method, Service
 from fedstack.transport.wire.addresses import Target, resolve_targets
 from fedstack.transport.wire.connection_errors import ARGUMENTS
 
-# What every system takes for the path of a socket; Linux would take four bytes more.
+# The maximum length that all systems accept for the path of a socket. Linux accepts four bytes more.
 _MAX_PATH_BYTES = 103
-_OWN_DESCRIPTORS = "/dev/fd"  # Linux and macOS; other systems cannot fork, or let the sockets be
+_OWN_DESCRIPTORS = "/dev/fd"  # on Linux and macOS; without it, the sockets are left alone
 
 
 def check_free(address: Target) -> None:
-    """Checks that a server can listen at an address; a socket that a killed server has left behind is removed.
+    """Checks that a server can listen on an address. Removes a socket file that a killed server has left behind.
 
     Raises:
-      AddressError: If it cannot.
+      AddressError: If a server cannot listen on the address.
     """
     if address.socket_path:
         _check_path(Path(address.socket_path))
@@ -46,11 +47,11 @@ def dialled(address: Target, port: int) -> str:
     """Returns the address that clients on this machine dial.
 
     Args:
-      address: The address that a server listens at.
+      address: The address that a server listens on.
       port: The port that gRPC has bound.
     """
     if address.socket_path:
-        # Write permission is permission to connect; without a umask all users would have it.
+        # Write permission allows connecting. Without a restrictive umask, all users would have it.
         Path(address.socket_path).chmod(0o600)
         return address.address
     if address.is_everywhere:
@@ -63,55 +64,58 @@ def _check_port(host: str, port: int, *, is_everywhere: bool) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise AddressError(
-            f"Expected a name or an address of this machine, found {host!r}: {error.strerror}; 127.0.0.1 is "
-            "for this machine only, 0.0.0.0 for all its networks"
+            f"Expected a name or an address of this machine, found {host!r}: {error.strerror}; use 127.0.0.1 for "
+            "clients on this machine only, or 0.0.0.0 for all networks of this machine"
         ) from error
     if host == "localhost" or is_everywhere:
-        # There gRPC listens at addresses of both kinds, whatever the system makes of the name.
+        # gRPC then listens on an IPv4 and an IPv6 address, however the system resolves the name.
         both = "::1" if host == "localhost" else "::"
         found += socket.getaddrinfo(both, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     failures: list[OSError] = []
     for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as attempt:
-                if os.name == "posix":  # on other systems it would let two servers share a port
+                if os.name == "posix":  # on other systems the option would let two servers share a port
                     attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 attempt.bind(address)
         except OSError as error:
             failures.append(error)
     in_use = [failure for failure in failures if failure.errno == errno.EADDRINUSE]
-    # A name may stand for addresses that this machine does not have, if it has one of them.
+    # A name may resolve to addresses that this machine does not have, as long as it has one of the addresses.
     if not in_use and len(failures) < len(found):
         return
     error = (in_use or failures)[0]
-    complaint = f"Expected an address of this machine, found {host}: {error.strerror}"
+    complaint = (
+        f"Expected an address of this machine, found {host}: {error.strerror}; choose an address of this machine"
+    )
     if error.errno == errno.EADDRINUSE:
         complaint = (
-            f"Port {port} of {host} is in use; stop what listens there, or choose another port (0 for any that is free)"
+            f"Port {port} of {host} is in use; stop the process that listens on it, or choose another port (0 for any "
+            "free port)"
         )
     elif error.errno == errno.EACCES:
-        complaint = f"Expected a port that this user may listen at, found {port}; choose one above 1023"
+        complaint = f"Expected a port that this user may listen on, found {port}; choose a port above 1023"
     raise AddressError(complaint) from error
 
 
 def _check_path(path: Path) -> None:
     if not hasattr(socket, "AF_UNIX"):
-        raise AddressError("Expected a system with Unix sockets, found one without; listen at a port of 127.0.0.1")
+        raise AddressError("Unix sockets are not available on this system; listen on a port of 127.0.0.1 instead")
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise AddressError(
-            f"Expected a path of at most {_MAX_PATH_BYTES} bytes for a socket, found {len(os.fsencode(path))}: "
-            f"{path}; choose a shorter one"
+            f"Expected a path of at most {_MAX_PATH_BYTES} bytes for a socket, found {len(os.fsencode(path))} bytes: "
+            f"{path}; choose a shorter path"
         )
     if not path.parent.is_dir():
-        raise AddressError(f"Expected a folder for the socket, found none at {path.parent}; make it first")
+        raise AddressError(f"Expected a folder for the socket, found none at {path.parent}; create it first")
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise AddressError(f"There is a file at {path}, where the socket would be; choose another path")
+        raise AddressError(f"Expected a free path for the socket, found a file at {path}; choose another path")
     if _is_listened_at(path):
-        raise AddressError(f"The socket {path} is in use; stop what listens there, or choose another path")
+        raise AddressError(f"The socket {path} is in use; stop the process that listens on it, or choose another path")
     path.unlink()  # left behind by a server that was killed
 
 
@@ -128,17 +132,18 @@ def _is_listened_at(path: Path) -> bool:
 
 
 def let_go_of_sockets(target: str) -> None:
-    """Replaces the sockets that listen at an address, and the connections accepted there, by the null device.
+    """Replaces the sockets that listen on an address, and the connections accepted there, with the null device.
 
-    For a forked child, which may outlive the server: as long as any process has its sockets, the address stays taken,
-    clients that dial it get no answer, and clients of a killed server do not notice its end. The sockets are not
-    closed: gRPC's memory still has the numbers of their descriptors, which nothing else should get.
+    This is for a forked child, which may outlive the server. As long as any process has the server's sockets open, the
+    address stays in use, clients that dial the address receive no answer, and clients of a killed server do not notice
+    that it has ended. The descriptors are not closed, because gRPC's memory still contains their numbers, and the
+    system must not assign these numbers to other files.
 
     Args:
       target: The address, as in `127.0.0.1:8000` or `unix:/path`.
     """
     timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(None)  # with a default timeout, wrapping a socket changes it, in the parent too
+    socket.setdefaulttimeout(None)  # with a default timeout, wrapping a socket would also change the parent's socket
     with contextlib.suppress(OSError):
         nothing = os.open(os.devnull, os.O_RDWR)
         for name in os.listdir(_OWN_DESCRIPTORS):
@@ -154,7 +159,7 @@ def _is_at(descriptor: int, target: str) -> bool:
             if copy.type != socket.SOCK_STREAM:
                 return False
             name: object = copy.getsockname()
-    except OSError:  # not a socket, or the descriptor of the listing
+    except OSError:  # not a socket, or the descriptor that listed the folder
         return False
     if isinstance(name, tuple):
         return target.endswith(f":{cast('tuple[object, ...]', name)[1]}")
@@ -167,11 +172,11 @@ _SCHEME = f"{LOCAL}://"
 
 @attrs.frozen(eq=False)
 class LocalServer:
-    """The services at an address of this process.
+    """The services at a local address of this process.
 
     Attributes:
       services: The services.
-      methods: Their methods, by path.
+      methods: The methods of the services, by path.
     """
 
     services: Sequence[Service]
@@ -179,23 +184,23 @@ class LocalServer:
 
 
 class _ServersHere:
-    """The servers of this process, by address: `grpc+local://localhost:` and a number in place of a port."""
+    """The local servers of this process, by address. An address is `grpc+local://localhost:` followed by a number."""
 
     def __init__(self) -> None:
         self.renew()
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Starts without servers: a forked child does not have their loop."""
+        """Clears the table. A forked child has no servers, because the servers' event loop does not run in it."""
         self._servers: dict[str, LocalServer] = {}
         self._numbers = itertools.count(1)
 
     def add(self, services: Sequence[Service], port: int) -> str:
-        """Serves from now on, and returns the address.
+        """Adds a server, and returns its address.
 
         Args:
-          services: The services.
-          port: The number in the address; 0 for any that is free.
+          services: The services of the server.
+          port: The number in the address; 0 for any free number.
 
         Raises:
           AddressError: If another server has the number.
@@ -206,16 +211,16 @@ class _ServersHere:
             if self._servers.setdefault(target, server) is server:
                 return target
         raise AddressError(
-            f"{_SCHEME}localhost:{port} is in use in this process; stop the server that is there, or choose another "
-            "port (0 for any that is free)"
+            f"{_SCHEME}localhost:{port} is in use in this process; stop the server at this address, or choose another "
+            "port (0 for any free port)"
         )
 
     def remove(self, target: str) -> None:
-        """Serves at an address no longer."""
+        """Removes the server at an address, if there is one."""
         self._servers.pop(target, None)
 
     def find(self, target: str) -> LocalServer | None:
-        """Returns the server at an address, if there is one."""
+        """Returns the server at an address, or `None`."""
         return self._servers.get(target)
 
 
@@ -223,21 +228,21 @@ servers_here = _ServersHere()
 
 
 def is_local(target: str) -> bool:
-    """Returns whether an address is one of a server in this process."""
+    """Returns whether an address has the scheme of servers in this process."""
     return target.startswith(_SCHEME)
 
 
 def local_server(target: str) -> LocalServer:
-    """Returns the server in this process that has an address.
+    """Returns the server at an address in this process.
 
     Raises:
-      WorkerUnavailableError: If there is none.
+      WorkerUnavailableError: If no server in this process has the address.
     """
     found = servers_here.find(target)
     if found is None:
         raise WorkerUnavailableError(
-            f"Expected a server of this process at {target}, found none; it has been stopped, or is in another "
-            'process, where protocol "grpc" has to be chosen'
+            f"Expected a running server of this process at {target}, found none; start it, or choose protocol "
+            '"grpc" if it runs in another process'
         )
     return found
 
@@ -245,19 +250,19 @@ def local_server(target: str) -> LocalServer:
 def connect(
     target: str | Target | Channel, credentials: ClientCredentials | None = None, role: str = "--data-dispatcher"
 ) -> Connection:
-    """Returns the way to a server, in this process or elsewhere.
+    """Returns a connection to a server in this process or elsewhere.
 
     Args:
-      target: Its address, or a channel of the user.
-      credentials: Certificates and the token; a channel has its own.
-      role: What makes a server such a one: an option of `fedstack serve`.
+      target: The address of the server, or a channel that the user has created.
+      credentials: The certificates and the token; ignored for a channel, which has its own credentials.
+      role: The option of `fedstack serve` that starts such a server, for error messages.
 
     Raises:
-      InvalidValueError: If the target is no address.
+      InvalidValueError: If the target is not a valid address.
     """
     if isinstance(target, str) and is_local(target):
         return LocalConnection(lambda: local_server(target).methods, target)
-    # gRPC is imported by those only who use it
+    # Imported here so that only processes that use gRPC import it.
     from fedstack.transport.grpc.channel_connection import ChannelConnection
     from fedstack.transport.grpc.grpc_connection import GrpcConnection
 

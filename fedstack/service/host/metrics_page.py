@@ -1,7 +1,7 @@
-"""Shows metrics of this process to Prometheus, in one page over HTTP. The only importer of `prometheus_client`.
+"""Serves the metrics of this process to Prometheus on an HTTP page. Only this module imports `prometheus_client`.
 
-The page has a thread and an event loop of its own, and bounds what clients can cost: their number, their time and the
-size of their requests. The servers of `prometheus_client` and of Python have none of these bounds.
+The page has its own thread and event loop, and limits the number of clients, the time per client and the size of
+requests. The servers of `prometheus_client` and of Python's standard library have none of these limits.
 """
 
 import asyncio
@@ -29,23 +29,23 @@ except ImportError as error:
     raise ImportError('A page of metrics needs prometheus_client: pip install "fedstack[metrics]"') from error
 
 PATH = "/metrics"
-# How long a client may take to send its request and read the answer, in all.
+# The total time that a client may take to send its request and read the answer.
 SECONDS = 10.0
 MOST_CONNECTIONS = 32
 MOST_REQUEST_BYTES = 16 * 1024
-# Prometheus accepts this format always.
+# All versions of Prometheus accept this format.
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PLAIN = "Content-Type: text/plain; charset=utf-8"
 _logger = logging.getLogger(__name__)
 
 
 class PageServer:
-    """A server of `/metrics`.
+    """An HTTP server of a single page, `/metrics`.
 
     Args:
-      make: Makes the page.
-      content_type: Its content type.
-      host: The name or address to listen at.
+      make: Creates the content of the page.
+      content_type: The content type of the page.
+      host: The name or address to listen on.
       port: The port; 0 for any free port.
     """
 
@@ -66,11 +66,11 @@ class PageServer:
         return f"http://{self._target}{PATH}"
 
     def start(self) -> None:
-        """Returns when the page can be requested.
+        """Starts the server, and returns when clients can request the page.
 
         Raises:
-          AddressError: If the server cannot listen at its address.
-          ResourceLimitError: If its thread cannot be started.
+          AddressError: If the server cannot listen on its address.
+          ResourceLimitError: If the server's thread cannot be started.
         """
         check_free(self._address)
         started: futures.Future[None] = futures.Future()
@@ -78,7 +78,7 @@ class PageServer:
         started.result()
 
     def stop(self) -> None:
-        """Ends connections, and the thread. Idempotent."""
+        """Closes all connections and ends the server's thread. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None and thread.is_alive():
             self._end_it()
@@ -92,8 +92,8 @@ class PageServer:
             server = await asyncio.start_server(
                 self._connected, self._address.host, self._address.port, limit=MOST_REQUEST_BYTES
             )
-        except OSError as error:  # the port was taken in the meantime
-            started.set_exception(AddressError(f"Cannot listen at {self._address}: {error}; choose another"))
+        except OSError as error:  # another process has bound the port since the check
+            started.set_exception(AddressError(f"Cannot listen on {self._address}: {error}; choose another port"))
             return
         self._target = dialled(self._address, server.sockets[0].getsockname()[1])
         started.set_result(None)
@@ -110,7 +110,7 @@ class PageServer:
             writer.transport.abort()
             return
         if len(self._open) >= MOST_CONNECTIONS:
-            self._end(next(iter(self._open)))  # a page takes milliseconds: the oldest client is slow
+            self._end(next(iter(self._open)))  # serving a page takes milliseconds, so the oldest client is slow
         self._open[writer] = asyncio.create_task(self._converse(reader, writer))
 
     def _end(self, writer: asyncio.StreamWriter) -> None:
@@ -119,7 +119,7 @@ class PageServer:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # Mistakes and delays of clients only end their connections.
+            # Errors and delays of a client only end the client's own connection.
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
                 await Deadline(SECONDS).wait(self._answer(reader, writer))
         finally:
@@ -138,19 +138,19 @@ class PageServer:
         writer.write(head.encode("ascii") + (b"" if method == "HEAD" else body))
         await writer.drain()
         writer.write_eof()
-        while await reader.read(MOST_REQUEST_BYTES):  # until the client has taken all: an abort could drop the rest
+        while await reader.read(MOST_REQUEST_BYTES):  # wait for the client to close, as an abort could drop content
             pass
 
     def _page(self, method: str, path: str) -> tuple[int, list[str], bytes]:
         if method not in ("GET", "HEAD"):
             return 405, [_PLAIN, "Allow: GET, HEAD"], b"This page can only be read.\n"
         if path != PATH:
-            return 404, [_PLAIN], f"There is one page here: {PATH}\n".encode()
+            return 404, [_PLAIN], f"The only page of this server is {PATH}\n".encode()
         try:
             page = self._make()
         except Exception:
             if not self._failed:  # repeated requests must not fill the disk
-                _logger.warning("The page of metrics could not be made", exc_info=True)
+                _logger.warning("Could not create the metrics page", exc_info=True)
             self._failed = True
             return 500, [_PLAIN], b"The page could not be made; the log says why.\n"
         self._failed = False
@@ -158,28 +158,28 @@ class PageServer:
 
 
 def _method_and_path(head: bytes) -> tuple[str, str]:
-    """Returns method and path of a request; nothing else of it is used.
+    """Returns the method and the path of a request. The rest of the request is ignored.
 
     Raises:
-      ValueError: If it is not a request of HTTP/1.
+      ValueError: If the bytes are not an HTTP/1 request.
     """
     first, *headers = head.decode("ascii").rstrip().split("\r\n")
     method, target, version = first.split(" ")
     if not version.startswith("HTTP/1.") or not all(":" in header for header in headers):
-        raise ValueError(f"Expected a request of HTTP/1, found {first!r}")
+        raise ValueError(f"Expected an HTTP/1 request, found {first!r}")
     return method, target.partition("?")[0]
 
 
 class MetricsPage:
-    """A served page, and the observer that counts its metrics, as a context manager.
+    """A context manager that serves the metrics page, and observes the process to collect the metrics.
 
     Args:
-      host: The name or address to listen at.
+      host: The name or address to listen on.
       port: The port; 0 for any free port.
 
     Raises:
-      AddressError: When it is entered, if it cannot listen there.
-      ResourceLimitError: When it is entered, if its threads cannot be started.
+      AddressError: On entering, if the page's server cannot listen on the address.
+      ResourceLimitError: On entering, if the threads cannot be started.
     """
 
     def __init__(self, host: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs a server for code without an event loop: scripts, notebooks, tests."""
+"""Servers for programs without an event loop, such as scripts, notebooks and tests."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ _logger = logging.getLogger(__name__)
 
 
 class ServerThread(ClosesOnExit):
-    """A `GrpcServer` on the thread that runs all of gRPC in this process.
+    """A server that runs on this process's I/O thread, together with all other gRPC work of fedstack.
 
         with ServerThread(GrpcServer([service], port=0)) as server:
             print(server.target)
 
     Args:
-      server: The server, not started yet.
+      server: The server, which must not have been started yet.
     """
 
     def __init__(self, server: Host) -> None:
@@ -35,19 +35,19 @@ class ServerThread(ClosesOnExit):
 
     @property
     def target(self) -> str:
-        """The address to dial, with the real port.
+        """The address to dial, with the actual port.
 
         Raises:
-          ClosedError: If it has not been started.
+          ClosedError: If the server has not been started.
         """
         return self.server.target
 
     def start(self) -> None:
-        """Starts the server; returns when it can be dialled. Idempotent.
+        """Starts the server, and returns when clients can dial it. Idempotent.
 
         Raises:
-          AddressError: If it cannot listen at its address; the message says why.
-          ClosedError: If it has been stopped.
+          AddressError: If the server cannot listen on its address; the message explains why.
+          ClosedError: If the server has been stopped.
         """
         if self._closed:
             raise self._closed_error()
@@ -61,43 +61,43 @@ class ServerThread(ClosesOnExit):
             raise
 
     def _has_started(self) -> None:
-        """Called once the server can be dialled."""
+        """Called once clients can dial the server."""
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until another thread, or the end of a block, has stopped the server.
+        """Waits until the server has stopped, for example because another thread called `stop`.
 
         Args:
-          timeout: How long to wait, in seconds; by default as long as it takes.
+          timeout: The maximum time to wait in seconds; by default there is no limit.
 
         Returns:
-          Whether it has stopped.
+          Whether the server has stopped.
 
         Raises:
-          ClosedError: If it has not been started.
+          ClosedError: If the server has not been started.
         """
         return io_loop.run_sync(self._wait(timeout))
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Waits as `join` does, in an event loop."""
+        """Waits like `join`, without blocking the event loop."""
         return await io_loop.run(self._wait(timeout))
 
     async def _wait(self, timeout: float | None) -> bool:
         if timeout is not None:
             check_number("timeout", timeout)
         if not (self.server.has_started or self._closed):
-            raise ClosedError("Expected a started server, found one that was not started; call start() first")
+            raise ClosedError("Expected a started server, found a server that was not started; call start() first")
         with contextlib.suppress(asyncio.TimeoutError):
             await Deadline(timeout).wait(self.server.wait())
         return self.server.has_stopped
 
     def stop(self, grace: float | None = None) -> None:
-        """Takes no new clients, waits for running calls, and returns when the port is free. Idempotent.
+        """Rejects new clients, waits for running calls, and returns when the port is free. Idempotent.
 
-        In a forked child it leaves the server alone: it is the parent's.
+        In a forked child this method does not stop the server, which belongs to the parent process.
 
         Args:
-          grace: How long running calls have, in seconds, before they are cancelled; by default what the server was made
-            with, half a minute unless that says otherwise. Clients that only are connected hold nothing up.
+          grace: The time in seconds after which running calls are cancelled; by default the server's `grace_seconds`
+            (30 unless configured otherwise). Connected clients without running calls do not delay the stop.
         """
         if grace is not None:
             check_number("grace", grace)
@@ -125,11 +125,11 @@ class ServerThread(ClosesOnExit):
 
 
 class OwnedServer(ServerThread):
-    """The base of servers for programs, which also stop when they are garbage-collected.
+    """The base class of servers that programs create. Such a server also stops when it is garbage-collected.
 
     Args:
-      server: What serves, not started yet.
-      start: Whether to start it at once, else `start()` or a block does.
+      server: The underlying server, which must not have been started yet.
+      start: Whether to start the server immediately. Otherwise, call `start()` or use a `with` block.
     """
 
     def __init__(self, server: Host, start: bool = True) -> None:
@@ -149,12 +149,12 @@ class OwnedServer(ServerThread):
 
 
 def _let_go(server: Host) -> None:
-    """Stops a garbage-collected server: a finalizer, which only asks the loop to do it."""
+    """Schedules the stop of a garbage-collected server on the I/O loop, without blocking the finalizer."""
     io_loop.call_soon(lambda: start_apart(_stop_forgotten(server)))
 
 
 async def _stop_forgotten(server: Host) -> None:
     if server.has_started:
         target = server.target
-        _logger.warning("The server at %s stops because nothing refers to it any more; keep it in a variable", target)
+        _logger.warning("Stopping the server at %s because it was garbage-collected; keep it in a variable", target)
     await server.stop(0)

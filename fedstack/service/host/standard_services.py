@@ -1,4 +1,4 @@
-"""The services of gRPC's own that each server has: health and reflection."""
+"""The standard gRPC services of every server: health checking and reflection."""
 
 import asyncio
 import contextlib
@@ -16,18 +16,19 @@ from fedstack.transport.wire.status import Code, StatusError
 
 _MAX_REQUEST_BYTES = 64 << 10
 HEALTH_SERVICE = "grpc.health.v1.Health"
-# Two names of one service with the same messages; newer tools ask for the later one first.
+# Two names of the same service with the same messages. Newer tools try the second name first.
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"
 
 _Status = health_pb2.HealthCheckResponse
 
 
 class HealthService(Service):
-    """Reports to load balancers and supervisors whether a server takes work.
+    """Reports to load balancers and supervisors whether a server accepts work.
 
-    It answers SERVING for the server (the empty name) and each of its services until `drain()`, NOT_SERVING after it.
-    The servicer that comes with grpcio-health-checking forgets all but one of those who watch the same service once
-    one of them leaves, and its watches would hold up a server that waits for its calls to end.
+    It reports SERVING for the server (the empty name) and for each of the server's services until `drain()` is called,
+    and NOT_SERVING afterwards. The servicer in grpcio-health-checking is not used for two reasons: when one of several
+    watchers of a service disconnects, that servicer forgets all but one of the other watchers, and its watches would
+    delay a server that waits for its calls to end.
 
     Args:
       names: The full names of the services.
@@ -42,7 +43,7 @@ class HealthService(Service):
         return {HEALTH_SERVICE: {"Check": UnaryMethod(self._check), "Watch": StreamMethod(self._watch)}}
 
     def drain(self) -> None:
-        """Reports NOT_SERVING from now on, also to all watchers, whose calls then end."""
+        """Reports NOT_SERVING from now on. Current watchers receive this status, and their calls end."""
         self._draining.set()
 
     async def close(self) -> None:
@@ -52,13 +53,18 @@ class HealthService(Service):
         name = _name_in(request)
         if name not in self._names:
             known = ", ".join(sorted(self._names - {""}))
-            raise StatusError(Code.NOT_FOUND, f"Expected a service of this server ({known}), found {name_text(name)!r}")
+            raise StatusError(
+                Code.NOT_FOUND,
+                f"Expected the name of a service of this server ({known}), found {name_text(name)!r}; correct the name",
+            )
         return self._answer()
 
     async def _watch(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         request = await anext(requests, None)
         if request is None:
-            raise InvalidValueError(f"Expected a message for {HEALTH_SERVICE}/Watch, found the end of the call")
+            raise InvalidValueError(
+                f"Expected a message for {HEALTH_SERVICE}/Watch, found the end of the call; send one message"
+            )
         known = _name_in(request) in self._names
         if not known:
             yield _Status(status=_Status.SERVICE_UNKNOWN).SerializeToString()
@@ -74,32 +80,34 @@ class HealthService(Service):
 
 
 def _name_in(request: bytes) -> str:
-    """Returns the service that a request names. Unknown clients may ask, too, so the name has a limit."""
+    """Returns the service name in a request. The size is limited, because clients need no token for health checks."""
     if len(request) > _MAX_REQUEST_BYTES:
         raise ResourceLimitError(
-            f"Expected the name of a service in at most {_MAX_REQUEST_BYTES} bytes, found {len(request)}; send the name"
+            f"Expected a request of at most {_MAX_REQUEST_BYTES} bytes, found {len(request)} bytes; send only the name "
+            "of a service"
         )
     return health_pb2.HealthCheckRequest.FromString(request).service
 
 
 class ReflectionService(Service):
-    """Describes a server's services to tools such as grpcurl, and itself.
+    """Describes a server's services, including itself, to tools such as grpcurl.
 
-    Their files are copied into a pool of their own: the executor service has the name that other systems gave it, with
-    messages of ours, and in the pool of the process that name may be theirs.
+    The descriptors of the services are copied into a separate pool. The executor service shares its name with the
+    service of other systems but has different messages, and another package may have registered that name in the
+    process's default pool.
 
     Args:
       services: The services to describe.
 
     Raises:
-      ImportError: If the extra is not installed.
+      ImportError: If grpcio-reflection is not installed.
     """
 
     def __init__(self, services: Sequence[Service]) -> None:
         try:
             from grpc_reflection.v1alpha import reflection, reflection_pb2
         except ModuleNotFoundError as error:
-            raise ImportError('server reflection needs grpcio-reflection: pip install "fedstack[server]"') from error
+            raise ImportError('Server reflection needs grpcio-reflection: pip install "fedstack[server]"') from error
         names = [*(name for service in services for name in service.methods), _REFLECTION[0]]
         own = {file.name: file for service in services for file in service.descriptors}
         # The stub declares the method as a coroutine; it is an asynchronous generator.
@@ -118,7 +126,12 @@ class ReflectionService(Service):
 
 
 def _pool_of(names: Sequence[str], own: Mapping[str, FileDescriptorProto]) -> descriptor_pool.DescriptorPool:
-    """Returns a pool with the files of the services, those of the standard services, and all their imports."""
+    """Returns a pool with the files of the named services and all files that these import.
+
+    Args:
+      names: The full names of the services.
+      own: Files that take precedence over those in the default pool, by name.
+    """
     default = descriptor_pool.Default()
     pool = descriptor_pool.DescriptorPool()
     added = set[str]()
@@ -139,6 +152,6 @@ def _pool_of(names: Sequence[str], own: Mapping[str, FileDescriptorProto]) -> de
         add(name)
     described = {f"{file.package}.{service.name}" for file in own.values() for service in file.service}
     for name in sorted(set(names) - described):
-        with contextlib.suppress(KeyError):  # a service without a description is only listed
+        with contextlib.suppress(KeyError):  # a service without a descriptor is listed but not described
             add(default.FindServiceByName(name).file.name)
     return pool

@@ -18,21 +18,21 @@ from fedstack.transport.peers.executor_stub import STATUS
 from fedstack.transport.peers.methods import Method, ServerFacts, Service, UnaryMethod
 
 _logger = logging.getLogger(__name__)
-# A loop that returns later than this was blocked.
+# A loop whose heartbeat is later than this counts as blocked.
 STALL_SECONDS = 0.1
 _BEAT_SECONDS = 0.1
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
 class StallCounts:
-    """Counts how often a beat was late, and decides when to log it.
+    """Counts late heartbeats of an event loop, and decides which of them to log.
 
     Args:
       clock: Returns the time in seconds.
 
     Attributes:
-      stalls: How often a beat was more than `STALL_SECONDS` late.
-      longest_seconds: The longest delay.
+      stalls: The number of beats that were more than `STALL_SECONDS` late.
+      longest_seconds: The longest delay in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,11 +43,11 @@ class StallCounts:
         self._quiet_until = 0.0
 
     def expect(self, seconds: float) -> None:
-        """Expects the next beat after so many seconds."""
+        """Sets the time of the next expected beat to `seconds` from now."""
         self._due = self._clock() + seconds
 
     def beat(self) -> float | None:
-        """Records a beat; returns its delay in seconds if that should be logged, otherwise `None`."""
+        """Records a beat, and returns its delay in seconds if the delay should be logged, otherwise `None`."""
         now = self._clock()
         late = 0.0 if self._due is None else now - self._due
         if late <= STALL_SECONDS:
@@ -66,7 +66,7 @@ class StallCounts:
 
 
 class StallMeter:
-    """The heartbeat of the running event loop, from `start` to `stop`.
+    """Measures stalls of the running event loop between `start` and `stop`.
 
     Attributes:
       counts: The stalls so far.
@@ -77,7 +77,7 @@ class StallMeter:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Starts to measure."""
+        """Starts measuring."""
         self._next()
 
     def stop(self) -> None:
@@ -94,8 +94,8 @@ class StallMeter:
         late = self.counts.beat()
         if late is not None:
             _logger.warning(
-                "The server's event loop was blocked for %.1f s, and all clients waited (%d times so far): a very "
-                "large message, an overloaded machine, or code that holds Python's lock",
+                "The server's event loop was blocked for %.1f s, and all clients had to wait (%d times so far); check "
+                "for very large messages, an overloaded machine, or code that does not release Python's GIL",
                 late,
                 self.counts.stalls,
             )
@@ -107,10 +107,10 @@ class StatusService(Service):
 
     Args:
       services: The services.
-      facts: The facts that services know about their server.
-      calls: Counts the calls that have ended.
-      stalls: How often its loop stood still.
-      limits: Its own limits.
+      facts: The facts about the server that it shares with its services.
+      calls: The counts of ended calls.
+      stalls: The counts of stalls of the server's event loop.
+      limits: The limits of the server itself.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class StatusService(Service):
         return (await self.status()).SerializeToString()
 
     async def status(self) -> GetStatusResponse:
-        """Returns what the server holds and has done."""
+        """Returns the current status of the server and of its services."""
         status = GetStatusResponse(version=__version__, uptime_seconds=time.monotonic() - self._started)
         status.threads, status.busy_threads = count_threads()
         status.resident_bytes = resident_bytes()
@@ -154,9 +154,12 @@ class StatusService(Service):
 
 
 def resident_bytes() -> int:
-    """Returns the memory of this process in bytes; its peak if only that is known, otherwise 0."""
+    """Returns the resident memory of this process in bytes.
+
+    On systems that report only the peak, this is the peak; on systems that report neither, 0.
+    """
     try:
-        with open("/proc/self/statm") as file:  # on Linux: sizes in pages, of which the second is the resident one
+        with open("/proc/self/statm") as file:  # on Linux: sizes in pages; the second is the resident size
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError, AttributeError):
         return _most_resident_bytes()

@@ -1,1 +1,1 @@
-"""Workers of this machine, as processes of their own."""
+"""Worker processes on this machine."""

@@ -1,7 +1,7 @@
-"""Keeps one worker process of a pool running: reads its output, and restarts it at its address when it has ended.
+"""Keeps a worker process of a pool running: reads its output, and restarts the process when it has ended unexpectedly.
 
-A process ends without being asked when a client function crashes, memory runs out or somebody kills it. The executors
-do without it meanwhile (`PoolProcess.loss`).
+A process ends unexpectedly when a client function crashes, memory runs out or a user kills it. Until the process has
+been restarted at the same address, executors continue without the worker (`PoolProcess.loss`).
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 _logger = logging.getLogger(__name__)
 _READY = re.compile(r"^fedstack \S+ serving on (?P<target>.+?) \(")
 _LINES_TOLD = 40
-# How long the rest of a process's output may take to arrive; its children may keep the pipe open.
+# How long to wait for the remaining output of an ended process, whose children may keep the pipe open.
 _READING_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
-# A function that always crashes ends all workers at once, and then one or two of them again.
+# A function that always crashes ends all workers at the same time, and afterwards one or two of them again.
 _FEWEST_RESTARTS = 10
 _RESTARTS_PER_WORKER = 3
 _RESTARTS_WITHIN_SECONDS = 60.0
@@ -40,14 +40,14 @@ _LONGEST_PAUSE = 5.0
 
 
 class Restarts:
-    """Decides whether to restart a process of a pool, and after which pause.
+    """Decides whether to restart a process of a pool, and how long to wait before the restart.
 
     Args:
       workers: The number of workers in the pool.
       clock: Returns the time in seconds.
 
     Attributes:
-      most: The most restarts within a minute.
+      most: The maximum number of restarts within a minute.
     """
 
     def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +57,7 @@ class Restarts:
         self._times: deque[float] = deque()
 
     def pause(self) -> float | None:
-        """Returns how many seconds to wait before a restart; `None` after too many recent ones."""
+        """Returns the time to wait before a restart, in seconds, or `None` after too many recent restarts."""
         with self._lock:
             now = self._clock()
             while self._times and now - self._times[0] >= _RESTARTS_WITHIN_SECONDS:
@@ -73,14 +73,14 @@ class Restarts:
 
 @attrs.frozen(kw_only=True)
 class ProcessOptions:
-    """What a process of a pool is started with.
+    """The options for starting a process of a pool.
 
     Attributes:
-      command: The program and its options, except those here.
-      listen: The options of its address.
-      environment: Its environment variables.
+      command: The program and its options, except those for the address and the token.
+      listen: The options for the address.
+      environment: The environment variables of the process.
       token: The token that clients have to send.
-      token_file: The file with the token, until the process has read it.
+      token_file: The file with the token. It is deleted when the process has read it.
     """
 
     command: Sequence[str]
@@ -90,7 +90,7 @@ class ProcessOptions:
     token_file: Path
 
     def start(self) -> "subprocess.Popen[str]":
-        """Starts a process."""
+        """Writes the token file and starts a process."""
         self.token_file.unlink(missing_ok=True)
         with open(os.open(self.token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(self.token)
@@ -102,25 +102,26 @@ class ProcessOptions:
             env=self.environment,
             encoding="utf-8",
             errors="replace",
-            # Ctrl-C is for this process, which may handle it and continue.
+            # Ctrl-C should reach only this process, which may handle it and continue.
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
 
 
 class PoolProcess:
-    """One process, and threads that read its output, repeat it here and restart it; they do not refer to the pool.
+    """A worker process, with threads that copy its output to this process's stderr and restart it when it has ended.
 
-    Nothing here takes a lock: a finalizer asks it to end, on whatever thread.
+    The threads do not refer to the pool, so the pool can be garbage-collected. `ask_to_end` acquires no lock, because a
+    finalizer calls it on an arbitrary thread.
 
     Args:
-      number: Its number in the pool.
-      options: What it is started with.
-      restarts: Decides about restarts; `None` to never restart it.
+      number: The number of the worker in the pool.
+      options: The options with which the process is started.
+      restarts: Decides about restarts; `None` to never restart the process.
 
     Attributes:
-      target: Its address, once it can be dialled.
-      process: The current process, or the last one after its end.
+      target: The address of the worker; empty until the worker can be dialled.
+      process: The current process or, after the worker has ended, its last process.
     """
 
     def __init__(self, number: int, options: ProcessOptions, restarts: Restarts | None) -> None:
@@ -128,9 +129,9 @@ class PoolProcess:
         self._number = number
         self._options = options
         self._restarts = restarts
-        self._ending = False  # whether it was asked to end
-        self._away = ""  # why it can no longer be dialled
-        self._status: int | None = None  # with which the last process has ended
+        self._ending = False  # whether `ask_to_end` was called
+        self._away = ""  # why the worker can no longer be dialled
+        self._status: int | None = None  # the exit status of the previous process
         self._ready_or_ended = threading.Event()
         self._said: deque[str] = deque(maxlen=LINES_KEPT)
         self.process = options.start()
@@ -139,11 +140,12 @@ class PoolProcess:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Drops the pipes in a forked child, which may outlive the owner: the worker waits until all holders drop them.
+        """Releases the pipes in a forked child, because a worker ends only when all processes have released its stdin.
 
-        The files stay open, over nothing: to close them takes locks that threads of the parent may have held.
+        The descriptors are redirected to the null device instead of being closed, because closing the file objects
+        acquires locks that threads of the parent may have held during the fork.
         """
-        self._ending = True  # the process is the parent's
+        self._ending = True  # the process belongs to the parent
         with contextlib.suppress(OSError, ValueError):  # closed already, or no more descriptors
             nothing = os.open(os.devnull, os.O_RDWR)
             for pipe in (self.process.stdin, self.process.stdout):
@@ -152,10 +154,14 @@ class PoolProcess:
             os.close(nothing)
 
     def wait_ready(self, deadline: Deadline, seconds: float) -> None:
-        """Returns when the worker can be dialled.
+        """Waits until clients can dial the worker.
+
+        Args:
+          deadline: The deadline for the start.
+          seconds: The time limit that led to the deadline, for the error message.
 
         Raises:
-          WorkerUnavailableError: If it has ended, or cannot be dialled by the deadline.
+          WorkerUnavailableError: If the worker has ended, or cannot be dialled by the deadline.
         """
         self._ready_or_ended.wait(deadline.left)
         if self.target:
@@ -163,45 +169,45 @@ class PoolProcess:
         if self._ready_or_ended.is_set():
             found = f"it ended with {ending_of(self.process.wait())}"
         else:
-            found = f"it takes longer than {seconds:g} s"
+            found = f"it was not ready within {seconds:g} s"
         lines = list(self._said)[-_LINES_TOLD:]
-        said = ":" + "".join(f"\n  {line.rstrip()}" for line in lines) if lines else " nothing"
-        raise WorkerUnavailableError(f"Worker {self._number} did not start: {found}; it said{said}")
+        said = "its output was:" + "".join(f"\n  {line.rstrip()}" for line in lines) if lines else "it printed nothing"
+        raise WorkerUnavailableError(f"Worker {self._number} did not start: {found}; {said}")
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is a process."""
+        """Whether the worker's current process is running."""
         return self.process.poll() is None
 
     @property
     def comes_back(self) -> bool:
-        """Whether it is restarted when it has ended."""
+        """Whether the worker is restarted when its process has ended."""
         return self._restarts is not None and not self._ending
 
     def loss(self) -> WorkerUnavailableError | None:
-        """Returns the error to raise while the worker cannot be dialled; `None` if it can."""
+        """Returns the error to raise while the worker cannot be dialled, or `None` if the worker is available."""
         code = self.process.poll()
         cause = self._away if code is None else self._ended(code)
         status = self._status if code is None else code
         if not cause:
             return None
-        again = ", and is started anew" if self.comes_back else ""
-        advice = "it is soon there again" if again else "start a new pool"
-        error = WorkerUnavailableError(f"The worker at {self.target} does not run: {cause}; {advice}")
+        again = ", and is being restarted" if self.comes_back else ""
+        advice = "retry when it has been restarted" if again else "start a new pool"
+        error = WorkerUnavailableError(f"The worker at {self.target} is not running: {cause}; {advice}")
         error.causes = {self.target: cause + again}
         error.comes_back = bool(again)
         error.exit_status = status
         return error
 
     def ask_to_end(self) -> None:
-        """Ends the worker's standard input, and stops restarting it."""
+        """Closes the worker's standard input, which ends the worker, and prevents restarts. Does not wait."""
         self._ending = True
         with contextlib.suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
 
     def end(self, deadline: Deadline) -> None:
-        """Waits until the worker has ended, and kills it after the deadline; call `ask_to_end` before."""
+        """Waits until the worker has ended, and kills it after the deadline. Call `ask_to_end` first."""
         self._keeper.join(deadline.left)
         while self._keeper.is_alive():
             self.process.kill()
@@ -229,19 +235,26 @@ class PoolProcess:
                 return
 
     def _starts_anew(self, crash: str) -> bool:
-        """Starts another process in place of an ended one, unless the pool is ending."""
+        """Starts a new process after the worker's process has ended, unless the pool is closing.
+
+        Args:
+          crash: The crash report of the ended process, for the log; may be empty.
+
+        Returns:
+          Whether a new process was started.
+        """
         restarts = self._restarts
         while restarts is not None:
             pause = restarts.pause()
             if pause is None:
                 self._restarts = None
                 _logger.error(
-                    "The worker at %s stays away: %s, and workers of its pool were started anew %d times within %g s; "
-                    "mend what ends them, and start a new pool%s",
+                    "The worker at %s will not be restarted: %s, and workers of its pool were already restarted %d "
+                    "times within %g s; fix the cause, and start a new pool%s",
                     *(self.target, self._away, restarts.most, _RESTARTS_WITHIN_SECONDS, crash),
                 )
                 return False
-            _logger.warning("At %s %s; it is started anew in %.1f s%s", self.target, self._away, pause, crash)
+            _logger.warning("Worker at %s: %s; restarting it in %.1f s%s", self.target, self._away, pause, crash)
             for _ in Deadline(pause).attempts_blocking(itertools.repeat(_LOOK_SECONDS)):
                 if self._ending:
                     return False
@@ -255,9 +268,9 @@ class PoolProcess:
                 self._away, crash = f"the worker process could not be started: {error}", ""
                 continue
             if self._ending:
-                self.ask_to_end()  # again, for this process
+                self.ask_to_end()  # repeated for the new process
             return True
-        _logger.warning("At %s %s%s", self.target, self._away, crash)
+        _logger.warning("Worker at %s: %s%s", self.target, self._away, crash)
         return False
 
     def _start_reader(self) -> threading.Thread:
@@ -267,7 +280,7 @@ class PoolProcess:
         try:
             return start_daemon(target, *arguments, name=f"fedstack-worker-{self._number}")
         except BaseException:
-            with self.process:  # nothing else refers to it
+            with self.process:  # no other code refers to the process, so clean it up here
                 self.process.kill()
             raise
 
@@ -283,12 +296,12 @@ class PoolProcess:
                     continue
                 said.append(line)
                 crashes = crashes or begins_crash(line)
-                if is_ready and not crashes:  # log further lines, but not those of crashing threads
+                if is_ready and not crashes:  # copy further output, except the report of a crash, which is logged
                     with contextlib.suppress(Exception):  # a full disk, or an error of the user's handler
                         sys.stderr.write(line)
 
     def _is_ready(self, target: str) -> None:
-        # The worker has read it, and nothing else should.
+        # The worker has read the token, and no other process should read it.
         with contextlib.suppress(OSError):
             self._options.token_file.unlink()
         if not target.startswith("unix:"):

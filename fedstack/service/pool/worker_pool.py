@@ -1,4 +1,4 @@
-"""Starts worker processes on this machine, and ends them with their pool."""
+"""Starts worker processes on this machine, and ends them when their pool is closed."""
 
 import os
 import secrets
@@ -23,9 +23,9 @@ from fedstack.transport.wire.cluster_spec import ClusterSpec
 _ENDING_SECONDS = 5.0
 _MOST_WORKERS = 64
 _MOST_WORKERS_PER_CORE = 8
-# A socket's path has at most 103 bytes; this leaves room for its own name.
+# The path of a socket has at most 103 bytes. This limit leaves room for the file name.
 _MAX_FOLDER_BYTES = 90
-# The workers together should have as many threads for linear algebra as there are cores, with any library.
+# All workers together should use as many threads for linear algebra as the machine has cores, with any library.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -37,15 +37,15 @@ _THREAD_VARIABLES = (
 
 
 class WorkerPool(ClosesOnExit):
-    """Worker processes, and the credentials to dial them; made by `local_worker_pool`.
+    """Worker processes and the credentials to dial them. Create a pool with `local_worker_pool`.
 
-    They end with `close()`, when nobody refers to the pool or to a context over it any more, and with this process,
-    however it ends: each waits for the end of its standard input, which this process holds open. One that ends before
-    is started anew at its address, unless the pool was made without that.
+    The workers end when `close()` is called, when the pool and all contexts that use it are garbage-collected, and when
+    this process ends in any way: each worker waits for the end of its standard input, which this process keeps open. A
+    worker that ends earlier is restarted at its address, unless the pool was created with `respawn=False`.
 
     Attributes:
-      targets: The addresses, one for each worker.
-      credentials: The credentials to dial them with.
+      targets: The addresses of the workers.
+      credentials: The credentials to dial the workers with.
     """
 
     def __init__(self, workers: Sequence[PoolProcess], credentials: ClientCredentials, folder: Path) -> None:
@@ -54,43 +54,43 @@ class WorkerPool(ClosesOnExit):
         self._workers = workers
         self._folder = folder
         self._owner = os.getpid()
-        # When this process ends, the system closes the workers' standard input in any case.
+        # No finalizer is needed at exit, because the system closes the workers' standard input when this process ends.
         weakref.finalize(self, _let_go, workers).atexit = False
-        # Workers remove the folder, too; but they may all have been killed.
+        # The workers also remove the folder, but all of them may have been killed.
         weakref.finalize(self, _remove, folder, self._owner)
 
     @property
     def cluster_spec(self) -> ClusterSpec:
-        """The workers as the only job of a cluster, `worker`; they are dialled with the pool's credentials."""
+        """A cluster with the workers as its only job, `worker`. Dial them with the pool's credentials."""
         return ClusterSpec({"worker": self.targets})
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The ids of the processes, in the order of the targets; for an ended worker, that of its last process."""
+        """The process ids in the order of `targets`. For an ended worker, this is the id of its last process."""
         return tuple(worker.process.pid for worker in self._workers)
 
     def close(self) -> None:
-        """Ends the workers, even in the midst of work, and waits until they have ended. Idempotent.
+        """Ends the workers, even while they work, and waits until they have ended. Idempotent.
 
-        In a forked child it leaves them alone: they are its parent's.
+        In a forked child this method does not end the workers, which belong to the parent process.
         """
         self._closed = True
         if os.getpid() != self._owner:
             return
         try:
-            # Before the workers end: as long as one runs, it removes the folder if Ctrl-C prevents us.
+            # Removed before the workers end: if Ctrl-C interrupts this process, a running worker removes the folder.
             shutil.rmtree(self._folder, ignore_errors=True)
             _end(self._workers)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def loss_of(self, target: str) -> FedstackError | None:
-        """Returns the error to raise for an ended worker, and `None` for a running one.
+        """Returns the error to raise for an ended worker, or `None` for a running worker.
 
-        If the worker is being restarted, the error says that it `comes_back`.
+        If the worker is being restarted, the attribute `comes_back` of the error is true.
 
         Args:
-          target: Its address.
+          target: The address of the worker.
         """
         if self._closed:
             return self._closed_error()
@@ -98,7 +98,7 @@ class WorkerPool(ClosesOnExit):
         return None if worker is None else worker.loss()
 
     def _closed_error(self) -> ClosedError:
-        return ClosedError("The pool of workers is closed; start one with local_worker_pool()")
+        return ClosedError("The worker pool is closed; start a new pool with local_worker_pool()")
 
     def __repr__(self) -> str:
         alive = sum(worker.is_alive for worker in self._workers)
@@ -117,33 +117,33 @@ def local_worker_pool(
     respawn: bool = True,
     data_services: Sequence[str] = (),
 ) -> WorkerPool:
-    """Starts worker processes and returns when all of them can be dialled.
+    """Starts worker processes, and returns when clients can dial all of them.
 
-    They import what this process can import, and run its functions by value, too. Only the pool can use them: they
-    listen at sockets in a folder of this user, or on the loopback device on systems without such sockets, and require a
-    token that only they and the pool know.
+    The workers can import the same modules as this process, and also run functions that are sent by value. Only the
+    pool can use the workers. They listen on Unix sockets in a folder of this user, or on the loopback interface where
+    Unix sockets are unavailable, and require a token that only the workers and the pool know.
 
     Args:
       n: The number of workers: at most 64, or eight per core if that is more.
-      modules: The modules whose references are followed; `*` for any.
-      options: More options for `fedstack serve`.
-      environment: More environment variables for the workers. By default each may use its share of the cores for linear
-        algebra, unless `OMP_NUM_THREADS` and the like are set.
-      startup_seconds: How long they may take to start.
-      respawn: Whether workers that end unasked are restarted at their addresses: after a growing pause, and at most ten
-        within a minute, or three for each worker if that is more.
-      data_services: The addresses of dispatchers whose datasets computations may refer to. `--call-token-file` and the
-        like among the `options` are the credentials to dial them with.
+      modules: The modules from which workers may import referenced functions; `*` for any module.
+      options: Additional options for `fedstack serve`.
+      environment: Additional environment variables for the workers. By default, each worker uses its share of the cores
+        for linear algebra, unless variables such as `OMP_NUM_THREADS` are set.
+      startup_seconds: The time limit for the start of all workers.
+      respawn: Whether to restart workers that end unexpectedly. The pauses before restarts grow. Within a minute, the
+        pool restarts at most ten workers, or three times the number of workers if that is more.
+      data_services: The addresses of dispatchers whose datasets computations may refer to. Pass the credentials to dial
+        them in `options`, such as `--call-token-file`.
 
     Raises:
-      InvalidValueError: If the number is 0, or larger than makes sense on this machine.
-      WorkerUnavailableError: If a worker does not start; the message has the end of its output.
+      InvalidValueError: If the number of workers is 0 or too large for this machine.
+      WorkerUnavailableError: If a worker does not start; the message contains the end of the worker's output.
     """
     n = check_whole_number("a number of workers", n, 1)
     if n > _most_workers():
         raise InvalidValueError(
-            f"Expected at most {_most_workers()} workers for the {CORES} cores of this machine, found {n}; one per "
-            "core is usually best"
+            f"Expected at most {_most_workers()} workers for the {CORES} cores of this machine, found {n}; start fewer "
+            "workers, usually one per core"
         )
     folder = Path(tempfile.mkdtemp(prefix="fedstack-"))
     token = secrets.token_urlsafe(32)
@@ -176,7 +176,7 @@ def local_worker_pool(
 
 
 def _most_workers() -> int:
-    """Returns the most workers that make sense; each is a process with its own modules, and more share the cores."""
+    """Returns the maximum number of workers. More processes would only compete for cores and memory."""
     return max(_MOST_WORKERS, _MOST_WORKERS_PER_CORE * CORES)
 
 
@@ -187,7 +187,7 @@ def _listen_options(folder: Path, number: int) -> list[str]:
 
 
 def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
-    # Options of another server, which are only for that one.
+    # Variables with this prefix are options of other servers, and must not affect the workers.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FEDSTACK_")}
     for name in _THREAD_VARIABLES:
         variables.setdefault(name, str(max(1, CORES // n)))
@@ -196,13 +196,13 @@ def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _let_go(workers: Sequence[PoolProcess]) -> None:
-    """Ends the workers of a garbage-collected pool without waiting: a finalizer."""
+    """Ends the workers of a garbage-collected pool without waiting; called as a finalizer."""
     for worker in workers:
         worker.ask_to_end()
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Removes a pool's folder; a finalizer, also at the end of the process."""
+    """Removes a pool's folder; called as a finalizer and at the end of the process."""
     if os.getpid() == owner:  # forked children run finalizers, too
         shutil.rmtree(folder, ignore_errors=True)
 

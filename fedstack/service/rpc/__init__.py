@@ -1,6 +1,6 @@
 """Remote procedure calls: a server registers computations under names, and clients call them.
 
-The names are imported on first access, since they need gRPC.
+The public names are imported on first access, because their modules need gRPC.
 """
 
 from typing import TYPE_CHECKING

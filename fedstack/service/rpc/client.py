@@ -1,4 +1,4 @@
-"""Defines the client of registered methods."""
+"""The client that calls the registered methods of an RPC server."""
 
 import difflib
 import inspect
@@ -24,10 +24,11 @@ from fedstack.transport.peers.method_stub import MethodStub
 
 
 class Client(ClosesOnExit):
-    """Calls the methods of a server. Create it with `Client.create`; end it with `close`, or use it in a `with` block.
+    """Calls the methods of a server. Create a client with `Client.create`; close it with `close` or a `with` block.
 
-    Each method of the server whose name is an identifier is a method of the client: `client.add(1, 2)` returns a
-    `StatusOrResult` at once, `client.add_blocking(1, 2)` the result. Any thread and any event loop may use a client.
+    Each method of the server whose name is an identifier becomes two methods of the client: `client.add(1, 2)`
+    immediately returns a `StatusOrResult`, and `client.add_blocking(1, 2)` waits for the result and returns it. Any
+    thread and any event loop may use a client.
     """
 
     def __init__(self, calls: MethodCalls, name: str, seconds: float) -> None:
@@ -48,23 +49,24 @@ class Client(ClosesOnExit):
         credentials: ClientCredentials | None = None,
         wait_for_ready: bool = True,
     ) -> "Client":
-        """Returns a client; waits for the server, and asks for its methods.
+        """Creates a client: waits for the server and requests the list of its methods.
 
         Args:
-          rpc_layer: The transport of calls: `"grpc"`.
-          address: `host:port` or another address, a server's `target`, a cluster's job with one task, or a channel.
-          name: The client's name in messages.
-          list_registered_methods: Whether to ask for the methods now. If not, this returns at once, and the first call
-            or `async with` asks for them.
-          timeout_in_ms: How long to wait, for this and for each call without a timeout of its own; 0 for no limit.
-          credentials: Certificates and the token.
-          wait_for_ready: Whether this and calls wait for a server that is unreachable; if not, they fail at once with
-            `UNAVAILABLE`.
+          rpc_layer: The transport of calls; must be `"grpc"`.
+          address: An address such as `host:port`, a server's `target`, a cluster's job with one task, or a channel.
+          name: The name of the client, shown in its `repr`.
+          list_registered_methods: Whether to request the list of methods now. If not, this method returns immediately,
+            and the first call or `async with` requests the list.
+          timeout_in_ms: The time limit of this method, and of each call without its own timeout; 0 for no limit.
+          credentials: The certificates and the token to authenticate with.
+          wait_for_ready: Whether this method and all calls wait for a server that is unreachable. Otherwise, they fail
+            immediately with `UNAVAILABLE`.
 
         Raises:
           DeadlineExceededError: If the server does not answer in time.
-          WorkerUnavailableError: If it is still unreachable when the time is over, or at once without `wait_for_ready`.
-          AuthenticationError: If it rejects this client.
+          WorkerUnavailableError: If the server is still unreachable when the time limit has passed, or, without
+            `wait_for_ready`, if it is unreachable now.
+          AuthenticationError: If the server rejects this client.
           InvalidValueError: If the layer is not supported, or the address is invalid or names several servers.
         """
         check_layer(rpc_layer)
@@ -73,8 +75,8 @@ class Client(ClosesOnExit):
         stubs = make_stubs(address, credentials)
         if len(stubs) != 1:
             raise InvalidValueError(
-                f"Expected the address of one server, found {len(stubs)}: {', '.join(stub.address for stub in stubs)}; "
-                "create a client for each"
+                f"Expected the address of one server, found {len(stubs)} "
+                f"({', '.join(stub.address for stub in stubs)}); create a client for each server"
             )
         client = cls(MethodCalls(MethodStub(stubs[0].connection), wait_for_ready), str(name), seconds)
         if list_registered_methods:
@@ -92,32 +94,34 @@ class Client(ClosesOnExit):
 
     @property
     def methods(self) -> Mapping[str, str]:
-        """The known methods: their signatures as text, by name."""
+        """The known methods of the server: a mapping from names to signatures as text."""
         return {name: str(signature) for name, signature in self._calls.signatures.items()}
 
     def refresh(self, timeout_in_ms: float = 0) -> None:
-        """Asks the server for its methods again: some may be new.
+        """Requests the list of methods again, to find methods that were registered since the last request.
+
+        Args:
+          timeout_in_ms: The time limit; 0 for the client's own timeout, negative for no limit.
 
         Raises:
-          DeadlineExceededError: If it does not answer in time.
+          DeadlineExceededError: If the server does not answer in time.
         """
         self._calls.io.run_sync(self._calls.learn(_seconds_of(timeout_in_ms, self._seconds)))
 
     def call(
         self, method_name: str, args: object = None, output_specs: object = None, timeout_in_ms: float = 0
     ) -> "StatusOrResult[Any]":
-        """Calls a method and returns its outcome at once; errors of the call are part of the outcome.
+        """Starts a call of a method, and immediately returns a handle to its result or error.
 
         Args:
           method_name: The name of the method.
-          args: The arguments: a list or tuple, a mapping by name, or the only argument if it is neither.
-          output_specs: The type that the caller expects of the result, which is checked. The server reports the type
-            in any case.
-          timeout_in_ms: How long it may take, here and at the server; 0 for the client's own timeout, negative for no
-            limit.
+          args: The arguments: a list or tuple by position, a mapping by name, or any other value as the only argument.
+          output_specs: The expected type of the result, checked against the type that the server reports. Optional.
+          timeout_in_ms: The time limit of the call on the client and on the server; 0 for the client's own timeout,
+            negative for no limit.
 
         Raises:
-          InvalidValueError: If the name is not text, or the timeout is not a number.
+          InvalidValueError: If the name is not a string, or the timeout is not a number.
         """
         seconds = _seconds_of(timeout_in_ms, self._seconds)
         by_name: Mapping[str, object] = {}
@@ -138,7 +142,7 @@ class Client(ClosesOnExit):
         """Starts a call.
 
         Raises:
-          TypeMismatchError: If the arguments do not fit.
+          TypeMismatchError: If the arguments do not match the method's parameters.
         """
         outcome = self._calls.io.submit(self._calls.call(arguments, self._prepared(arguments), seconds))
         return StatusOrResult(outcome, arguments.name, self._calls.address)
@@ -157,7 +161,7 @@ class Client(ClosesOnExit):
         if signature is None:
             ending = BLOCKING if name.endswith(BLOCKING) else ""
             near = [one + ending for one in difflib.get_close_matches(name.removesuffix(BLOCKING), known, 3)]
-            advice = f"did you mean {' or '.join(near)}?" if near else "refresh() looks for new ones"
+            advice = f"did you mean {' or '.join(near)}?" if near else "call refresh() to find new methods"
             raise AttributeError(f"Expected a method of {self!r}, found {name!r}; {advice}")
         found = self._shown.get(name)
         if found is None or found[0] is not signature:
@@ -187,7 +191,7 @@ class Client(ClosesOnExit):
             parameters=[*python.parameters.values(), timeout],
             return_annotation=returned if is_blocking else StatusOrResult,
         )
-        says = "Calls" if not is_blocking else "Calls, and waits for,"
+        says = "Starts a call of" if not is_blocking else "Calls and waits for"
         call.__doc__ = f"{says} the method {signature} of the server at {self.target}." + (
             f"\n\n{signature.doc}" if signature.doc else ""
         )
@@ -202,7 +206,7 @@ class Client(ClosesOnExit):
             await self._calls.io.run(self._calls.learn(self._seconds))
 
     def close(self) -> None:
-        """Ends running calls, and closes the connection. Idempotent; never raises."""
+        """Cancels running calls and closes the connection. Idempotent; never raises."""
         if not self._closed:
             self._closed = True
             self._calls.io.finish(self._calls.close())
@@ -213,19 +217,22 @@ class Client(ClosesOnExit):
 
 
 def _seconds_of(timeout_in_ms: float, default: float = 0.0) -> float:
-    """Returns a timeout in seconds, 0 for no limit: the default for 0 milliseconds, no limit for a negative number.
+    """Converts a timeout to seconds. 0 milliseconds mean the default; a negative number means no limit.
+
+    Returns:
+      The timeout in seconds; 0 for no limit.
 
     Raises:
-      InvalidValueError: If it is not a number.
+      InvalidValueError: If the timeout is not a number.
     """
     found: object = timeout_in_ms
     if isinstance(found, bool) or not isinstance(found, numbers.Real) or math.isnan(found):
-        raise InvalidValueError(f"Expected timeout_in_ms as a number, found {describe(found)}")
+        raise InvalidValueError(f"Expected a number as timeout_in_ms, found {describe(found)}")
     return max(0.0, float(timeout_in_ms) / 1000) if timeout_in_ms else default
 
 
 def _end(calls: MethodCalls) -> None:
-    """Closes the connection of a client that is no longer referenced; a finalizer."""
+    """Closes the connection of a garbage-collected client; called as a finalizer."""
 
     def end() -> None:
         start_apart(calls.end())

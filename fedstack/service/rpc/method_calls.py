@@ -1,4 +1,4 @@
-"""Calls a server's methods on the transport's loop: reaches the server, learns its methods, sends and receives."""
+"""Calls a server's methods on the transport's event loop: connects, lists the methods, sends calls, reads results."""
 
 import asyncio
 import functools
@@ -37,20 +37,20 @@ from fedstack.transport.wire.parcels import WHOLE_BYTES, Parcel
 from fedstack.transport.wire.status import Code
 
 _T = TypeVar("_T")
-# How long a client that does not wait for its server tries to reach it.
+# How long a client without `wait_for_ready` tries to reach its server.
 _READY_SECONDS = 0.25
 _LEAST_SECONDS = 0.001
 
 
 @attrs.frozen(eq=False)
 class Arguments:
-    """A method name, and the arguments to call the method with.
+    """The name of a method and the arguments of a call.
 
     Attributes:
       name: The name of the method.
       args: Arguments by position.
       kwargs: Arguments by name.
-      output_specs: The type that the caller expects of the result; `None` if not given.
+      output_specs: The expected type of the result; `None` if the caller specified no type.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Arguments:
 
 @attrs.frozen(eq=False)
 class Prepared:
-    """A call that matches a signature.
+    """A call whose arguments have been checked and encoded according to a signature.
 
     Attributes:
       signature: The parameters and the result of the method.
-      request: The message.
-      segments: The segments sent with it.
+      request: The request message.
+      segments: The segments to send with the message.
     """
 
     signature: Signature
@@ -75,10 +75,10 @@ class Prepared:
 
 
 def prepare(signature: Signature, arguments: Arguments) -> Prepared:
-    """Returns a call that is ready to send. Arrays of up to a megabyte are copied; larger arrays are sent uncopied.
+    """Checks and encodes a call for sending. Arrays of up to about 1 MiB in total are copied; larger ones are not.
 
     Raises:
-      TypeMismatchError: If the arguments do not fit, or the result has another type than the caller expects.
+      TypeMismatchError: If the arguments do not match the parameters, or if the result type is not the expected type.
     """
     if arguments.output_specs is not None:
         signature.check_specs(arguments.output_specs)
@@ -97,13 +97,13 @@ class MethodCalls:
     """Calls the methods of one server.
 
     Args:
-      stub: Calls the server; closed with this.
+      stub: The stub that sends calls to the server. It is closed together with this object.
       wait_for_ready: Whether calls wait for a server that is unreachable.
 
     Attributes:
       address: The server's address.
-      io: The loop that calls run on.
-      signatures: The known methods.
+      io: The event loop that runs the calls.
+      signatures: The signatures of the known methods, by name.
     """
 
     def __init__(self, stub: MethodStub, wait_for_ready: bool = True) -> None:
@@ -120,20 +120,20 @@ class MethodCalls:
         self._idle = asyncio.Event()
 
     async def learn(self, seconds: float) -> None:
-        """Asks the server for its methods.
+        """Requests the list of the server's methods.
 
         Raises:
           DeadlineExceededError: If the server does not answer in time.
-          WorkerUnavailableError: If it is still unreachable by then.
+          WorkerUnavailableError: If the server is still unreachable when the time limit has passed.
         """
         await self._in_time("a list of its methods", self._learn(), seconds, self._deadline(seconds))
 
     def _deadline(self, seconds: float) -> Deadline:
-        """Returns the deadline of a call that starts now; 0 seconds mean no limit."""
+        """Returns the deadline of a call that starts now. 0 seconds mean no limit."""
         return Deadline(seconds or None, self.io.time)
 
     async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, deadline: Deadline) -> _T:
-        """Awaits work until a deadline, `seconds` after it was requested; 0 means no limit."""
+        """Awaits work until its deadline, which is `seconds` after the request. 0 seconds mean no limit."""
         if not seconds:
             return await work
         try:
@@ -156,9 +156,9 @@ class MethodCalls:
         Args:
           arguments: The name and the arguments.
           prepared: The same call, prepared for a known signature; `None` if no signature is known.
-          seconds: How long it may take; 0 for no limit.
-          deadline: When that time is over, for a call that has already begun; by default it begins now.
-          answer: The source of the answer, for a call that has already arrived.
+          seconds: The time limit of the call; 0 for no limit.
+          deadline: The deadline of a call that has already been started; by default the time limit starts now.
+          answer: The source of the answer, for a call that has already been sent.
         """
         if self._closed:
             raise self._closed_error()
@@ -173,9 +173,9 @@ class MethodCalls:
                 self._idle.set()
 
     def call_blocking(self, arguments: Arguments, prepared: Prepared | None, seconds: float) -> object:
-        """Does the same as `call`, and waits for the result; a small call is made on the caller's thread.
+        """Calls a method like `call`, and blocks until the result is available. Small calls use the caller's thread.
 
-        The arguments and errors are those of `call`.
+        The arguments and errors are the same as those of `call`.
         """
         deadline = self._deadline(seconds)
         answer = None
@@ -185,7 +185,7 @@ class MethodCalls:
                 found = run_at_once(self._result_of(prepared, answer))
                 if not isinstance(found, MethodDescription):
                     return found
-                answer = None  # the server was restarted, and has another method under this name
+                answer = None  # the server was restarted and now has a different method under this name
         return self.io.run_sync(self.call(arguments, prepared, seconds, deadline, answer))
 
     def _asked(self, prepared: Prepared, seconds: float) -> Parcel | Answer | None:
@@ -196,12 +196,12 @@ class MethodCalls:
             self.stub.is_reached = False
             raise
         except DeadlineExceededError:
-            if 0.0 < seconds <= self.stub.soon_seconds:  # the caller's limit has passed
+            if 0.0 < seconds <= self.stub.soon_seconds:  # the caller's own time limit has passed
                 raise self._late(_answer_of(prepared.request.method), seconds) from None
             raise
 
     async def _why_late(self, what: str, seconds: float) -> FedstackError:
-        """Returns the error of a call whose time is over: the server is either unreachable or slow."""
+        """Returns the error of a call whose time limit has passed: the server is either unreachable or slow."""
         if not self.stub.is_reached:
             try:
                 await self.stub.connection.wait_ready(_READY_SECONDS)
@@ -212,8 +212,8 @@ class MethodCalls:
 
     def _late(self, what: str, seconds: float) -> DeadlineExceededError:
         return DeadlineExceededError(
-            f"Expected {what} from {self.address} within {seconds:.3g} seconds, found none; allow more time, or see "
-            "what keeps it busy"
+            f"Expected {what} from {self.address} within {seconds:.3g} seconds, found none; increase the timeout, or "
+            "check why the server is busy"
         )
 
     async def _call(
@@ -221,7 +221,7 @@ class MethodCalls:
     ) -> object:
         signature = self.signatures.get(arguments.name) if prepared is None else prepared.signature
         if signature is None:
-            await self._learn()  # the method may be new
+            await self._learn()  # the method may have been registered recently
             signature = self.signatures.get(arguments.name)
         if signature is None:
             raise RemoteError(unknown_method(arguments.name, self.signatures), code=Code.NOT_FOUND.name)
@@ -240,7 +240,7 @@ class MethodCalls:
             answer = None
             if not isinstance(result, MethodDescription):
                 return result
-            # The server was restarted, and has another method under this name.
+            # The server was restarted and now has a different method under this name.
             signature = read_signature(result)
             self.signatures = {**self.signatures, arguments.name: signature}
 
@@ -250,7 +250,7 @@ class MethodCalls:
         return await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
 
     def _checked(self, prepared: Prepared, seconds: float) -> InvokeRequest:
-        """Returns the message of a call, with its timeout, after checking its size; 0 for no limit."""
+        """Checks the size of a call, and returns its message with the timeout. 0 seconds mean no limit."""
         request = prepared.request
         if prepared.segments:
             size = sum(map(len, prepared.segments))
@@ -260,7 +260,7 @@ class MethodCalls:
         return request
 
     async def _result_of(self, prepared: Prepared, answer: Parcel | Answer) -> object:
-        """Returns the result of a call; a description if the method has changed."""
+        """Returns the result of a call, or the description of the new method if the server's method has changed."""
         result = prepared.signature.function.result
         unpacker = Unpacker(for_results=True)
 
@@ -286,7 +286,7 @@ class MethodCalls:
         try:
             await asyncio.shield(listing)
         except asyncio.CancelledError:
-            if listing.cancelled():  # cancelled by `close`; the waiter here is not
+            if listing.cancelled():  # `close` has cancelled the listing, not the task that waits here
                 raise self._closed_error() from None
             raise
 
@@ -297,10 +297,10 @@ class MethodCalls:
         self.signatures = {method.name: read_signature(method) for method in response.method}
 
     async def _reach(self) -> None:
-        """Returns when the server can be reached; waits without a limit if calls wait for the server.
+        """Waits until the server is reachable; with `wait_for_ready`, without a time limit.
 
         Raises:
-          WorkerUnavailableError: If calls do not wait, and the server is unreachable.
+          WorkerUnavailableError: If the server is unreachable and calls do not wait for it.
         """
         try:
             await reach(self.stub, self._patience)
@@ -308,17 +308,17 @@ class MethodCalls:
             raise self._closed_error() from None
 
     def _closed_error(self) -> ClosedError:
-        return ClosedError(f"The client of {self.address} is closed; create a new one")
+        return ClosedError(f"The client of {self.address} is closed; create a new client")
 
     async def end(self) -> None:
-        """Closes the connection once running calls have ended: the client is no longer referenced."""
+        """Waits for running calls, then closes the connection. Used for a client that is no longer referenced."""
         while self._running:
             self._idle.clear()
             await self._idle.wait()
         await self.close()
 
     async def close(self) -> None:
-        """Ends running calls, and closes the connection. Idempotent."""
+        """Cancels running calls and closes the connection. Idempotent."""
         self._closed = True
         if self._listing is not None:
             self._listing.cancel()
@@ -326,15 +326,15 @@ class MethodCalls:
 
 
 def _answer_of(name: str) -> str:
-    return f"an answer of {name!r}"
+    return f"an answer to a call of {name!r}"
 
 
 def check_method_name(name: object) -> str:
-    """Returns the name of a method to call.
+    """Checks that the name of a method to call is a string, and returns it.
 
     Raises:
-      InvalidValueError: If it is not text.
+      InvalidValueError: If the name is not a string.
     """
     if not isinstance(name, str):
-        raise InvalidValueError(f"Expected the name of a method as text, found {name!r}")
+        raise InvalidValueError(f"Expected the name of a method as a string, found {name!r}")
     return name

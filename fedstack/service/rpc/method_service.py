@@ -1,4 +1,4 @@
-"""Serves methods: computations under names, which the stack of an executor service runs for callers."""
+"""The RPC service: it runs computations that were registered under names, on the same core as an executor service."""
 
 import functools
 import time
@@ -36,22 +36,21 @@ from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
 from fedstack.transport.peers.methods import Method as PeerMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
-# This many calls may wait for each other inside functions; threads that only wait cost little.
+# High enough for calls whose functions wait for each other. Threads that only wait cost little.
 _MOST_AT_ONCE = 256
 
 
 class MethodService(Service):
     """Runs registered methods on the executors of a factory.
 
-    Methods registered as `inline` run on the event loop; all others run as `Work`, which chooses the thread.
-
-    Clients can only call registered methods: they never send code.
+    Methods registered as `inline` run on the event loop. All other methods run as `Work`, which chooses the thread.
+    Clients can only call registered methods, and cannot send code.
 
     Args:
-      factory: Creates the executors; it is closed with the service. By default a local stack that runs up to 256 calls
-        at a time.
-      limits: Limits on clients.
-      client_credentials: Credentials that methods use to dial other servers, such as the owner of a variable; by
+      factory: Creates the executors, and is closed with the service. By default a local stack, which runs up to 256
+        calls at a time.
+      limits: The limits for clients.
+      client_credentials: The credentials with which methods dial other servers, such as the owner of a variable; by
         default none.
     """
 
@@ -90,20 +89,20 @@ class MethodService(Service):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the methods."""
+        """The names of the registered methods."""
         return tuple(method.signature.name for method in self._table)
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, PeerMethod]]:
-        """The methods of the gRPC service."""
+        """The methods of the gRPC service itself, `List` and `Invoke`."""
         listed = control(methods_pb2.ListMethodsRequest, self.list)
         return {METHODS: {"List": listed, "Invoke": ExchangeMethod(self.invoke)}}
 
     async def list(self, request: methods_pb2.ListMethodsRequest) -> methods_pb2.ListMethodsResponse:
-        """Describes the methods.
+        """Returns the descriptions of all registered methods.
 
         Raises:
-          ProtocolVersionError: If the client speaks another version of the protocol.
+          ProtocolVersionError: If the client uses a different version of the protocol.
         """
         check_protocol(request.protocol, request.version, "the client")
         limits = self._core.limits
@@ -122,12 +121,14 @@ class MethodService(Service):
         return response
 
     async def invoke(self, incoming: Incoming) -> Answers:
-        """Calls a method: reads the argument, runs the method on it, and writes the answer."""
+        """Calls a method: reads the argument, runs the method, and yields heartbeats and then the answer."""
         received = await receive(incoming, methods_pb2.InvokeRequest)
         request = received.message
         method = self._table.find(request.method)
         if self._draining:
-            raise WorkerUnavailableError("Expected a server that takes calls, found one that is stopping; call another")
+            raise WorkerUnavailableError(
+                "Expected a server that accepts calls, found one that is stopping; call another server"
+            )
         if request.signature and request.signature != method.signature.digest:
             yield Parcel(methods_pb2.InvokeResponse(other=method.signature.described()).SerializeToString())
             return
@@ -139,7 +140,7 @@ class MethodService(Service):
             progress = ProgressCounts() if method.has_clients else self._no_clients
             executor, give_back = self._executor_for(method, payload, progress)
             answer = self._answer(method, executor, payload, packer)
-            del payload  # that coroutine owns it, and drops it before it writes the answer
+            del payload  # `answer` owns the payload, and releases it before writing the answer
             try:
                 if method.inline and executor is self._at_hand:
                     header = run_at_once(answer)
@@ -158,7 +159,7 @@ class MethodService(Service):
             method.calls.done(begun, failed)
 
     async def _answer(self, method: Method, executor: Executor, payload: object, packer: Packer) -> bytes:
-        """Runs a method and returns the answer; its large arrays are in the packer. Errors name the stack."""
+        """Runs a method and returns the encoded answer. The packer receives large arrays; errors name the executors."""
         try:
             run = self._runs.get(method) if executor is self._at_hand else None
             if run is None:
@@ -192,7 +193,7 @@ class MethodService(Service):
     def _executor_for(
         self, method: Method, payload: object, progress: ProgressCounts
     ) -> tuple[Executor, Callable[[], None]]:
-        """Returns an executor for a call, whose clients are counted from now on, and a function that gives it back."""
+        """Returns an executor for a call, and a function that returns the executor to the pool."""
         parameter = method.signature.function.parameter
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
@@ -204,7 +205,7 @@ class MethodService(Service):
 
     @functools.cached_property
     def _at_hand(self) -> VerbExecutor | None:
-        """The executor without clients, lent until the service closes, if its work needs no event loop."""
+        """The executor for calls without clients, if it needs no event loop. It is kept until the service closes."""
         executor, give_back = self._core.sessions.lend({})
         if isinstance(executor, VerbExecutor) and executor.drives_inline:
             self._give_back = give_back
@@ -217,7 +218,7 @@ class MethodService(Service):
         add_limits(status, self._core.limits)
 
     def drain(self) -> None:
-        """Takes no new calls; running calls continue."""
+        """Rejects new calls; running calls continue."""
         self._draining = True
 
     async def close(self) -> None:
@@ -232,7 +233,7 @@ class MethodService(Service):
 
 
 def _keep() -> None:
-    """Does nothing, for an executor that is not given back."""
+    """Does nothing. Stands in for the function that returns an executor, when the service keeps the executor."""
 
 
 def _response(packer: Packer, payload: object, type_spec: Type) -> bytes:

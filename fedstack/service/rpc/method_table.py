@@ -1,4 +1,4 @@
-"""Keeps the methods of a server by name, and counts their calls."""
+"""The table of a server's registered methods by name, with statistics of their calls."""
 
 import difflib
 import threading
@@ -21,7 +21,7 @@ from fedstack.proto.methods_pb2 import MethodCalls
 from fedstack.service.rpc.signatures import NOTHING, Signature, signature_of
 from fedstack.transport.wire.status import Code, StatusError
 
-# Attributes of clients, which therefore cannot be method names.
+# Attributes of `Client`, which therefore cannot be names of methods.
 RESERVED = frozenset({"call", "close", "create", "is_entered", "methods", "refresh", "target"})
 BLOCKING = "_blocking"
 TIMEOUT = "timeout_in_ms"
@@ -31,7 +31,7 @@ _LAST_TIMES = 1000
 
 
 class CallTimes:
-    """The number of calls of a method, and the durations of the last calls."""
+    """The number of calls of a method and the durations of its last calls."""
 
     def __init__(self) -> None:
         self.ended = 0
@@ -40,12 +40,12 @@ class CallTimes:
         self._last: deque[float] = deque(maxlen=_LAST_TIMES)
 
     def began(self) -> float:
-        """Counts a call that begins, and returns the time to give to `done`."""
+        """Counts the start of a call, and returns the time to pass to `done`."""
         self.running += 1
         return time.perf_counter()
 
     def done(self, begun: float, failed: bool) -> None:
-        """Counts the end of a call."""
+        """Counts the end of a call that started at the time `begun`."""
         self.running -= 1
         self.failed += failed
         self.ended += 1
@@ -65,16 +65,16 @@ def _is_leaf(method: "Method") -> bool:
 
 @attrs.frozen(eq=False)
 class Method:
-    """A computation under a name.
+    """A computation registered under a name.
 
     Attributes:
-      signature: Its parameters and result.
-      source: The registered object; it keeps a Python function alive.
+      signature: The name, parameters and result of the method.
+      source: The registered object, which keeps a Python function alive.
       computation: The computation as a message.
-      inline: Whether it runs on the server's event loop.
-      has_clients: Whether its argument may determine the number of clients.
-      calls: The statistics of its calls.
-      is_leaf: Whether it is a single function, which cannot be stopped once it runs.
+      inline: Whether the method runs on the server's event loop.
+      has_clients: Whether the argument may determine the number of clients.
+      calls: The statistics of the method's calls.
+      is_leaf: Whether the method is a single function, which cannot be stopped while it runs.
     """
 
     signature: Signature
@@ -95,7 +95,7 @@ class MethodTable:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """See `after_fork`."""
+        """Replaces the lock in a forked child; see `after_fork`."""
         self._lock = threading.Lock()
 
     def register(
@@ -108,34 +108,34 @@ class MethodTable:
         parameter, result = signature.function.parameter, signature.function.result
         if any(contains_function(t) for t in (parameter, result) if t is not None):
             raise InvalidComputationError(
-                f"Expected a method that takes and returns values, found {type_text(signature.function)} for "
-                f"{name!r}; call functions inside of it"
+                f"Expected a method that accepts and returns values, found {type_text(signature.function)} for "
+                f"{name!r}; call the functions inside the method"
             )
         if TIMEOUT in signature.parameters:
             raise InvalidComputationError(
-                f"Expected parameters of {name!r} that clients can give by name, found {TIMEOUT!r}, which says how "
-                "long a call may take; choose another name"
+                f"Expected parameters of {name!r} that clients can pass by name, found {TIMEOUT!r}, which is reserved "
+                "for the time limit of a call; rename the parameter"
             )
         has_clients = parameter is not None and contains_federated(parameter)
         if inline and (has_clients or contains_federated(result)):
             raise InvalidComputationError(
                 f"Expected a method without clients to run on the event loop, found {type_text(signature.function)} "
-                f"for {name!r}; leave out inline=True"
+                f"for {name!r}; omit inline=True"
             )
         method = Method(signature, found, found.to_proto(), inline, has_clients)
         with self._lock:
             if name in self._methods:
                 raise InvalidValueError(
-                    f"Expected a new name, found {name!r}, which is registered as {self._methods[name].signature}; "
+                    f"Expected a new name, found {name!r}, already registered as {self._methods[name].signature}; "
                     "choose another name"
                 )
             self._methods = {**self._methods, name: method}
 
     def find(self, name: str) -> Method:
-        """Returns a method.
+        """Returns the method with a name.
 
         Raises:
-          StatusError: With NOT_FOUND, if there is no method of that name.
+          StatusError: With code NOT_FOUND, if no method has the name.
         """
         found = self._methods.get(name)
         if found is None:
@@ -153,22 +153,27 @@ class MethodTable:
 
 
 def check_layer(rpc_layer: object) -> None:
-    """Checks the name of the transport of calls.
+    """Checks the name of a transport for calls.
 
     Raises:
-      InvalidValueError: If it is not supported.
+      InvalidValueError: If the transport is not supported.
     """
     if rpc_layer != "grpc":
-        raise InvalidValueError(f'Expected "grpc" as rpc_layer, found {describe(rpc_layer)}; there is no other one')
+        raise InvalidValueError(f'Expected "grpc" as rpc_layer, found {describe(rpc_layer)}; pass "grpc"')
 
 
 def unknown_method(name: str, names: Collection[str]) -> str:
-    """Returns the message for a name without a method."""
+    """Returns the error message for a name that no method has.
+
+    Args:
+      name: The unknown name.
+      names: The names of the known methods.
+    """
     near = difflib.get_close_matches(name[:_MOST_CHARACTERS], names, _NEAR_NAMES)
     advice = f"did you mean {' or '.join(repr(one) for one in near)}?"
     if not near:
         shown = ", ".join(sorted(names)[:10]) + ", …" * (len(names) > 10)
-        advice = f"there are {shown}" if names else "the server has none"
+        advice = f"the server's methods are {shown}" if names else "the server has no methods"
     return f"Expected the name of a method, found {name_text(name)!r}; {advice}"
 
 
@@ -176,7 +181,7 @@ def check_name(name: object) -> None:
     """Checks the name of a new method.
 
     Raises:
-      InvalidValueError: If it would hide an attribute of clients, or is not text.
+      InvalidValueError: If the name is not a printable string of allowed length, or would hide an attribute of clients.
     """
     if not isinstance(name, str) or not name or len(name) > _MOST_CHARACTERS:
         raise InvalidValueError(
@@ -184,12 +189,11 @@ def check_name(name: object) -> None:
         )
     if name in RESERVED or name.endswith(BLOCKING) or name.startswith("_"):
         raise InvalidValueError(
-            f"Expected a name that clients can show as a method, found {name!r}; clients reserve "
-            f"{', '.join(sorted(RESERVED))}, names that begin with '_' and names that end in '{BLOCKING}'; "
-            "choose another name"
+            f"Expected a name that clients can expose as a method, found the reserved name {name!r}; choose a name "
+            f"other than {', '.join(sorted(RESERVED))} that neither starts with '_' nor ends with '{BLOCKING}'"
         )
-    if not name.isprintable():  # text that UTF-8 cannot encode is not printable, either
-        raise InvalidValueError(f"Expected a name that can be printed, found {name!r}; choose another name")
+    if not name.isprintable():  # this also excludes text that UTF-8 cannot encode
+        raise InvalidValueError(f"Expected a name of printable characters, found {name!r}; choose another name")
 
 
 def _computation_of(
@@ -198,14 +202,14 @@ def _computation_of(
     if isinstance(given, ConcreteComputation):
         if parameter_types is not None or result_type is not None:
             raise InvalidValueError(
-                f"Expected no types for {name!r}, which is a computation and has its own, found parameter_types or "
-                "result_type; leave them out"
+                f"Expected no types for {name!r}, because a computation has its own types, found parameter_types or "
+                "result_type; omit both arguments"
             )
         return given
     if not callable(given):
         raise InvalidComputationError(
             f"Expected a computation or a Python function for {name!r}, found {describe(given)}; decorate a function "
-            "with @fedstack.python_computation, or give it with parameter_types=[...]"
+            "with @fedstack.python_computation, or pass a function together with parameter_types=[...]"
         )
     if result_type is None and getattr(given, "__annotations__", {}).get("return", ...) in (None, "None"):
         result_type = NOTHING

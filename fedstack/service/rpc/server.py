@@ -1,4 +1,4 @@
-"""Defines the server of registered methods."""
+"""The RPC server, which registers computations under names and runs them for clients."""
 
 from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.types.language import ExecutorFactory
@@ -15,7 +15,7 @@ from fedstack.transport.wire.addresses import parse_target
 
 
 class RegistersMethods:
-    """The base of servers with methods: a server with methods only, and a task of a cluster.
+    """The base class of servers with registered methods: the RPC server and the server of a cluster's task.
 
     Args:
       methods: The service that runs the methods.
@@ -33,26 +33,29 @@ class RegistersMethods:
         parameter_types: ParameterTypes = None,
         result_type: object = None,
     ) -> None:
-        """Registers a method, before or after the start. Existing clients find it when they next look for it.
+        """Registers a method, before or after the server starts.
+
+        Connected clients find the new method when they pass its name to `Client.call`, or after `Client.refresh`.
 
         Args:
-          name: The name for clients. A name that is not an identifier is available through `Client.call` only.
-          computation: A computation, leaf or federated, or a Python function.
-          inline: Whether it runs on the server's event loop, where everything else waits meanwhile: for functions that
-            take a few microseconds and never wait. They save a switch of threads.
-          parameter_types: For a Python function, its parameter types: see `fedstack.python_computation`.
-          result_type: For a Python function, its result type; `()` for no result. By default, it is taken from the
-            annotation, or else from one call on zeros.
+          name: The name for clients. A name that is not an identifier is available only through `Client.call`.
+          computation: A leaf or federated computation, or a Python function.
+          inline: Whether the method runs on the server's event loop, which saves a switch of threads. Everything else
+            on the loop waits meanwhile, so use this only for functions that take a few microseconds and never block.
+          parameter_types: The parameter types of a Python function; see `fedstack.python_computation`.
+          result_type: The result type of a Python function; `()` for no result. By default, the type comes from the
+            return annotation or, if there is none, from one call on zeros.
 
         Raises:
-          InvalidValueError: If the name is taken, or is an attribute of clients.
-          InvalidComputationError: If it is not a computation, or the types do not fit the function.
+          InvalidValueError: If the name is already registered or invalid, or types are passed for a computation.
+          InvalidComputationError: If `computation` is neither a computation nor a function, or the types do not match
+            the function.
         """
         self._methods.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The names of the methods."""
+        """The names of the registered methods."""
         return self._methods.names
 
 
@@ -85,28 +88,28 @@ class Server(RegistersMethods, ServerThread):
         """Returns a server that is not listening yet.
 
         Args:
-          rpc_layer: The transport of calls: `"grpc"`.
-          address: `host:port`, where port 0 means any free port (see `target`), or `unix:/path`. The server listens
-            there and nowhere else.
-          credentials: The certificate and key for TLS, and the requirements on clients.
-          insecure: Whether other machines may reach it without TLS.
+          rpc_layer: The transport of calls; must be `"grpc"`.
+          address: The only address to listen on: `host:port`, where port 0 means any free port (see `target`), or
+            `unix:/path`.
+          credentials: The certificate and key for TLS, and the credentials that clients have to present.
+          insecure: Whether other machines may reach the server without TLS.
           factory: Creates the executors that run methods; by default a local stack.
-          limits: How much of the server clients may use.
-          service_limits: How much clients may send in a call.
-          grace_seconds: How long running calls have by default when the server stops.
-          client_credentials: Credentials that methods use to dial other servers, such as the owner of a variable; by
+          limits: The limits of the server, such as the number of connections and calls.
+          service_limits: The limits of a call, such as the size of its arguments.
+          grace_seconds: The default time limit for running calls when the server stops.
+          client_credentials: The credentials with which methods dial other servers, such as the owner of a variable; by
             default none.
 
         Raises:
-          InvalidValueError: If the layer is not supported, the address is invalid, or other machines could reach it
-            without TLS although `insecure` is not set.
+          InvalidValueError: If the layer is not supported, the address is invalid, or other machines could reach the
+            server without TLS although `insecure` is not set.
         """
         check_layer(rpc_layer)
         listens = parse_target(address, any_port=True)
         if listens.secure and not (credentials is not None and credentials.uses_tls):
             raise InvalidValueError(
-                f"Expected a certificate for a server at {address}, found none; leave the scheme out, or give "
-                "credentials"
+                f"Expected a certificate for a server at {address}, found none; pass credentials, or omit the scheme "
+                "of the address"
             )
         service = MethodService(factory, limits=service_limits, client_credentials=client_credentials)
         config = HostConfig(

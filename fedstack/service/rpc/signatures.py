@@ -1,4 +1,4 @@
-"""Defines the signatures of methods: both sides of a call make the same checks, with the same messages."""
+"""The signatures of methods. Client and server perform the same checks on a call, with the same error messages."""
 
 import hashlib
 import inspect
@@ -34,12 +34,12 @@ class Signature:
     """The parameters and the result of a method.
 
     Attributes:
-      name: The method's name.
-      function: Its type.
-      parameters: The names of its parameters: a single name for a whole value of the parameter type, or several for
-        its members.
-      doc: Its author's documentation.
-      digest: Identifies type and names on the wire.
+      name: The name of the method.
+      function: The type of the method.
+      parameters: The names of the parameters: either a single name for the whole parameter, or one name for each member
+        of the parameter's struct type.
+      doc: The docstring of the registered computation.
+      digest: A hash of the type and the parameter names, which identifies the signature on the wire.
       parameter_types: The names and types of the parameters.
     """
 
@@ -55,18 +55,18 @@ class Signature:
 
     @property
     def of_python(self) -> inspect.Signature:
-        """The signature as a Python signature."""
+        """The signature as an `inspect.Signature`."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(name, kind, annotation=t) for name, t in self.parameter_types]
         result = None if is_nothing(self.function.result) else self.function.result
         return inspect.Signature(parameters, return_annotation=result)
 
     def payload(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Returns the payload of the arguments of a call; `None` for a method without parameters.
+        """Returns the payload for the arguments of a call; `None` for a method without parameters.
 
         Raises:
-          TypeMismatchError: If they do not fit.
-          InvalidValueError: If they have the right types, but cannot be sent.
+          TypeMismatchError: If the arguments do not match the parameters.
+          InvalidValueError: If the arguments have the right types but cannot be sent.
         """
         whole = self.function.parameter
         try:
@@ -86,10 +86,10 @@ class Signature:
         names = self.parameters[len(args) :]
         if len(args) <= len(self.parameters) and set(names) == set(kwargs):
             return [*args, *(kwargs[name] for name in names)]
-        named = f", and by name {', '.join(map(name_text, kwargs))}" if kwargs else ""
+        named = f" and {', '.join(map(name_text, kwargs))} by name" if kwargs else ""
         raise TypeMismatchError(
             f"Expected {len(self.parameters) or 'no'} argument{'s' * (len(self.parameters) != 1)} "
-            f"{self.shown_parameters}, found {len(args)} by position{named}; give each once"
+            f"{self.shown_parameters}, found {len(args)} by position{named}; pass each argument exactly once"
         )
 
     @property
@@ -98,27 +98,27 @@ class Signature:
         return f"({', '.join(f'{printable(name)}: {type_text(t)}' for name, t in self.parameter_types)})"
 
     def check_specs(self, output_specs: object) -> None:
-        """Checks the type that a caller expects of the result.
+        """Checks the result type that a caller expects.
 
         Raises:
-          TypeMismatchError: If it is another type, or not a type.
+          TypeMismatchError: If `output_specs` is not a type, or differs from the method's result type.
         """
         result = self.function.result
         try:
             found = to_type(output_specs)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise TypeMismatchError(
-                f"Expected output_specs that say a type, found {describe(output_specs)}; leave them out, or give "
+                f"Expected a type as output_specs, found {describe(output_specs)}; omit output_specs, or pass "
                 f"{type_text(result)} for {name_text(self.name)!r}"
             ) from error
         if not result.is_equivalent_to(found):
             raise TypeMismatchError(
-                f"Expected {type_text(result)} as output_specs, found {type_text(found)}; that is what "
-                f"{name_text(self.name)!r} returns; leave them out, or correct them"
+                f"Expected {type_text(result)} as output_specs, found {type_text(found)}; pass the result type of "
+                f"{name_text(self.name)!r}, or omit output_specs"
             )
 
     def described(self) -> MethodDescription:
-        """Returns the description for clients."""
+        """Returns the description of the method that the server sends to clients."""
         return MethodDescription(
             name=self.name,
             type=self.function.to_proto(),
@@ -132,11 +132,7 @@ class Signature:
 
 
 def signature_of(name: str, computation: ConcreteComputation) -> Signature:
-    """Returns the signature of a computation under a name.
-
-    Raises:
-      InvalidComputationError: If it does not take and return values.
-    """
+    """Returns the signature of a computation that is registered under a name."""
     function = FunctionType(computation.type_signature.parameter, computation.type_signature.result)
     names = _parameters_of(computation)
     content = [function.to_proto().SerializeToString(deterministic=True), *map(str.encode, names)]
@@ -146,17 +142,17 @@ def signature_of(name: str, computation: ConcreteComputation) -> Signature:
 
 
 def read_signature(description: MethodDescription) -> Signature:
-    """Returns the signature that a server describes.
+    """Returns the signature in a description that a server has sent.
 
     Raises:
-      InvalidComputationError: If the description is not a valid signature.
+      InvalidComputationError: If the description contains no valid signature.
     """
     function = type_from_proto(description.type)
     names = tuple(description.parameter)
     if not isinstance(function, FunctionType) or not _fits(function.parameter, names):
         raise InvalidComputationError(
-            f"Expected a function and the names of its parameters for {name_text(description.name)!r}, found "
-            f"{type_text(function)} and {len(names)} names; is the server of another release?"
+            f"Expected a function type and the names of its parameters for {name_text(description.name)!r}, found "
+            f"{type_text(function)} and {len(names)} names; check that client and server use the same release"
         )
     return Signature(description.name, function, names, printable(description.doc), description.signature)
 
@@ -175,7 +171,7 @@ def _parameters_of(computation: ConcreteComputation) -> tuple[str, ...]:
 
 
 def _fits(parameter: Type | None, names: Sequence[str]) -> bool:
-    """Returns whether a parameter type fits parameters of these names."""
+    """Returns whether parameters with the given names can represent a parameter type."""
     if len(names) < 2 or len(set(names)) < len(names):
         return len(names) == (parameter is not None)
     return isinstance(parameter, StructType) and len(fields_of(parameter)) == len(names)

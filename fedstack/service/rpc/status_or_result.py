@@ -1,4 +1,4 @@
-"""Defines the immediate result of calling a method: a handle to its result or error."""
+"""The handle to the outcome of a call, which `Client` returns before the call has ended."""
 
 import asyncio
 import concurrent.futures
@@ -15,9 +15,10 @@ _T = TypeVar("_T")
 
 
 class StatusOrResult(Generic[_T]):
-    """The outcome of a call that may still be running. The call continues if this is dropped.
+    """The outcome of a call that may still be running.
 
-    Await it, or call its methods, which wait for the end of the call.
+    Await the object, or call `get_value`, `get_error` or `is_ok`, which block until the call has ended. Dropping the
+    object does not cancel the call.
     """
 
     def __init__(self, outcome: Outcome[_T], method_name: str, target: str) -> None:
@@ -34,11 +35,11 @@ class StatusOrResult(Generic[_T]):
         return f"{self._call} was cancelled"
 
     def is_ok(self) -> bool:
-        """Returns whether the call succeeded. Never raises for an error of the call."""
+        """Waits for the call, and returns whether it succeeded. Does not raise the error of a failed call."""
         return self._error() is None
 
     def get_error(self) -> tuple[Code, str]:
-        """Returns the status code, as in `Code.NOT_FOUND`, and the message; `Code.OK` and "" if there is a result."""
+        """Waits for the call, and returns its status code and error message: `Code.OK` and `""` if it succeeded."""
         error = self._error()
         if error is None:
             return Code.OK, ""
@@ -47,11 +48,11 @@ class StatusOrResult(Generic[_T]):
         return code_of(cast(Exception, error)), str(error)
 
     def get_value(self) -> _T:
-        """Returns the result, the same object each time.
+        """Waits for the call, and returns its result. Repeated calls return the same object.
 
         Raises:
           ClosureCancelledError: If the call was cancelled.
-          FedstackError: The error of the call.
+          FedstackError: If the call failed.
         """
         error = self._error()
         if error is None:
@@ -62,21 +63,25 @@ class StatusOrResult(Generic[_T]):
         try:
             raise without_own_frames(error).with_traceback(None) from error.__cause__
         finally:
-            del error  # the error refers to this frame
+            del error  # break the reference cycle between the error and this frame
 
     def done(self) -> bool:
         """Returns whether the call has ended."""
         return self._outcome.done()
 
     def cancel(self) -> bool:
-        """Requests the call to end, here and at the server; returns whether it had not ended yet."""
+        """Requests cancellation of the call on the client and on the server.
+
+        Returns:
+          Whether the call had not ended yet.
+        """
         return self._outcome.cancel()
 
     def _error(self) -> BaseException | None:
         if not self._outcome.done() and io_loop.is_current():
             raise ClosedError(
-                f"Expected {self._call} to be awaited here, found a blocking wait on the event loop that it runs "
-                "on, as in a method with inline=True; register that method without inline"
+                f"Expected an await of {self._call}, found a blocking wait on the event loop that runs the call, "
+                "for example in a method registered with inline=True; register that method without inline"
             )
         return self._outcome.exception()
 

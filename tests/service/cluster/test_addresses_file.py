@@ -40,13 +40,13 @@ def test_the_last_line_of_a_task_counts(file):
 def test_whoever_had_an_address_before_another_task_is_missing(file):
     append_address(file, "worker", 1, "localhost:5000")
     append_address(file, "worker", 0, "localhost:5000")
-    with pytest.raises(DeadlineExceededError, match="found none of task 1 of job 'worker'; start the missing"):
+    with pytest.raises(DeadlineExceededError, match="found no address of task 1 of job 'worker'; start the missing"):
         wait_for_addresses(CLUSTER, file, 0)
 
 
 def test_a_line_without_an_end_is_still_being_written(file):
     file.write_text("worker 0 localhost:5000\nworker 1 localhost:50")
-    with pytest.raises(DeadlineExceededError, match="found none of task 1 of job 'worker'"):
+    with pytest.raises(DeadlineExceededError, match="found no address of task 1 of job 'worker'"):
         wait_for_addresses(CLUSTER, file, 0)
     with file.open("a") as more:
         more.write("01\n")
@@ -55,7 +55,7 @@ def test_a_line_without_an_end_is_still_being_written(file):
 
 def test_the_wait_ends_with_the_names_of_the_missing(file):
     with pytest.raises(
-        TimeoutError, match=r"within 0.2 s, found none of task 0 of job 'worker', task 1 of job 'worker'"
+        TimeoutError, match=r"within 0.2 s, found no address of task 0 of job 'worker', task 1 of job 'worker'"
     ):
         wait_for_addresses(CLUSTER, file, 0.2)
     with pytest.raises(InvalidValueError, match="Expected timeout of at least 0, found -1"):
@@ -76,14 +76,14 @@ def test_a_file_of_something_else_is_refused_with_the_line(file, line, reason):
     file.write_text(f"worker 0 localhost:5000\n{line}\n")
     with pytest.raises(InvalidValueError) as caught:
         wait_for_addresses(CLUSTER, file, 0)
-    assert f"found {line!r} in line 2 of {file}: " in str(caught.value)
+    assert f" in line 2 of {file}, found {line!r}: " in str(caught.value)
     assert reason in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
-    with pytest.raises(InvalidValueError, match="Expected a file with addresses of tasks, found"):
+    with pytest.raises(InvalidValueError, match="Cannot read addresses of tasks from"):
         wait_for_addresses(CLUSTER, tmp_path, 0)
-    with pytest.raises(AddressError, match="Expected a file to add an address to, found .*none/file: No such file"):
+    with pytest.raises(AddressError, match="Cannot append an address to the file .*none/file: No such file"):
         append_address(tmp_path / "none" / "file", "worker", 0, "localhost:1")
 
 
@@ -121,5 +121,5 @@ def test_servers_at_any_port_find_each_other(file):
 
 def test_a_server_that_cannot_add_its_address_does_not_stay(tmp_path):
     config = ServerConfig(addresses_file=tmp_path / "none" / "file")
-    with pytest.raises(AddressError, match="Expected a file to add an address to"):
+    with pytest.raises(AddressError, match="Cannot append an address to the file"):
         Server({"worker": ["localhost:0"]}, config=config)

@@ -106,7 +106,7 @@ def test_a_mistake_has_an_error_of_ours_that_names_it(make, expected, message):
 def test_a_port_in_use_is_told_where_the_original_says_unknown_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressError, match=f"^Port {port} of 127.0.0.1 is in use; stop what listens there, or"):
+        with pytest.raises(AddressError, match=f"^Port {port} of 127.0.0.1 is in use; stop the process that"):
             Server({"worker": [f"127.0.0.1:{port}"]})
 
 

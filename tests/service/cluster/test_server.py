@@ -83,7 +83,7 @@ def test_the_definition_of_a_server_has_the_real_port_and_the_given_one_stays():
 def test_a_known_port_is_told_before_the_start_and_any_free_one_is_not():
     assert Server({"worker": ["localhost:7000"]}, start=False).target == "grpc://localhost:7000"
     server = Server(LOCAL, start=False)
-    with pytest.raises(ClosedError, match="found one that was not started; call start"):
+    with pytest.raises(ClosedError, match="found a server that was not started; call start"):
         _ = server.target
     assert repr(server) == "<Server of task 0 of job 'worker', not started>"
     server.stop()
@@ -111,7 +111,7 @@ def test_a_busy_port_is_an_error_of_the_start_with_the_reason():
     with Server(LOCAL) as first:
         cluster = {"worker": [f"localhost:{port_of(first)}"]}
         with pytest.raises(
-            AddressError, match=f"Port {port_of(first)} of localhost is in use; stop what listens there"
+            AddressError, match=f"Port {port_of(first)} of localhost is in use; stop the process that listens on it"
         ):
             Server(cluster)
         second = Server(cluster, start=False)
@@ -159,7 +159,7 @@ def test_a_started_server_may_be_started_again_and_a_stopped_one_may_not():
 
 def test_join_tells_whether_the_server_has_stopped():
     server = Server(LOCAL, start=False)
-    with pytest.raises(ClosedError, match="found one that was not started; call start"):
+    with pytest.raises(ClosedError, match="found a server that was not started; call start"):
         server.join()
     server.start()
     assert server.join(0.01) is False
@@ -210,7 +210,7 @@ def test_a_server_that_nothing_refers_to_frees_its_port(caplog):
     from fedstack.transport.peers.io_loop import io_loop
 
     io_loop.run_sync(grpc_server.wait(), WALL)
-    assert "stops because nothing refers to it any more; keep it in a variable" in caplog.text
+    assert "because it was garbage-collected; keep it in a variable" in caplog.text
     with Server({"worker": [f"localhost:{port}"]}) as again:
         assert port_of(again) == port
 
@@ -285,11 +285,11 @@ def test_tokens_are_in_the_credentials_or_in_a_file(tmp_path):
     (tmp_path / "tokens").write_text("one\n")
     with Server(LOCAL, config=ServerConfig(ServerCredentials(tokens=["two"]))) as server:
         assert total_at(server.target, credentials=ClientCredentials(token="two")) == 12
-    with pytest.raises(InvalidValueError, match="Expected tokens in credentials or in token_file, found both"):
+    with pytest.raises(InvalidValueError, match="Expected tokens in either credentials or token_file, found tokens"):
         Server(LOCAL, config=ServerConfig(ServerCredentials(tokens=["two"]), tmp_path / "tokens"))
     with pytest.raises(InvalidValueError, match="none"):
         Server(LOCAL, config=ServerConfig(token_file=tmp_path / "none"))
-    with pytest.raises(InvalidValueError, match="as fedstack.service.ServerCredentials, found ClientCredentials"):
+    with pytest.raises(InvalidValueError, match="of type fedstack.service.ServerCredentials, found ClientCredentials"):
         Server(LOCAL, config=ServerConfig(ClientCredentials(token="two")))
 
 
@@ -328,7 +328,7 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
         ServerConfig(server_only, services=[ExecutorService(fedstack.local_executor_factory(), policy=runs_code)]),
     ):
         with pytest.raises(
-            InvalidValueError, match="Expected certificates of all clients that may run any code, found that worke"
+            InvalidValueError, match="Expected certificates from all clients that may run arbitrary code, found"
         ):
             Server(named, config=config)
     served, _ = mtls(files)
@@ -339,14 +339,14 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limits": 3}, "Expected limits as ServiceLimits, found int 3"),
-        ({"policy": "all"}, "Expected policy as CarrierPolicy, found str 'all'"),
-        ({"services": [3]}, "Expected services as Service, found int 3"),
-        ({"services": 3}, r"Expected services in a list, found int 3; write \[service\] for one"),
-        ({"data_services": 3}, "Expected data_services as addresses of dispatchers, found int 3"),
-        ({"data_services": ["localhost:1", None]}, "Expected data_services as addresses of dispatchers, found None"),
-        ({"host": 3}, "Expected host as str, found int 3"),
-        ({"host": "127.0.0.1:80"}, "without a port, found '127.0.0.1:80'; the port is that of the cluster"),
+        ({"limits": 3}, "Expected limits of type ServiceLimits, found int 3"),
+        ({"policy": "all"}, "Expected policy of type CarrierPolicy, found str 'all'"),
+        ({"services": [3]}, "Expected services of type Service, found int 3"),
+        ({"services": 3}, r"Expected a list of services, found int 3; write \[service\] for"),
+        ({"data_services": 3}, "Expected addresses of dispatchers as data_services, found int 3"),
+        ({"data_services": ["localhost:1", None]}, "Expected addresses of dispatchers as data_services, found None"),
+        ({"host": 3}, "Expected host of type str, found int 3"),
+        ({"host": "127.0.0.1:80"}, "without a port as host, found '127.0.0.1:80'; specify"),
     ],
 )
 def test_what_is_wrong_in_a_configuration_is_told_where_it_is_made(options, message):
@@ -356,7 +356,7 @@ def test_what_is_wrong_in_a_configuration_is_told_where_it_is_made(options, mess
 
 
 def test_a_configuration_is_data():
-    with pytest.raises(InvalidValueError, match="Expected config as fedstack.service.ServerConfig, found dict"):
+    with pytest.raises(InvalidValueError, match="Expected config of type fedstack.service.ServerConfig, found dict"):
         Server(LOCAL, config={"insecure": True})
     config = ServerConfig(services=[])
     assert config.services == ()

@@ -31,10 +31,10 @@ def test_arguments_win_over_a_definition_which_stays_as_it_is():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((TWO_JOBS,), r"Expected job_name for a cluster with 2 jobs ('worker', 'ps'), found none"),
+        ((TWO_JOBS,), "Expected job_name for a cluster with 2 jobs, found none; pass one of 'worker', 'ps'"),
         ((TWO_JOBS, None, 0), "Expected job_name for a cluster with 2 jobs"),
-        ((TWO_JOBS, "worker"), "Expected task_index for job 'worker' with 2 tasks (0, 1), found none"),
-        (({},), "Expected a cluster with jobs, found none in it"),
+        ((TWO_JOBS, "worker"), "Expected task_index for job 'worker' with 2 tasks, found none; pass one of 0, 1"),
+        (({},), "Expected a cluster with jobs, found an empty cluster"),
         (({"worker": []},), "Expected a job with tasks, found none in 'worker'"),
         ((TWO_JOBS, "chief"), "Expected a job of the cluster ('worker', 'ps'), found 'chief'"),
         ((TWO_JOBS, "chief", 0), "Expected a job of the cluster ('worker', 'ps'), found 'chief'"),

@@ -331,7 +331,7 @@ async def test_a_short_last_batch_is_an_element_like_the_others(peer):
 async def test_an_empty_sequence_is_one_if_it_tells_its_type(peer):
     value = await peer.value(fb.sequence(element_type=PAIR_TYPE))
     assert await peer.compute(await peer.called(await peer.function(of_elements), value)) == scalar(0)
-    assert await status_of(peer.value(fb.sequence())) == (Code.INVALID_ARGUMENT, "send the type with it")
+    assert await status_of(peer.value(fb.sequence())) == (Code.INVALID_ARGUMENT, "send the type with the value")
 
 
 # With which status what is refused.
@@ -561,8 +561,8 @@ async def test_sessions_share_nothing(service):
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (array_pb2.Array(dtype=99, shape={"dim": [1]}), "Expected an array of a known dtype, found the number 99"),
-        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), "found the dimension -1"),
+        (array_pb2.Array(dtype=99, shape={"dim": [1]}), "Expected an array of a known dtype, found dtype number 99"),
+        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), "found a dimension of -1"),
         (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"unknown_rank": True}), "found an unknown rank"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_check_that_says_nothing_gives_way_to_one_that_does() -> None:
                 (first, *_), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 code, words = first.result()
                 assert code == "DEADLINE_EXCEEDED"
-                assert words.startswith("The first message of a watching call had not arrived when another")
+                assert words.startswith("The watching call had not sent its first message when another")
                 assert await connection.unary(CHECK, b"", WALL)
 
     with serving(EchoService(), max_watches=1) as server:
@@ -147,8 +147,8 @@ def test_a_stream_that_does_not_begin_ends(method: str) -> None:
             code, words = await silent(channel, path_of(method))
         assert code == "DEADLINE_EXCEEDED"
         assert words == (
-            "The first message of the call did not arrive within 0.05 seconds; send it, or start the worker with "
-            "a larger --header-seconds"
+            "Expected the first message of the call within 0.05 seconds, found none; send it earlier, or "
+            "start the worker with a larger --header-seconds"
         )
 
     with serving(EchoService(), header_seconds=0.05) as server:
@@ -211,7 +211,7 @@ def test_while_others_are_there_a_client_has_half_of_the_calls() -> None:
             await mine.pop().aclose()
             await until(lambda: "3 calls running" in repr(server))
             # The other has asked, so the place is not for who has more than half.
-            with pytest.raises(errors.ResourceLimitError, match="one more for a client that has half of them while"):
+            with pytest.raises(errors.ResourceLimitError, match="one more for a client that has half of all"):
                 await begun(one, hold)
             theirs = await begun(two, hold)
             for stream in [*mine, theirs]:

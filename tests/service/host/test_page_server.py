@@ -89,7 +89,7 @@ def test_a_head_has_no_body(server: PageServer) -> None:
 
 
 def test_there_is_no_other_page_and_nothing_to_write(server: PageServer) -> None:
-    assert ask(server, path="/") == (404, b"There is one page here: /metrics\n")
+    assert ask(server, path="/") == (404, b"The only page of this server is /metrics\n")
     assert ask(server, "POST") == (405, b"This page can only be read.\n")
 
 
@@ -177,7 +177,7 @@ def test_a_page_that_cannot_be_made_is_logged_once(
 
 def test_a_taken_port_is_an_error_that_says_so(server: PageServer) -> None:
     host, port = address(server)
-    with pytest.raises(errors.AddressError, match=f"Port {port} of 127.0.0.1 is in use; stop what listens there, or"):
+    with pytest.raises(errors.AddressError, match=f"Port {port} of 127.0.0.1 is in use; stop the process that"):
         PageServer(Page(), "text/plain", host, port).start()
 
 

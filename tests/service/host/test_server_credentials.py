@@ -124,7 +124,7 @@ def test_calls_without_the_token_are_logged_once_a_minute_for_each_peer(caplog: 
             with pytest.raises(errors.AuthenticationError):
                 call(thread.target, "Unary", b"", SOON, ClientCredentials(token=token))
     [line] = [record.getMessage() for record in caplog.records if "Refused a call" in record.getMessage()]
-    assert line.startswith("Refused a call from ipv4:127.0.0.1, which brought a token that is none of this server's; ")
+    assert line.startswith("Refused a call from ipv4:127.0.0.1 with a token that this server does not accept; ")
     assert "guessed" not in caplog.text
 
 
@@ -138,10 +138,10 @@ def test_what_was_not_logged_of_refusals_is_counted_in_the_next_line(caplog: pyt
     log.refused("ipv6:%5B::1%5D:7", had_token=False)
     log.refused("unix:", had_token=False)
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-        "Refused a call from ipv6:[::1], which brought no token",
-        "Refused a call from ipv4:10.0.0.1, which brought a token that is none of this server's",
-        "Refused a call from ipv6:[::1], which brought no token (4 more since the last line)",
-        "Refused a call from a Unix socket, which brought no token",
+        "Refused a call from ipv6:[::1] with no token",
+        "Refused a call from ipv4:10.0.0.1 with a token that this server does not accept",
+        "Refused a call from ipv6:[::1] with no token (4 more since the last line)",
+        "Refused a call from a Unix socket with no token",
     ]
 
 

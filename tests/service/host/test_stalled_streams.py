@@ -79,4 +79,4 @@ def test_a_call_whose_announced_arrays_do_not_come_is_ended(request_of, some) ->
 
     with ServerThread(GrpcServer(services, limits=ServerLimits(header_seconds=0.3))) as server:
         details = io_loop.run_sync(asyncio.wait_for(stall(server.target), WALL), WALL)
-    assert "The next message of the call did not arrive within 0.3 seconds" in details
+    assert "Expected the next message of the call within 0.3 seconds, found none" in details

@@ -69,7 +69,7 @@ def test_a_result_that_is_too_large_for_one_message_comes_in_pieces(client):
 
 
 def test_the_deadline_ends_a_call_here_and_at_the_server(server, client, gate):
-    with pytest.raises(DeadlineExceededError, match="Expected an answer of 'wait' .* within 0.2 seconds"):
+    with pytest.raises(DeadlineExceededError, match="Expected an answer to a call of 'wait' .* within 0.2 seconds"):
         client.wait_blocking(1, timeout_in_ms=200)
     await_until(lambda: calls_of(server)["wait"].running == 0)
     with pytest.raises(DeadlineExceededError, match="within 1.5 seconds"):  # goes on, and ends then
@@ -79,7 +79,7 @@ def test_the_deadline_ends_a_call_here_and_at_the_server(server, client, gate):
 
 def test_a_deadline_that_has_passed_is_told_in_its_own_words_whatever_the_clock_says(client, gate, monkeypatch):
     monkeypatch.setattr(io_loop, "time", lambda: 0.0)  # some clocks stand still for 16 milliseconds at a time
-    with pytest.raises(DeadlineExceededError, match="Expected an answer of 'wait' .* within 0.1 seconds"):
+    with pytest.raises(DeadlineExceededError, match="Expected an answer to a call of 'wait' .* within 0.1 seconds"):
         client.wait_blocking(1, timeout_in_ms=100)
 
 

@@ -62,7 +62,7 @@ def test_a_dropped_client_lets_its_calls_run(server, gate):
 def test_methods_are_shown_with_docs_and_a_signature(client):
     assert client.add.__name__ == "add"
     assert client.add.__doc__.startswith(
-        "Calls the method add(x: int32, y: int32) -> int32 of the server at localhost:"
+        "Starts a call of the method add(x: int32, y: int32) -> int32 of the server at localhost:"
     )
     assert client.add.__doc__.endswith("Adds two numbers.")
     assert list(inspect.signature(client.add).parameters) == ["x", "y", "timeout_in_ms"]
@@ -95,13 +95,13 @@ def test_a_federated_method_runs_for_as_many_clients_as_its_argument_has(client)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([1], "Expected 2 arguments (x: int32, y: int32), found 1 by position; give each once"),
-        ([1, 2, 3], "Expected 2 arguments (x: int32, y: int32), found 3 by position; give each once"),
+        ([1], "Expected 2 arguments (x: int32, y: int32), found 1 by position; pass each argument exactly once"),
+        ([1, 2, 3], "Expected 2 arguments (x: int32, y: int32), found 3 by position; pass each argument exactly once"),
         ([1, 2.5], "Expected int32, found float 2.5; at y"),
         ([1, [2]], "Expected shape [] of int32, found shape [1]; at y; declare (int32, [None]) for batches"),
         (
             {"x": 1, "z": 2},
-            "Expected 2 arguments (x: int32, y: int32), found 0 by position, and by name x, z; ",
+            "Expected 2 arguments (x: int32, y: int32), found 0 by position and x, z by name; ",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_an_unknown_method_is_not_found_and_near_names_are_told(client):
 
 @pytest.mark.parametrize("name", [None, 3, b"add"])
 def test_a_name_that_is_no_text_is_refused(client, name):
-    with pytest.raises(InvalidValueError, match="Expected the name of a method as text"):
+    with pytest.raises(InvalidValueError, match="Expected the name of a method as a string"):
         client.call(name)
 
 
@@ -147,7 +147,7 @@ def test_output_specs_are_checked_and_can_be_left_out(client):
         (np.float32, "Expected int32 as output_specs, found float32"),
         ((np.int32, [1]), r"found int32\[1\]"),
         ([np.int32, np.int32], "found <int32,int32>"),
-        ("nonsense", "Expected output_specs that say a type"),
+        ("nonsense", "Expected a type as output_specs"),
     ):
         with pytest.raises(TypeMismatchError, match=words):
             client.call("add", [1, 2], output_specs=specs).get_value()
@@ -205,7 +205,7 @@ def test_a_deadline_that_the_server_notices_first_is_told_in_the_same_words(clie
             return await work
 
     monkeypatch.setattr(method_calls, "Deadline", WithoutLimit)
-    with pytest.raises(DeadlineExceededError, match="Expected an answer of 'wait' from .* within 1.5 seconds"):
+    with pytest.raises(DeadlineExceededError, match="an answer to a call of 'wait' from .* within 1.5 seconds"):
         client.wait(1, timeout_in_ms=1500).get_value()
 
 
@@ -301,7 +301,7 @@ def test_a_call_may_override_the_clients_deadline(server, gate):
 
 @pytest.mark.parametrize("timeout", [None, "1", True, float("nan")])
 def test_a_timeout_is_a_number(client, timeout):
-    with pytest.raises(InvalidValueError, match="Expected timeout_in_ms as a number"):
+    with pytest.raises(InvalidValueError, match="Expected a number as timeout_in_ms"):
         client.call("add", [1, 2], timeout_in_ms=timeout)
 
 
@@ -406,7 +406,7 @@ def test_an_empty_server_has_nothing_but_call():
         assert client.methods == {}
         assert client.call("add").get_error() == (
             Code.NOT_FOUND,
-            "Expected the name of a method, found 'add'; the server has none",
+            "Expected the name of a method, found 'add'; the server has no methods",
         )
 
 

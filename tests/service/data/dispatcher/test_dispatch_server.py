@@ -87,7 +87,7 @@ def test_a_dispatcher_that_nothing_refers_to_stops_and_leaves_its_journal(tmp_pa
         ),
         ({"worker_timeout_ms": -1}, "Expected worker_timeout_ms "),
         ({"host": "0.0.0.0"}, "Expected TLS for an address that other machines can reach"),
-        ({"credentials": "secret"}, "Expected credentials as fedstack.service.ServerCredentials"),
+        ({"credentials": "secret"}, "Expected credentials of type fedstack.service.ServerCredentials"),
         ({"token_file": "/nowhere/token"}, "/nowhere/token"),
     ],
 )
