@@ -1,6 +1,6 @@
-"""Datasets: client data that is read, prepared and divided on demand, and the servers that do this.
+"""Datasets of client data, and the servers that read, prepare and divide datasets on demand.
 
-The names are imported on first use: the servers need gRPC, but datasets alone do not.
+The names are imported on first use, because the servers need gRPC and datasets alone do not.
 """
 
 from typing import TYPE_CHECKING

@@ -16,7 +16,7 @@ from fedstack.service.data import Dataset
 from fedstack.service.data.datasets import arrow_files
 
 ROWS = 400_000  # of 8 bytes: some blocks
-CHANGED = r"Expected a file that does not change while it is read.*a\.npy has changed; write a new file"
+CHANGED = r"Expected a file that does not change while it is read.*a\.npy, which has changed; write a new file"
 
 
 def shorten(path: Path) -> None:

@@ -49,19 +49,19 @@ def test_a_sample_has_each_client_at_most_once_and_follows_from_its_seed() -> No
 
     assert sampled(7, 1) == sampled(7, 1) != sampled(7, 2)
     assert sorted(sampled(20, 3)) == list(range(20))
-    with pytest.raises(InvalidValueError, match="Expected at most 20 clients to sample, found 21"):
+    with pytest.raises(InvalidValueError, match="Expected a sample of at most 20 clients, found 21"):
         clients.sample(21, 0)
 
 
 def test_a_client_that_there_is_not_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="Expected the id of a client, found str 'c'; see client_ids"):
+    with pytest.raises(KeyError, match="Expected the id of a client, found str 'c'; client_ids lists the ids"):
         Dataset.from_arrays(TABLE).by_client("who")["c"]
 
 
 def test_a_column_that_is_missing_or_no_scalar_is_refused() -> None:
     with pytest.raises(TypeMismatchError, match="Expected elements with a member 'z', found <who=str,"):
         Dataset.from_arrays(TABLE).by_client("z")
-    with pytest.raises(TypeMismatchError, match=r"Expected a scalar .*, found float64\[4\]; at column 'y'"):
+    with pytest.raises(TypeMismatchError, match=r"Expected scalar client ids, found float64\[4\]; at column 'y'"):
         Dataset.from_arrays(TABLE).by_client("y")
     with pytest.raises(TypeMismatchError, match="Expected elements with a member 'x', found int64"):
         Dataset.range(3).by_client("x")

@@ -213,14 +213,16 @@ def test_functions_travel_as_computations_do() -> None:
 
 def test_a_generator_without_a_name_stays_here_and_one_that_is_not_registered_is_not_found() -> None:
     dataset = Dataset.from_generator(of_split, np.int64)
-    with pytest.raises(CarrierError, match="Expected a generator with a name, found generator 'of_split'"):
+    with pytest.raises(CarrierError, match="registered under a name, found generator 'of_split'"):
         definition_of(dataset, HERE)
     proto = definition_of(Dataset.from_generator(of_split, np.int64, name="test_definitions.one"), HERE)
     proto.generator.splits = 2
-    with pytest.raises(InvalidComputationError, match="Expected 2 splits, found 1 of the generator"):
+    with pytest.raises(InvalidComputationError, match="Expected 2 splits, found 1 in the generator"):
         read_definition(proto)
     proto.generator.name = "elsewhere"
-    with pytest.raises(CarrierError, match="Expected a generator that is registered in this process .*'elsewhere'"):
+    with pytest.raises(
+        CarrierError, match="Expected the name of a generator that is registered in this process .*'elsewhere'"
+    ):
         read_definition(proto)
 
 

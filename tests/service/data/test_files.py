@@ -35,7 +35,9 @@ def test_files_of_a_pattern_come_in_the_order_of_their_names_each_as_a_split(tmp
 
 
 def test_a_pattern_without_files_and_what_is_no_path_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match="Expected files, found none for .*; at Dataset.from_npy; check"):
+    with pytest.raises(
+        InvalidValueError, match="Expected at least one file, found no match for .*; at Dataset.from_npy; check"
+    ):
         Dataset.from_npy(str(tmp_path / "*.npy"))
     with pytest.raises(TypeMismatchError, match="Expected a path, a pattern or a list of paths, found int 5"):
         Dataset.from_csv(5, READING)
@@ -63,10 +65,10 @@ def test_arrays_that_differ_from_those_of_the_first_file_are_refused_with_the_fi
         list(Dataset.from_npy(str(tmp_path / "?.npy")))
     np.savez(tmp_path / "a.npz", x=np.zeros(2), y=np.zeros(2))
     np.savez(tmp_path / "b.npz", x=np.zeros(2))
-    with pytest.raises(InvalidValueError, match=r"Expected an array 'y', found \['x'\]; in .*b\.npz"):
+    with pytest.raises(InvalidValueError, match=r"Expected an array 'y', found the arrays \['x'\]; in .*b\.npz"):
         list(Dataset.from_npz(str(tmp_path / "?.npz")))
     np.savez(tmp_path / "b.npz", x=np.zeros(2), y=np.zeros(3))
-    with pytest.raises(InvalidValueError, match=r"one leading dimension, found x: 2, y: 3; in .*b\.npz"):
+    with pytest.raises(InvalidValueError, match=r"the same number of rows, found x: 2, y: 3; in .*b\.npz"):
         list(Dataset.from_npz(str(tmp_path / "?.npz")))
 
 
@@ -137,13 +139,13 @@ def test_rows_are_numbered_through_large_files(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_column_that_is_missing_or_there_twice_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"Expected one column 'floor', found the columns \['room'.*row 1"):
+    with pytest.raises(InvalidValueError, match=r"Expected exactly one column 'floor', found the columns \['room'.*row 1"):
         list(Dataset.from_csv(csv(tmp_path), {"floor": np.int32}))
     (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
-    with pytest.raises(InvalidValueError, match="Expected one column 'x', found several columns 'x'"):
+    with pytest.raises(InvalidValueError, match="Expected exactly one column 'x', found several columns 'x'"):
         list(Dataset.from_csv(tmp_path / "twice.csv", {"x": np.int32}))
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(InvalidValueError, match=r"Expected one column 'x', found the columns \[\]"):
+    with pytest.raises(InvalidValueError, match=r"Expected exactly one column 'x', found the columns \[\]"):
         list(Dataset.from_csv(tmp_path / "empty.csv", {"x": np.int32}))
 
 
@@ -201,7 +203,7 @@ def test_a_json_value_that_does_not_fit_is_refused_with_its_file(tmp_path: Path,
 
 
 def test_lines_of_json_are_objects(tmp_path: Path) -> None:
-    with pytest.raises(TypeMismatchError, match="Expected a type for each column, found float32"):
+    with pytest.raises(TypeMismatchError, match="Expected a dict with a type for each column, found float32"):
         Dataset.from_json_lines(json_lines(tmp_path, 1.5), np.float32)
     (tmp_path / "bad.jsonl").write_text('{"x": 1}\n\n{]\n')
     with pytest.raises(InvalidValueError, match=r"Reading .*bad\.jsonl raised .*JSON parse error"):

@@ -1,1 +1,1 @@
-"""Consumers of the data service: they take ranges of splits from a dispatcher and read them from data workers."""
+"""Consumers of the data service, which receive ranges of splits from a dispatcher and read them from data workers."""

@@ -1,4 +1,4 @@
-"""Keeps track of the elements that a consumer has been given, and of those it has acknowledged."""
+"""Keeps track of the elements that have been delivered to a consumer, and of the elements it has acknowledged."""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -13,8 +13,8 @@ class Position:
 
     Attributes:
       finished: The ids of the ranges that the consumer has finished.
-      rows: The number of elements that it has finished of each range that it has only begun, by the id of the range.
-      left_out: The number of elements after these that it has finished as well, because a step leaves them out.
+      rows: The number of finished elements of each range that is not finished yet, by the id of the range.
+      left_out: The number of subsequent elements that also count as finished, because a step leaves them out.
     """
 
     finished: Collection[int] = frozenset()
@@ -23,13 +23,14 @@ class Position:
 
 
 class Acknowledgements:
-    """The elements that a consumer has been given, as counts by range, in the order of delivery."""
+    """The elements that have been delivered to a consumer, counted by range in the order of delivery."""
 
     def __init__(self) -> None:
         self._finished: dict[int, None] = {}
         self._news: list[int] = []
         self._rows: dict[int, int] = {}
-        # Elements handed out but not acknowledged: the range, the number of elements, and whether the range ends there.
+        # Elements that have been delivered but not acknowledged: the range, the number of elements, and whether the
+        # range ends after these elements.
         self._log: deque[tuple[int, int, bool]] = deque()
         self._acknowledged = 0
 
@@ -40,22 +41,28 @@ class Acknowledgements:
         self._news.append(id)
 
     def begin(self, id: int, rows: int) -> None:
-        """Records that the consumer had finished `rows` elements of a range earlier."""
+        """Records that the consumer has already finished `rows` elements of a range."""
         if rows:
             self._rows[id] = rows
 
     def has_begun(self, id: int) -> bool:
-        """Returns whether the consumer has been given any elements of a range, or its end."""
+        """Returns whether elements of a range, or its end, have been delivered to the consumer."""
         return id in self._rows or id in self._finished or any(id == one for one, _, _ in self._log)
 
     def hand_out(self, id: int, rows: int, is_over: bool) -> None:
-        """Records that the consumer gets elements of a range; without elements it only notes the end of the range."""
+        """Records that elements of a range are delivered to the consumer.
+
+        Args:
+          id: The id of the range.
+          rows: The number of elements; 0 to record only the end of the range.
+          is_over: Whether the range ends after these elements.
+        """
         self._log.append((id, rows, is_over))
         if not rows:
             self.acknowledge(self._acknowledged)
 
     def acknowledge(self, rows: int | None) -> None:
-        """Acknowledges the first `rows` elements since the beginning, or all that were handed out if `None`."""
+        """Acknowledges the first `rows` elements since the beginning, or all delivered elements if `rows` is `None`."""
         while self._log:
             id, some, is_over = self._log[0]
             if rows is not None and self._acknowledged + some > rows:
@@ -67,7 +74,7 @@ class Acknowledgements:
                 self.finish(id)
 
     def position(self, rows: int) -> Position:
-        """Returns the position after `rows` elements since the beginning, which may be more than were handed out."""
+        """Returns the position after `rows` elements since the beginning, which may exceed the delivered elements."""
         counts, finished, left = dict(self._rows), dict(self._finished), rows - self._acknowledged
         left_out = 0
         for id, some, is_over in self._log:
@@ -84,7 +91,7 @@ class Acknowledgements:
 
     @property
     def is_done(self) -> bool:
-        """Whether the consumer has acknowledged everything that it was given."""
+        """Whether the consumer has acknowledged all delivered elements."""
         return not self._log
 
     @property

@@ -1,4 +1,4 @@
-"""References to the elements of clients of a registered dataset, used as clients' values in computations."""
+"""References to the elements of a registered dataset's clients, used as values of clients in computations."""
 
 import functools
 import itertools
@@ -25,13 +25,13 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 
 
 class ClientReference(Reference):
-    """A reference to the elements of a client, which serves as a value for a computation in place of the elements.
+    """A reference to the elements of a client, which can be passed to a computation in place of the elements.
 
-    Its value is a sequence of the elements, or a struct of arrays with a row for each element, as the computation
-    requires; `batches` returns a sequence of batches.
+    The computation receives a sequence of the elements or a struct of arrays with a row for each element, depending on
+    its type. Use `batches` to pass a sequence of batches.
 
-    The process that runs the computation reads the elements. A reference is small and can be pickled; it contains the
-    address of the data service, but no credentials. In this process it can be iterated over.
+    The process that runs the computation reads the elements. A reference is small and can be pickled. It contains the
+    address of the data service, but no credentials. Iterating over the reference reads the elements in this process.
 
     Attributes:
       client_id: The id of the client.
@@ -50,7 +50,7 @@ class ClientReference(Reference):
         return itertools.chain.from_iterable(map(shown, some) for some in lists)
 
     def batches(self, batch_size: int, **options: Any) -> ClientRows:
-        """Returns the elements as a sequence of batches: a value for a computation, in place of `fedstack.batches`.
+        """Returns the elements in batches, as a client's value for a computation in place of `fedstack.batches`.
 
         Args:
           batch_size: The number of elements of each batch.
@@ -59,7 +59,7 @@ class ClientReference(Reference):
         return ClientRows(self, batching_of(batch_size, **options))
 
     def to_data(self) -> computation_pb2.Data:
-        """Returns the reference as the content of a `data` block of the language."""
+        """Converts the reference to a `data` block of the language."""
         dataset = ClientDataset()
         self.group.source.Unpack(dataset)
         dataset.client = self.key
@@ -85,7 +85,7 @@ class ClientReference(Reference):
 
 @functools.cache
 def reader_of_this_process() -> ReferenceReader:
-    """Returns the reader for references that arrive without their data source, such as from a pickle."""
+    """Returns the reader for references without a data source, such as unpickled references."""
     return ReferenceReader()
 
 
@@ -96,7 +96,7 @@ def _restored(source: bytes, key: bytes, element: bytes, client_id: Any) -> Clie
 
 
 class RegisteredClients:
-    """The clients of a dataset that is registered by client at a data service.
+    """The clients of a dataset that is registered by client with a data service.
 
     Args:
       service: The address of the dispatcher.
@@ -104,7 +104,7 @@ class RegisteredClients:
       credentials: The credentials for calls to the dispatcher and the data workers.
 
     Raises:
-      InvalidValueError: If no dataset is registered under that id, or it is not registered by client.
+      InvalidValueError: If no dataset is registered under the id, or the dataset is not registered by client.
       WorkerUnavailableError: If the dispatcher cannot be reached.
     """
 
@@ -118,7 +118,7 @@ class RegisteredClients:
 
     @property
     def client_ids(self) -> Sequence[Any]:
-        """The ids of the clients, in order."""
+        """The ids of the clients, in sorted order."""
         return self._client_ids
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class RegisteredClients:
                 await self._workers.lose(worker, error, begun)
 
     def references(self, client_ids: Sequence[Any]) -> list[ClientReference]:
-        """Returns references to clients, which are read ahead in this order."""
+        """Returns references to clients, whose elements are read ahead in the order of `client_ids`."""
         source = any_pb2.Any()
         source.Pack(self.registered)
         keys = [key_of(client, self.id_type) for client in client_ids]
@@ -150,7 +150,7 @@ class RegisteredClients:
         message.dataset_id = self.dataset_id
 
     def close(self) -> None:
-        """Ends the connections. Idempotent."""
+        """Closes the connections. Idempotent."""
         self._reader.close()
 
     def __repr__(self) -> str:
@@ -158,13 +158,13 @@ class RegisteredClients:
 
 
 def _types_of(found: DatasetDescription, dataset_id: str) -> tuple[TensorType, StructType]:
-    """Returns the types of the ids and of a client's elements."""
+    """Returns the type of the clients' ids and the type of a client's elements."""
     element, column = type_from_proto(found.element), found.client_column
     members = fields_of(element) if isinstance(element, StructType) else ()
     ids = [t for name, t in members if name == column]
     if not ids or not isinstance(ids[0], TensorType):
         raise InvalidValueError(
-            f"Expected a dataset that is registered by client, found {dataset_id!r}, which is not; register it with "
-            "register_dataset(service, dataset.by_client(column), ...)"
+            f"Expected a dataset that is registered by client, found {dataset_id!r}, which is registered as a whole; "
+            "register it with register_dataset(service, dataset.by_client(column), ...)"
         )
     return ids[0], StructType([member for member in members if member[0] != column])

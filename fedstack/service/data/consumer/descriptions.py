@@ -1,4 +1,4 @@
-"""Describes datasets to dispatchers, and the terms on which they are read: the policy, the guarantee, the position."""
+"""Defines the descriptions of datasets for dispatchers, and the options with which datasets are read."""
 
 import enum
 import hashlib
@@ -37,15 +37,16 @@ from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 
 
 class ShardingPolicy(enum.Enum):
-    """How the elements of a dataset are divided among data workers.
+    """The way in which the elements of a dataset are divided among data workers.
 
     Attributes:
       OFF: Each worker reads the whole dataset.
-      DYNAMIC: Each element is read once, by whichever worker comes to it.
-      FILE: Each of at most 100,000 files is read at one address: file `i` at number `i % n` of the dispatcher's `n`
-        `worker_addresses`. If that worker does not attend, another one reads the file.
-      DATA: The worker at each of `n` addresses reads the whole dataset, and sends every `n`-th element of it.
-      FILE_OR_DATA, HINT: Not offered.
+      DYNAMIC: Each element is read once, by one of the workers. Faster workers read more elements.
+      FILE: Each file is read by one worker: file `i` by the worker at number `i % n` of the dispatcher's `n`
+        `worker_addresses`. If that worker is not available, another worker reads the file. At most 100,000 files are
+        supported.
+      DATA: The worker at each of the `n` addresses reads the whole dataset, and sends every `n`-th element.
+      FILE_OR_DATA, HINT: Not supported.
     """
 
     OFF = "off"
@@ -62,7 +63,7 @@ _NOT_OFFERED = (ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT)
 
 
 def checked_policy(mode: object) -> ShardingPolicy:
-    """Returns the policy that a `processing_mode` means.
+    """Returns the policy for a `processing_mode`.
 
     Raises:
       TypeMismatchError: If the mode is neither a policy nor a string.
@@ -77,7 +78,7 @@ def checked_policy(mode: object) -> ShardingPolicy:
         raise TypeMismatchError(f"Expected {_FORMS} as processing_mode, found {describe(mode)}")
     if mode in _NOT_OFFERED:
         raise InvalidValueError(
-            f"Expected {_FORMS} as processing_mode, found {mode}, which is not offered; give ShardingPolicy.FILE or "
+            f"Expected {_FORMS} as processing_mode, found {mode}, which is not supported; use ShardingPolicy.FILE or "
             "ShardingPolicy.DATA, or add a step shard(n, index)"
         )
     return mode
@@ -87,13 +88,13 @@ _CHECK_BYTES = 4
 
 
 def written_cursor(cursor: PassCursor) -> bytes:
-    """Returns a cursor as the bytes that users keep and `read_cursor` reads: the message and a checksum."""
+    """Converts a cursor to bytes for the user, which `read_cursor` reads: the message and a checksum."""
     content = cursor.SerializeToString()
     return content + _check_sum(content)
 
 
 def read_cursor(content: object) -> PassCursor:
-    """Returns the cursor that bytes represent.
+    """Returns the cursor that `written_cursor` has converted to bytes.
 
     Raises:
       TypeMismatchError: If `content` is not bytes.
@@ -101,7 +102,7 @@ def read_cursor(content: object) -> PassCursor:
     """
     if not isinstance(content, bytes):
         raise TypeMismatchError(
-            f"Expected resume to be what an iterator's cursor() has returned, found {describe(content)}"
+            f"Expected resume to be the bytes that an iterator's cursor() returned, found {describe(content)}"
         )
     content, check_sum = content[:-_CHECK_BYTES], content[-_CHECK_BYTES:]
     try:
@@ -110,8 +111,8 @@ def read_cursor(content: object) -> PassCursor:
         found = PassCursor()
     if check_sum != _check_sum(content) or not found.consumer or not found.digest:
         raise InvalidValueError(
-            f"Expected resume to be what an iterator's cursor() has returned, found {len(content) + len(check_sum)} "
-            "other bytes, or some of them have changed"
+            "Expected resume to be the bytes that an iterator's cursor() returned, found "
+            f"{len(content) + len(check_sum)} bytes that are not a cursor or have been modified"
         )
     return found
 
@@ -125,23 +126,24 @@ def _check_sum(content: bytes) -> bytes:
     return zlib.crc32(content).to_bytes(_CHECK_BYTES, "big")
 
 
-# Functions may travel by value: workers decide by their own policy which ones they accept.
+# Functions may be sent by value. The carrier policy of each worker determines which functions the worker accepts.
 _WORKERS = Destination(takes_code=True)
 _ID_CHARACTERS = 32
 
 
 @attrs.frozen
 class Terms:
-    """The terms on which a dataset is read.
+    """The options with which a dataset is read.
 
     Attributes:
-      policy: How the dataset is divided among workers.
-      guarantee: How often its elements arrive if workers or consumers are lost.
+      policy: The division of the dataset among workers.
+      guarantee: The guarantee for the delivery of each element if workers or consumers are lost.
       job_name: The job that consumers share; empty for passes of a single consumer.
-      target_workers: Which workers to read from.
-      max_requests: The maximum number of blocks that are requested or wait here; by default a few for each worker.
-      timeout: How long the dispatcher may be unavailable, in seconds.
-      resume: The cursor to continue from.
+      target_workers: The workers to read from: `"AUTO"`, `"ANY"` or `"LOCAL"`.
+      max_requests: The maximum number of blocks that are requested or wait in this process; by default a few for each
+        worker.
+      timeout: The maximum time for which the dispatcher may be unavailable, in seconds.
+      resume: The cursor from which to resume, if any.
     """
 
     policy: ShardingPolicy
@@ -155,12 +157,12 @@ class Terms:
 
 @attrs.frozen(eq=False)
 class KnownDataset:
-    """A dataset as dispatchers know it.
+    """A dataset that is, or can be, registered with a dispatcher.
 
     Attributes:
       description: The description of the dataset.
       after: The steps that apply to the elements of all splits together.
-      definition: The serialized definition; `None` if the dispatcher has it.
+      definition: The serialized definition; `None` if the dispatcher already has the definition.
     """
 
     description: DatasetDescription
@@ -174,32 +176,33 @@ class KnownDataset:
 
     @property
     def element(self) -> Type:
-        """The type of its elements."""
+        """The type of the dataset's elements."""
         return type_from_proto(self.description.element)
 
     @property
     def cardinality(self) -> float | None:
-        """The number of its elements, which may be infinite; `None` if unknown."""
+        """The number of elements of the dataset, which may be infinite; `None` if unknown."""
         found = self.description
         return math.inf if found.is_endless else found.cardinality if found.HasField("cardinality") else None
 
     @property
     def size(self) -> float | None:
-        """The total number of elements of its splits, which may be infinite; `None` if unknown."""
+        """The total number of elements of the splits, which may be infinite; `None` if unknown."""
         size, splits = self.cardinality, self.description.num_splits
         if not self.after:
             return size
-        # The size after these steps shows whether each split is one element.
+        # If the size after these steps is the size for one element per split, each split is assumed to be one element.
         return splits if size is not None and size == _size_after(splits, self.after) else None
 
 
 def described(dataset: Pipeline, dataset_id: str = "", client_column: str = "") -> KnownDataset:
-    """Returns a dataset with the description and the definition that register it.
+    """Returns the description and the definition with which a dataset can be registered.
 
     Args:
       dataset: The dataset.
-      dataset_id: The id to register it under; by default a prefix of its digest.
-      client_column: The member of elements that has the client's id, for a dataset of clients; otherwise empty.
+      dataset_id: The id under which to register the dataset; by default a prefix of its digest.
+      client_column: The member of the elements that contains the client's id, for a dataset that is registered by
+        client; otherwise empty.
 
     Raises:
       CarrierError: If a function or a source cannot be serialized.
@@ -227,14 +230,14 @@ def described(dataset: Pipeline, dataset_id: str = "", client_column: str = "") 
 
 
 def known_dataset(description: DatasetDescription, policy: CarrierPolicy | None) -> KnownDataset:
-    """Returns the dataset that a dispatcher describes.
+    """Returns the dataset that a dispatcher has described.
 
     Args:
       description: The dispatcher's description.
-      policy: Which functions may run here; by default the policy in force.
+      policy: The policy that determines the functions that may run in this process; by default the current policy.
 
     Raises:
-      CarrierError: If a function that has to run here is not permitted by the policy.
+      CarrierError: If the policy does not permit a function that must run in this process.
     """
     element = type_from_proto(description.split_element)
     with current_scope().under(policy or current_policy()).entered():
@@ -242,25 +245,26 @@ def known_dataset(description: DatasetDescription, policy: CarrierPolicy | None)
             rest = with_steps(Dataset(ArraysSource(element, empty_column(element))), description.after)
         except CarrierError as error:
             raise CarrierError(
-                f"Some functions of the dataset {name_text(description.dataset_id)!r} run where it is consumed: those "
-                "after a batch or a shuffle; say which functions may run here, as in "
+                f"Some functions of the dataset {name_text(description.dataset_id)!r} must run in this process, "
+                "because they follow a step such as batch or shuffle; permit these functions, as in "
                 f"policy=fedstack.leaves.CarrierPolicy(modules=['mine']): {error}"
             ) from error
     return KnownDataset(description, rest.steps)
 
 
 async def registered(known: KnownDataset, stub: DispatcherStub, by_name: bool = False) -> DatasetDescription:
-    """Ensures that a dispatcher has a dataset, and returns the dispatcher's description.
+    """Registers a dataset with a dispatcher unless it is already registered, and returns the dispatcher's description.
 
-    The definition is sent only if the dispatcher lacks it.
+    The definition is sent only if the dispatcher does not have it.
 
     Args:
       known: The dataset.
-      stub: Calls the dispatcher.
-      by_name: Whether the dataset has to be registered under its id.
+      stub: The stub for calls to the dispatcher.
+      by_name: Whether the dataset must be registered under its id.
 
     Raises:
-      InvalidValueError: If another dataset has the id, or the dispatcher lacks a dataset without a definition here.
+      InvalidValueError: If another dataset is registered under the id, or the dataset is not registered and `known` has
+        no definition.
     """
     said = known.description
     request = DescribeDatasetRequest(may_lack=known.definition is not None)

@@ -1,4 +1,4 @@
-"""Distributes datasets: the functions that users call, and the checks of their arguments."""
+"""Defines the public functions that distribute and register datasets, and checks their arguments."""
 
 from collections.abc import Callable
 from typing import TypeAlias, cast
@@ -34,10 +34,10 @@ from fedstack.transport.wire.addresses import Target, TargetResolver, resolve_ta
 
 _TARGETS = ("AUTO", "ANY", "LOCAL")
 _REFUSED = {
-    "consumer_index": "consumers that name the same job_name share its elements, each of which goes to one of them",
-    "num_consumers": "consumers that name the same job_name share its elements, each of which goes to one of them",
-    "cross_trainer_cache": "consumers that name the same job_name share its elements",
-    "data_transfer_protocol": 'workers of protocol "grpc+local" hand over memory in their process; leave it out',
+    "consumer_index": "pass the same job_name in several consumers to deliver each element to one of them",
+    "num_consumers": "pass the same job_name in several consumers to deliver each element to one of them",
+    "cross_trainer_cache": "pass the same job_name in several consumers to share the elements among them",
+    "data_transfer_protocol": 'leave it out; workers with protocol "grpc+local" share memory with their own process',
 }
 
 
@@ -59,31 +59,35 @@ def distribute(
     dispatcher_timeout_ms: float = 60_000,
     **refused: object,
 ) -> Callable[[Dataset], DistributedDataset]:
-    """Returns a transformation that makes data workers read a dataset: the argument of `Dataset.apply`.
+    """Returns a transformation for `Dataset.apply`, after which data workers read the dataset.
 
         dataset = Dataset.range(1000).map(square).apply(distribute("distributed_epoch", dispatcher.target))
 
-    The dataset is registered when it is iterated over. Each iteration is a pass over it, and so is each repetition of a
-    `repeat`. Steps that need all elements, such as a `batch` or a `shuffle`, run in the process that iterates.
+    The dataset is registered when iteration begins. Each iteration is a pass over the dataset, and so is each
+    repetition of a `repeat`. Steps that require all elements, such as `batch` and `shuffle`, run in the process that
+    iterates over the dataset.
 
     Args:
-      processing_mode: How the dataset is divided among workers: `ShardingPolicy.DYNAMIC` or `"distributed_epoch"` to
-        read each element once, `ShardingPolicy.OFF` or `"parallel_epochs"` to read all elements at each worker;
-        `ShardingPolicy.FILE` and `ShardingPolicy.DATA` determine which worker reads which elements.
-      service: The dispatcher: an address, a protocol and an address, a `DispatchServer`, the job of a cluster with one
-        task, or a channel.
-      job_name: Consumers that give the same name share the passes over a dataset: each element goes to one of them.
+      processing_mode: The division of the dataset among workers. With `ShardingPolicy.DYNAMIC` or
+        `"distributed_epoch"`, each element is read once. With `ShardingPolicy.OFF` or `"parallel_epochs"`, each worker
+        reads all elements. With `ShardingPolicy.FILE` or `ShardingPolicy.DATA`, the position of a file or an element
+        determines the worker that reads it.
+      service: The dispatcher: an address, a tuple of a protocol and an address, a `DispatchServer`, the job of a
+        cluster with one task, or a channel.
+      job_name: The name of a job. Consumers with the same job name share the passes over a dataset, and each element is
+        delivered to one of them.
       max_outstanding_requests: The maximum number of blocks of elements that are requested or wait to be consumed; by
         default two for each worker.
-      compression: `None` or `"AUTO"`; neither has an effect, since elements travel uncompressed.
-      target_workers: `"LOCAL"` for the workers in this process only; `"ANY"` or `"AUTO"` for all.
-      guarantee: How often an element arrives if a worker or a consumer is lost: `"at_most_once"`, `"at_least_once"` or
-        `"exactly_once"`.
-      resume: A cursor that an iterator's `cursor()` returned: the first iteration continues from there.
+      compression: `None` or `"AUTO"`. Neither has an effect, because elements are sent uncompressed.
+      target_workers: `"LOCAL"` to read only from workers in this process; `"ANY"` or `"AUTO"` to read from all workers.
+      guarantee: The guarantee for the delivery of each element if a worker or a consumer is lost: `"at_most_once"`,
+        `"at_least_once"` or `"exactly_once"`.
+      resume: A cursor that an iterator's `cursor()` returned, from which the first iteration continues.
       credentials: The certificates and the token for calls to the dispatcher and its workers.
-      element_spec: The expected type of the elements; it is checked.
-      dispatcher_timeout_ms: How long the dispatcher may be unavailable.
-      **refused: Further arguments of TensorFlow's data service; the error says what to use instead.
+      element_spec: The expected type of the elements, which is compared with the actual type.
+      dispatcher_timeout_ms: The maximum time for which the dispatcher may be unavailable, in milliseconds.
+      **refused: Other arguments of the data service of TensorFlow, which are not supported. The error message contains
+        an alternative.
 
     Raises:
       InvalidValueError: If an argument is invalid.
@@ -97,7 +101,9 @@ def distribute(
 
     def apply(dataset: Dataset) -> DistributedDataset:
         if not isinstance(cast(object, dataset), Dataset):
-            raise TypeMismatchError(f"Expected a dataset, found {describe(dataset)}; at distribute")
+            raise TypeMismatchError(
+                f"Expected a dataset, found {describe(dataset)}; at distribute; create a Dataset first"
+            )
         _check_spec(element_spec, dataset.element_type)
         return _distributed(described(dataset), terms, connections)
 
@@ -113,19 +119,19 @@ def register_dataset(
     credentials: ClientCredentials | None = None,
     dispatcher_timeout_ms: float = 60_000,
 ) -> str:
-    """Registers a dataset at a dispatcher, for `from_dataset_id`, or by client for `DatasetDataSource`.
+    """Registers a dataset with a dispatcher, for `from_dataset_id` or, by client, for `DatasetDataSource`.
 
     Args:
       service: The dispatcher; see `distribute`.
-      dataset: The dataset, or the result of its `by_client(column)`.
-      compression: `None` or `"AUTO"`, without effect.
-      dataset_id: The id to register it under; by default a prefix of the digest of its definition. The same dataset may
-        be registered again, and then gets the same default id.
+      dataset: The dataset, or the result of its `by_client(column)` to register it by client.
+      compression: `None` or `"AUTO"`. Neither has an effect.
+      dataset_id: The id under which to register the dataset; by default a prefix of the digest of its definition, so
+        that registering the same dataset again returns the same id.
       credentials: The credentials for calls to the dispatcher.
-      dispatcher_timeout_ms: How long to wait for the dispatcher.
+      dispatcher_timeout_ms: The maximum time to wait for the dispatcher, in milliseconds.
 
     Returns:
-      The id.
+      The id under which the dataset is registered.
 
     Raises:
       InvalidValueError: If another dataset is registered under the id.
@@ -134,7 +140,10 @@ def register_dataset(
     """
     whole, column = (dataset.dataset, dataset.column) if isinstance(dataset, ClientDatasets) else (dataset, "")
     if not isinstance(cast(object, whole), Dataset):
-        raise TypeMismatchError(f"Expected a dataset, found {describe(dataset)}; at register_dataset")
+        raise TypeMismatchError(
+            f"Expected a dataset, found {describe(dataset)}; at register_dataset; pass a Dataset or the result of its "
+            "by_client(column)"
+        )
     name = "" if dataset_id is None else _checked_name("dataset_id", dataset_id)
     connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression)
     known, stub = described(whole, name, column), connections.dispatcher
@@ -159,28 +168,29 @@ def from_dataset_id(
     policy: CarrierPolicy | None = None,
     **refused: object,
 ) -> DistributedDataset:
-    """Returns a registered dataset of a dispatcher, to be read at data workers.
+    """Returns a dataset that is registered with a dispatcher, and is read by data workers.
 
     Args:
-      processing_mode: How it is divided among workers; see `distribute`.
+      processing_mode: The division of the dataset among workers; see `distribute`.
       service: The dispatcher; see `distribute`.
       dataset_id: The id that `register_dataset` returned.
-      element_spec: The expected type of the elements; it is checked.
-      job_name: See `distribute`, as for all arguments that follow.
+      element_spec: The expected type of the elements, which is compared with the actual type.
+      job_name: The name of the job whose consumers share the passes; see `distribute`.
       max_outstanding_requests: The maximum number of blocks of elements that are requested or wait to be consumed.
-      compression: Without effect.
-      target_workers: Which workers to read from.
-      guarantee: How often an element arrives if a worker or a consumer is lost.
-      resume: The cursor from which the first iteration continues.
+      compression: `None` or `"AUTO"`. Neither has an effect.
+      target_workers: The workers to read from; see `distribute`.
+      guarantee: The guarantee for the delivery of each element if a worker or a consumer is lost; see `distribute`.
+      resume: The cursor from which the first iteration continues; see `distribute`.
       credentials: The credentials for calls to the dispatcher and its workers.
-      dispatcher_timeout_ms: How long to wait for the dispatcher.
-      policy: Which functions of the dataset may run in this process, where the functions after a batch or a shuffle
-        run; by default none.
-      **refused: Further arguments of TensorFlow's data service; the error says what to use instead.
+      dispatcher_timeout_ms: The maximum time to wait for the dispatcher, in milliseconds.
+      policy: The policy that determines the functions of the dataset that may run in this process; by default none.
+        Functions that follow a step such as `batch` or `shuffle` must run in this process.
+      **refused: Other arguments of the data service of TensorFlow, which are not supported. The error message contains
+        an alternative.
 
     Raises:
-      CarrierError: If a function has to run here, but `policy` does not permit it.
-      InvalidValueError: If there is no such dataset, or another argument is invalid.
+      CarrierError: If a function must run in this process, but `policy` does not permit it.
+      InvalidValueError: If no dataset is registered under the id, or another argument is invalid.
       TypeMismatchError: If `element_spec` is not the type of the elements, or an argument has the wrong type.
       WorkerUnavailableError: If the dispatcher cannot be reached in time.
     """
@@ -200,13 +210,14 @@ def from_dataset_id(
 def _distributed(known: KnownDataset, terms: Terms, connections: Connections) -> DistributedDataset:
     if terms.resume is not None and terms.resume.digest != known.description.digest:
         raise InvalidValueError(
-            f"Expected resume to be a cursor of this dataset ({known.description.digest.hex()[:16]}…), found one of "
-            f"another ({terms.resume.digest.hex()[:16]}…)"
+            f"Expected resume to be a cursor of this dataset ({known.description.digest.hex()[:16]}…), found a cursor "
+            f"of another dataset ({terms.resume.digest.hex()[:16]}…); use the dataset that the cursor was created from"
         )
     if terms.policy is ShardingPolicy.FILE and not known.description.file_splits:
         raise InvalidValueError(
-            "Expected a dataset of files under ShardingPolicy.FILE, without a step that depends on their order, "
-            f"found {name_text(known.description.dataset_id)}, which is not one; give ShardingPolicy.DATA"
+            "Expected a dataset of files without steps that require the order of elements, as ShardingPolicy.FILE "
+            f"requires, found {name_text(known.description.dataset_id)}, which is a different kind of dataset; use "
+            "ShardingPolicy.DATA"
         )
     source = DistributedSource(known, terms, connections)
     dataset = DistributedDataset(source)
@@ -231,22 +242,27 @@ def _terms(
     targets = target_workers.upper() if isinstance(target_workers, str) else target_workers
     if targets not in _TARGETS:
         raise InvalidValueError(
-            f"Expected target_workers as {', '.join(map(repr, _TARGETS))}, found {target_workers!r}"
+            f"Expected target_workers to be one of {', '.join(map(repr, _TARGETS))}, found {target_workers!r}"
         )
     known = {one.value: one for one in Guarantee}
     if not isinstance(guarantee, str) or guarantee not in known:
-        raise InvalidValueError(f"Expected guarantee as {', '.join(map(repr, known))}, found {guarantee!r}")
+        raise InvalidValueError(f"Expected guarantee to be one of {', '.join(map(repr, known))}, found {guarantee!r}")
     job = "" if job_name is None else _checked_name("job_name", job_name)
     cursor = None if resume is None else read_cursor(resume)
     if cursor is not None and known[guarantee] is not Guarantee.EXACTLY_ONCE:
-        raise InvalidValueError(f"Expected guarantee 'exactly_once' beside resume, found {guarantee!r}")
+        raise InvalidValueError(
+            f"Expected guarantee 'exactly_once' in combination with resume, found {guarantee!r}; pass "
+            "guarantee='exactly_once'"
+        )
     if cursor is not None and cursor.policy != policy.name:
         raise InvalidValueError(
-            f"Expected processing_mode ShardingPolicy.{cursor.policy} as in resume, found {policy}; give the mode of "
-            "the cursor's pass, or begin a new pass, without resume"
+            f"Expected processing_mode ShardingPolicy.{cursor.policy} as in resume, found {policy}; pass the mode of "
+            "the cursor's pass, or start a new pass without resume"
         )
     if cursor is not None and cursor.job_name != job:
-        raise InvalidValueError(f"Expected job_name {cursor.job_name!r} as in resume, found {job!r}")
+        raise InvalidValueError(
+            f"Expected job_name {cursor.job_name!r} as in resume, found {job!r}; pass the job_name of the cursor's pass"
+        )
     most = None if max_requests is None else checked_positive("max_outstanding_requests", max_requests)
     return Terms(policy, known[guarantee], job, cast(str, targets), most, _seconds(timeout_ms), cursor)
 
@@ -256,7 +272,7 @@ def _connections(
 ) -> Connections:
     if compression not in (None, "AUTO"):
         raise InvalidValueError(
-            f"Expected compression as 'AUTO' or None, found {compression!r}; the id of a dataset goes into dataset_id="
+            f"Expected compression to be 'AUTO' or None, found {compression!r}; pass the id of a dataset as dataset_id="
         )
     return Connections(_address(service), credentials, terms.target_workers == "LOCAL")
 
@@ -271,13 +287,13 @@ def _address(service: object) -> str | Target | Channel:
     if isinstance(service, tuple):
         parts = cast("tuple[object, ...]", service)
         if len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
-            raise InvalidValueError(f"Expected a protocol and an address as service, found {parts!r}")
+            raise InvalidValueError(f"Expected service to be a tuple of a protocol and an address, found {parts!r}")
         service = f"{parts[0]}://{parts[1]}"
     if isinstance(service, Target):
         return service
     if not isinstance(service, str) or not service.strip():
         raise InvalidValueError(
-            f"Expected the address of a dispatcher as service, found {describe(service)}; give 'grpc://host:port', "
+            f"Expected service to be the address of a dispatcher, found {describe(service)}; pass 'grpc://host:port', "
             "a DispatchServer, the job of a cluster, or a channel"
         )
     return service
@@ -285,7 +301,9 @@ def _address(service: object) -> str | Target | Channel:
 
 def _checked_name(what: str, name: object) -> str:
     if not isinstance(name, str) or not name:
-        raise InvalidValueError(f"Expected {what} as text, found {describe(name)}; leave it out, or give a name")
+        raise InvalidValueError(
+            f"Expected {what} to be a non-empty string, found {describe(name)}; pass a name, or leave it out"
+        )
     return name
 
 
@@ -305,6 +323,6 @@ def _check_spec(spec: object, element: Type) -> None:
 def _check_refused(refused: dict[str, object]) -> None:
     for name, value in refused.items():
         if name not in _REFUSED:
-            raise TypeError(f"Expected no argument {name!r}; see help(fedstack.service.data.distribute)")
+            raise TypeError(f"Expected a known argument, found {name!r}; see help(fedstack.service.data.distribute)")
         if value is not None:
-            raise InvalidValueError(f"Expected no {name}, found {value!r}: it is not offered; {_REFUSED[name]}")
+            raise InvalidValueError(f"Expected no {name}, which is not supported, found {value!r}; {_REFUSED[name]}")

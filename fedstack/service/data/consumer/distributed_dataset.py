@@ -1,4 +1,4 @@
-"""Reads datasets at data workers: a dataset's leading steps run at the workers, the later ones here."""
+"""Reads datasets from data workers. The leading steps of a dataset run on the workers, later steps in this process."""
 
 import itertools
 import math
@@ -34,16 +34,16 @@ from fedstack.service.data.reading.blocks import without_first
 from fedstack.service.data.reading.budget import Blocks
 from fedstack.service.data.reading.readers import AHEAD
 
-# How long the end of a pass waits until the dispatcher has heard of it.
+# The maximum time in seconds that the end of an iteration waits until the dispatcher has been notified.
 _END_SECONDS = 1.0
 
 
 class DistributedSource(Source):
-    """The elements of a dataset as data workers send them; each iteration is another pass.
+    """A source of the elements that data workers send. Each iteration is a new pass.
 
     Args:
       known: The dataset.
-      terms: The terms on which it is read.
+      terms: The options with which the dataset is read.
       connections: The connections to the dispatcher and its workers.
     """
 
@@ -62,12 +62,12 @@ class DistributedSource(Source):
     def size(self) -> float | None:
         known = self._known
         size = known.cardinality if self.is_whole else known.size
-        # Unknown for a copy from each worker, for a share among consumers, and for the rest after a cursor.
+        # The number is unknown if each worker sends a copy, if consumers share a job, or if the pass is resumed.
         is_all = self._terms.policy is not ShardingPolicy.OFF and not (self._terms.job_name or self._terms.resume)
         return size if is_all or size in (0, math.inf) else None
 
     def begin(self) -> PassDriver:
-        """Begins the next pass."""
+        """Starts the next pass."""
         known, terms, repetition = self._known, self._terms, next(self._repetitions)
         resumed = terms.resume if terms.resume is not None and repetition == terms.resume.repetition else None
         is_row = known.size == known.description.num_splits and not self.is_whole
@@ -100,15 +100,17 @@ class DistributedSource(Source):
         return self._terms.guarantee is Guarantee.EXACTLY_ONCE
 
     def __reduce__(self) -> "tuple[type[DistributedSource], tuple[KnownDataset, Terms, Connections]]":
-        """Supports pickling: functions carry a dataset to other processes, which become consumers of their own.
+        """Supports pickling, because functions that are sent to other processes may refer to a dataset.
+
+        The other processes become separate consumers.
 
         Raises:
-          CarrierError: If it resumes from a cursor, which only one consumer may do.
+          CarrierError: If the dataset resumes from a cursor, because only one consumer may do this.
         """
         if self._terms.resume is not None:
             raise CarrierError(
-                "Expected a distributed dataset without resume in an object sent to another process, found one with a "
-                "cursor; only one consumer may continue from it"
+                "Expected a distributed dataset without resume in an object that is sent to another process, found a "
+                "dataset with a cursor, from which only one consumer may continue; pass resume in the other process"
             )
         return DistributedSource, (self._known, self._terms, self._connections)
 
@@ -120,11 +122,11 @@ class DistributedSource(Source):
         """
         if not self.is_resumable:
             raise InvalidValueError(
-                f"Expected the guarantee 'exactly_once' for a cursor, found {self._terms.guarantee.value!r}; give it "
-                "to distribute"
+                f"Expected the guarantee 'exactly_once' for a cursor, found {self._terms.guarantee.value!r}; pass "
+                "guarantee='exactly_once' to distribute"
             )
         request, position = driver.opening.request, driver.position(rows)
-        # The commit is read last, so that it is no older than the position.
+        # The commit is read after the position, so that the commit is not older than the position.
         cursor = PassCursor(
             commit=driver.commit,
             digest=request.digest,
@@ -144,11 +146,11 @@ class DistributedSource(Source):
 
 
 class Passes:
-    """The passes of one iteration, one after the other.
+    """The consecutive passes of one iteration.
 
     Args:
-      source: Begins the passes.
-      steps: The steps that are applied to their elements here.
+      source: The source, which starts the passes.
+      steps: The steps to apply to the elements in this process.
 
     Attributes:
       made: The number of elements that the steps have yielded to the caller.
@@ -165,7 +167,7 @@ class Passes:
         self._counting = threading.Lock()
 
     def next(self) -> Blocks:
-        """Begins a pass and yields its elements."""
+        """Starts a pass and yields its elements."""
         self._leave()
         driver = self._driver = self._source.begin()
         if self._in_work:
@@ -173,7 +175,10 @@ class Passes:
         yield from without_first(iter(driver.take, None), driver.opening.position.left_out)
 
     def _taken(self, made: int) -> int | Step:
-        """Returns how many elements of the pass yielded `made`, or the step that makes this impossible to tell."""
+        """Returns the number of elements of the pass after which the steps have yielded `made` elements.
+
+        If a step makes it impossible to determine the number, the step is returned instead.
+        """
         for step in reversed(self._steps):
             found = step.taken(made)
             if found is None:
@@ -182,7 +187,7 @@ class Passes:
         return made + (0 if self._driver is None else self._driver.opening.position.left_out)
 
     def work_on(self, more: int) -> None:
-        """Adds to the number of blocks that are processed on threads other than the one that asks the driver."""
+        """Adds to the number of blocks that are processed on threads other than the thread that calls the driver."""
         with self._counting:
             self._in_work += more
             driver = self._driver
@@ -190,12 +195,12 @@ class Passes:
                 driver.work_on(self._in_work)
 
     def keep(self) -> None:
-        """Keeps the pass resumable after an interruption: the caller may ask for a cursor."""
+        """Keeps the pass resumable after an interruption, because the caller may request a cursor."""
         if self._driver is not None and self._source.is_resumable:
             self._driver.keep()
 
     def acknowledge(self) -> None:
-        """Records that the caller has finished all elements that were yielded."""
+        """Records that the caller has finished all yielded elements."""
         taken = self._taken(self.made)
         if self._driver is not None and isinstance(taken, int):
             self._driver.acknowledge(taken)
@@ -204,23 +209,23 @@ class Passes:
         """Returns the cursor after `made` elements.
 
         Raises:
-          InvalidComputationError: If a step makes the position impossible to tell.
+          InvalidComputationError: If the position cannot be determined because of a step.
           InvalidValueError: If the iteration has not begun or has ended, or the guarantee is not `"exactly_once"`.
         """
         taken = self._taken(made)
         if isinstance(taken, Step):
             raise InvalidComputationError(
-                f"Expected steps that can resume anywhere, found {taken!r} after distribute; take the cursor of an "
-                "iterator over the dataset without that step, and apply the step to its elements"
+                f"Expected only steps that can resume at any element, found {taken!r} after distribute; create the "
+                "cursor from an iterator over the dataset without this step, and apply the step to its elements"
             )
         if self._driver is None or not self._driver.commit.number:
-            at = "at its end, after which there is nothing" if self._is_over else "new; ask for an element first"
-            raise InvalidValueError(f"Expected an iterator that is in the middle of its elements, found one {at}")
+            at = "an iterator at its end" if self._is_over else "a new iterator; read an element first"
+            raise InvalidValueError(f"Expected an iterator between its first and its last element, found {at}")
         return self._source.cursor(self._driver, taken)
 
     @property
     def missing(self) -> int | None:
-        """The number of elements lost with workers; `None` if some were lost, but it is not known how many."""
+        """The number of elements lost with workers; `None` if elements were lost but their number is unknown."""
         now = 0 if self._driver is None else self._driver.missing
         return None if now is None or self._lost is None else now + self._lost
 
@@ -231,12 +236,12 @@ class Passes:
             self._lost, self._driver = self.missing, None
 
     def end(self) -> None:
-        """Ends the iteration: the caller has all elements."""
+        """Ends the iteration after the caller has received all elements."""
         self._leave(_END_SECONDS)
         self._is_over = True
 
     def close(self) -> None:
-        """Stops reading. Idempotent; any thread may call it."""
+        """Stops reading. Idempotent. Any thread may call this method."""
         if self._driver is not None:
             self._driver.close()
 
@@ -246,7 +251,7 @@ class Passes:
 
 @attrs.frozen
 class _CountedPrefetch(Step):
-    """A prefetch that counts its blocks, from when it makes one ahead until the caller has processed it."""
+    """A prefetch step that counts the blocks that have been prepared but not yet processed by the caller."""
 
     step: PrefetchStep
     passes: Passes
@@ -264,9 +269,10 @@ class _CountedPrefetch(Step):
 
 
 class DistributedDataset(Dataset):
-    """A dataset that is read at data workers; returned by `distribute` and `from_dataset_id`.
+    """A dataset that data workers read, returned by `distribute` and `from_dataset_id`.
 
-    Each iteration is a pass. The steps of the original dataset run at the workers, steps that are added to it run here.
+    Each iteration is a pass. The steps of the original dataset run on the workers, and steps that are added to the
+    distributed dataset run in this process.
     """
 
     def blocks(self) -> Blocks:
@@ -296,10 +302,11 @@ class DistributedDataset(Dataset):
 
 
 class DistributedIterator(ElementIterator):
-    """Iterates over the elements of a distributed dataset, for loops of both kinds."""
+    """An iterator over the elements of a distributed dataset, for `for` and `async for` loops."""
 
     def __init__(self, passes: Passes, blocks: Blocks, shown: Shown | None) -> None:
-        # The number of elements that have been received here, and the number that had been yielded at the close.
+        # The number of elements that have been received, and the number that had been yielded when the iterator was
+        # closed.
         self._given = 0
         self._had: int | None = None
         super().__init__(blocks, shown)
@@ -310,25 +317,26 @@ class DistributedIterator(ElementIterator):
         super()._go_on(some)
 
     def cursor(self) -> bytes:
-        """Returns a cursor after the latest element, which `distribute` takes as `resume` to continue there.
+        """Returns a cursor for the position after the latest element.
 
-        There is a cursor after an error as well, but not before the first element is requested, nor at the end.
+        Pass the cursor to `distribute` as `resume` to continue from this position. A cursor is also available after an
+        error, but not before the first element has been requested or after the last element.
 
         Raises:
           InvalidValueError: If the guarantee is not `"exactly_once"`, or the iterator is new or at its end.
-          InvalidComputationError: If a step after the distribution, such as a shuffle, makes the position impossible to
-            tell.
-          ClosedError: If the iterator was closed before there was a cursor.
+          InvalidComputationError: If the position cannot be determined because of a step after the distribution, such
+            as a shuffle.
+          ClosedError: If the iterator was closed before a cursor was available.
         """
         return self._passes.cursor(self._given - self._left if self._had is None else self._had)
 
     @property
     def missing(self) -> int | None:
-        """The number of elements lost with workers so far; `None` if some were lost, but it is not known how many."""
+        """The number of elements lost with workers so far; `None` if elements were lost but their number is unknown."""
         return self._passes.missing
 
     def close(self) -> None:
-        """Stops reading: other consumers may have the unread elements. Idempotent."""
+        """Stops reading, so that other consumers can read the remaining elements. Idempotent."""
         if self._had is None:
             self._had = self._given - self._left
         self._passes.close()

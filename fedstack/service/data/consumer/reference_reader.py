@@ -1,8 +1,8 @@
-"""Reads the elements of clients of data services, given as references, ahead of their consumption.
+"""Reads the elements of referenced clients from data services, ahead of their consumption.
 
-References come in a group, usually all clients of a round on one worker, and are consumed roughly in its order. When a
-client is requested, the clients after it are read too, in one call for each data worker. A client with many elements is
-read alone, block by block.
+References belong to a group, which usually consists of all clients of a round on one worker. They are consumed roughly
+in the order of the group. When a client is requested, the following clients are read too, in one call for each data
+worker. A client with many elements is read separately, one block at a time.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import Outcome, start_apart
 from fedstack.transport.wire.addresses import Target, parse_target
 
-# The number of clients that are read ahead, at first and at most.
+# The initial and the maximum number of clients to read ahead.
 _FIRST_CLIENTS = 32
 _MOST_CLIENTS = 512
-# The elements that have been read, by the dataset with the type of its elements, and by the client's id.
+# The elements that have been read, by a key for the dataset and the type of its elements, and by the client's id.
 ClientColumns: TypeAlias = SharedCache[tuple[bytes, bytes], Column]
 
 
@@ -43,9 +43,10 @@ class GroupReader:
 
     Args:
       group: The references.
-      dataset: The dataset that their source names.
+      dataset: The dataset that the source of the references specifies.
       workers: The data workers.
-      held: Keeps the elements that have been read, so that a client's function can iterate over them several times.
+      held: The cache of the elements that have been read, so that a client's function can iterate over the elements
+        several times.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class GroupReader:
         self._bytes_of = size_in(group.element)
         self._digest = dataset.digest
         self._workers = workers
-        self._lock = threading.RLock()  # reentrant: a finished read calls its callback at once, under the lock
+        self._lock = threading.RLock()  # reentrant, because a finished read calls its callback under the lock
         self._held = held
         self._coming: dict[int, Outcome[None]] = {}
         self._alone: set[int] = set()
@@ -73,7 +74,7 @@ class GroupReader:
             yield found
 
     def _whole(self, place: int) -> Column | None:
-        """Returns all elements of a client; `None` if they are too many to be read ahead."""
+        """Returns all elements of a client, or `None` if the elements are too large to be read ahead."""
         while True:
             with self._lock:
                 self._read_from(place)
@@ -87,13 +88,13 @@ class GroupReader:
                     return None
                 coming = self._coming.get(place)
             try:
-                if coming is not None:  # otherwise it was just evicted to make room for others
+                if coming is not None:  # otherwise the elements have just been evicted from the cache
                     coming.result()
             finally:
-                del coming  # its error refers to frames, including this one
+                del coming  # the outcome's error refers to frames, including this frame
 
     def _read_from(self, place: int) -> None:
-        """Begins to read a client and some after it, unless that has been done. Call it under the lock."""
+        """Starts to read a client and some following clients, unless the client is known. The lock must be held."""
         if self._is_known(place):
             return
         last = min(place + (1 if place in self._alone else self._clients), len(self._keys))
@@ -122,7 +123,7 @@ class GroupReader:
                 raise outcome
 
     async def _read_at(self, worker: bytes, places: Sequence[int], *, is_alone: bool) -> None:
-        """Reads some clients, from another worker if the first is lost."""
+        """Reads some clients, and continues with another worker if the worker is lost."""
         begun = self._workers.io.time()
         while True:
             try:
@@ -135,7 +136,7 @@ class GroupReader:
                 if is_alone:
                     raise
                 with self._lock:
-                    self._alone.update(places)  # one of them is faulty, maybe one that will not be requested
+                    self._alone.update(places)  # a client that is never requested may have caused the error
                 return
         with self._lock:
             for place, column, size in zip(places, columns, sizes):
@@ -151,7 +152,7 @@ class GroupReader:
         return ReadRequest(digest=self._digest, block_bytes=CLIENTS_BYTES, client=keys)
 
     async def _read_whole(self, worker: bytes, places: Sequence[int]) -> tuple[list[Column], list[int]]:
-        """Returns the elements of the leading clients that fit into `CLIENTS_BYTES`, and their sizes in bytes."""
+        """Returns the elements of the first clients that fit into `CLIENTS_BYTES`, and their sizes in bytes."""
         reading = self._workers.reader(worker).open(self._request(places), self._element)
         parts: list[Column] = []
         size = 0
@@ -165,7 +166,7 @@ class GroupReader:
         return columns, [self._bytes_of(column) for column in columns]
 
     def _streamed(self, place: int) -> Iterator[Column]:
-        """Yields the elements of one client as they arrive; continues at another worker if one is lost."""
+        """Yields the elements of one client as they are received, and continues with another worker after a loss."""
         run, workers, request = self._workers.io.run_sync, self._workers, self._request([place])
         begun = workers.io.time()
         while True:
@@ -185,7 +186,7 @@ class GroupReader:
 
 
 def _divided(parts: Sequence[Column], counts: Sequence[int], element: Type) -> list[Column]:
-    """Splits consecutive elements by client; returns only the clients whose elements are complete."""
+    """Splits consecutive elements by client, and returns the leading clients whose elements are complete."""
     columns: list[Column] = []
     index, start = 0, 0
     for count in counts:
@@ -204,21 +205,22 @@ def _divided(parts: Sequence[Column], counts: Sequence[int], element: Type) -> l
 
 
 _PATIENCE_SECONDS = 60.0
-# How many bytes of elements are kept, for all groups of references together.
+# The maximum number of bytes of elements to keep, for all groups of references together.
 _HELD_BYTES = 256 << 20
 _MOST_HELD = 1_000_000
 _SCHEME_OF_THIS_PROCESS = "grpc+local://"
 
 
 class ReferenceReader(ClosesOnExit):
-    """Reads the elements of clients at data workers; also a `DataBackend` for `data` blocks that name a client.
+    """Reads the elements of clients from data workers.
 
-    Connections are made when they are first needed, and kept.
+    A reader is also a `DataBackend` for `data` blocks that refer to a client. Connections are opened when they are
+    first needed, and stay open.
 
     Args:
       credentials: The credentials for calls to dispatchers and data workers.
-      allowed: The addresses of the dispatchers whose data may be read; by default all.
-      patience: How long to wait for a data worker, in seconds.
+      allowed: The addresses of the dispatchers whose data may be read; by default all dispatchers.
+      patience: The maximum time to wait for a data worker, in seconds.
     """
 
     def __init__(
@@ -235,18 +237,18 @@ class ReferenceReader(ClosesOnExit):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Starts afresh, without connections."""
+        """Resets the reader to a state without connections, as in a forked process."""
         self._lock = threading.Lock()
         self._workers: dict[str, DataWorkers] = {}
         weakref.finalize(self, _let_go, self._workers).atexit = False
         self._groups: weakref.WeakKeyDictionary[ReferenceGroup, GroupReader] = weakref.WeakKeyDictionary()
 
     def blocks(self, group: ReferenceGroup, place: int) -> Iterator[Column]:
-        """Yields the elements of a client; other clients of the group are read ahead.
+        """Yields the elements of a client, and reads other clients of the group ahead.
 
         Raises:
-          CarrierError: If the elements belong to a data service that may not be read from.
-          FedstackError: If they cannot be read.
+          CarrierError: If the elements belong to a data service that this reader may not read from.
+          FedstackError: If the elements cannot be read.
         """
         with self._lock:
             found = None if self._closed else self._groups.get(group)
@@ -260,13 +262,13 @@ class ReferenceReader(ClosesOnExit):
         """Returns the data workers of a dispatcher.
 
         Raises:
-          CarrierError: If its data may not be read.
+          CarrierError: If this reader may not read data of the dispatcher.
         """
         with self._lock:
             return self._workers_of(dispatcher)
 
     def close(self) -> None:
-        """Ends the connections. Idempotent."""
+        """Closes the connections. Idempotent."""
         self._closed = True
         with self._lock:
             for found in self._workers.values():
@@ -280,9 +282,10 @@ class ReferenceReader(ClosesOnExit):
         if self._allowed is not None:
             if address not in self._allowed:
                 raise CarrierError(
-                    f"Expected data of {' or '.join(self._allowed.values())}, found a reference to data of "
-                    f"{name_text(dispatcher)}; if this worker may read from there, allow it: fedstack serve "
-                    "--data-service ADDRESS, ServerConfig.data_services, local_worker_pool(data_services=...)"
+                    f"Expected a reference to data of {' or '.join(self._allowed.values())}, found a reference to data "
+                    f"of {name_text(dispatcher)}; to let this worker read from that data service, add its address: "
+                    "fedstack serve --data-service ADDRESS, ServerConfig.data_services, "
+                    "local_worker_pool(data_services=...)"
                 )
             dispatcher = self._allowed[address]
         found = self._workers.get(address)
@@ -291,14 +294,16 @@ class ReferenceReader(ClosesOnExit):
         return found
 
     async def materialize(self, data: computation_pb2.Data, type_spec: Type) -> object:
-        """Returns the sequence that a `data` block names.
+        """Returns the sequence to which a `data` block refers.
 
         Raises:
-          InvalidValueError: If it does not name a sequence of a client.
+          InvalidValueError: If the block does not refer to a sequence of a client.
         """
         dataset = _dataset_of(data.content)
         if not dataset.HasField("client") or not isinstance(type_spec, SequenceType):
-            raise InvalidValueError(f"Expected data of a client, a sequence, found {type_spec}; at a data block")
+            raise InvalidValueError(
+                f"Expected a reference to the sequence of a client, found data of type {type_spec}; at a data block"
+            )
         return Reference(ReferenceGroup(data.content, [dataset.client], type_spec.element, self.blocks), 0)
 
     def __repr__(self) -> str:
@@ -310,7 +315,7 @@ def canonical(address: str) -> str:
     """Returns the canonical form of a server's address.
 
     Raises:
-      InvalidValueError: If it is not an address.
+      InvalidValueError: If `address` is not a valid address.
     """
     if address.startswith(_SCHEME_OF_THIS_PROCESS):
         return address
@@ -319,7 +324,7 @@ def canonical(address: str) -> str:
 
 
 def _let_go(workers: dict[str, DataWorkers]) -> None:
-    """Closes the connections of a reader that no longer exists; a finalizer."""
+    """Closes the connections of a reader that has been garbage-collected."""
     for found in workers.values():
         found.io.call_soon(functools.partial(_close, found))
 
@@ -335,8 +340,8 @@ def _dataset_of(source: Any) -> ClientDataset:
             return dataset
         found = source.TypeName() or "nothing"
     except DecodeError as error:
-        found = f"one that cannot be read: {error}"
+        found = f"a message that cannot be decoded: {error}"
     raise CarrierError(
-        f"Expected a reference to a {ClientDataset.DESCRIPTOR.full_name}, found {name_text(found)}; give the executor "
-        "a data_backend for it"
+        f"Expected a reference to a {ClientDataset.DESCRIPTOR.full_name}, found {name_text(found)}; pass the executor "
+        "a data_backend for this message"
     )

@@ -1,1 +1,1 @@
-"""Datasets: their sources and steps, how they are read and divided, and their definitions as messages."""
+"""Datasets: their sources, their steps, and the messages that define them."""

@@ -1,4 +1,4 @@
-"""Converts data that pyarrow has read into elements, and Arrow's types into types of the language."""
+"""Converts data read by pyarrow into elements, and Arrow types into types of the language."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -24,15 +24,15 @@ from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import shorten
 from fedstack.service.data.reading.blocks import column_over
 
-# The types that Arrow and NumPy name differently. Arrow's own conversion imports pandas.
+# Arrow's names of types that have another name in NumPy. Arrow's own conversion would import pandas.
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def type_of_arrow(kind: Any, path: str) -> Type:
-    """Returns the type of the elements of a column, given its Arrow type.
+    """Returns the element type of a column with the Arrow type `kind`.
 
     Raises:
-      TypeMismatchError: If the language has no such type.
+      TypeMismatchError: If the language has no corresponding type.
     """
     types = imported_pyarrow().types
     if types.is_struct(kind):
@@ -53,8 +53,8 @@ def type_of_arrow(kind: Any, path: str) -> Type:
         return TensorType(np.str_ if is_text else np.dtype(_NUMPY_NAMES.get(str(kind), str(kind))).type)
     except (TypeError, ValueError, SyntaxError, NotImplementedError):
         raise TypeMismatchError(
-            f"Expected numbers, text, or lists and structs of these, found {kind}; at {path}; read other columns only: "
-            "columns=[...]"
+            f"Expected numbers, text, or lists and structs of these, found {kind}; at {path}; leave out this column by "
+            "passing columns=[...]"
         ) from None
 
 
@@ -62,7 +62,7 @@ def check_text(element: Type) -> None:
     """Checks that elements can be read from text.
 
     Raises:
-      TypeMismatchError: If they contain anything but text, numbers and bools.
+      TypeMismatchError: If the elements contain anything other than text, numbers and bools.
     """
     for path, tensor in tensor_leaves(element):
         if kind_of_dtype(tensor.dtype) not in "Sbif" or tensor.shape is None:
@@ -70,7 +70,7 @@ def check_text(element: Type) -> None:
 
 
 def arrow_type(element: Type) -> Any:
-    """Returns the Arrow type with which text is read for elements of a type; it is wider for floats."""
+    """Returns the Arrow type to use when text is parsed as elements of a type. All floats are parsed as float64."""
     pa = imported_pyarrow()
     if isinstance(element, StructType):
         return pa.struct([(name, arrow_type(member)) for name, member in fields_of(element)])
@@ -84,23 +84,23 @@ def arrow_type(element: Type) -> Any:
 
 @attrs.frozen
 class ArrowReader:
-    """Converts data that pyarrow has read into elements.
+    """Converts data read by pyarrow into elements.
 
     Attributes:
-      path: The file, for error messages.
-      from_text: Whether the file is text, whose floats were read with a wider type than the element's.
+      path: The path of the file, for error messages.
+      from_text: Whether the file is a text file. Floats in text files are read as float64 and then narrowed.
     """
 
     path: str
     from_text: bool = False
 
     def until_failure(self, values: Any, element: Type, first: int) -> Iterator[Column]:
-        """Yields the elements before the first faulty one, and raises the error for that one.
+        """Yields the elements before the first invalid element, then raises the error of the invalid element.
 
         Args:
           values: The values for which `column` has failed.
           element: The type of an element.
-          first: The number of the first row, for error messages.
+          first: The row number of the first value in the file, for error messages.
         """
         good, bad = 0, len(values)
         while bad - good > 1:
@@ -115,17 +115,17 @@ class ArrowReader:
         self.column(values.slice(good), element, first + good)
 
     def column(self, values: Any, element: Type, first: int, name: str = "") -> Column:
-        """Returns the elements of a column.
+        """Converts an Arrow array into a column of elements.
 
         Args:
           values: A `pyarrow.Array` or `pyarrow.ChunkedArray`.
           element: The type of an element.
-          first: The number of its first row, for error messages.
-          name: The name of the column in messages.
+          first: The row number of the first value in the file, for error messages.
+          name: The name of the column, for error messages.
 
         Raises:
-          InvalidValueError: If a value is missing, or out of the range of its type.
-          TypeMismatchError: If the values have another type.
+          InvalidValueError: If a value is missing, or out of range for the element's type.
+          TypeMismatchError: If the values have a type other than the element's.
         """
         array, place = joined(values), f"{self.path}{name}"
 
@@ -157,7 +157,10 @@ class ArrowReader:
         return StructColumn(tuple(columns), len(array))
 
     def _rows(self, rows: NDArray[Any], tensor: TensorType, first: int, place: str) -> Column:
-        """Returns the column of rows, cast if that is lossless, or if floats from text stay within range."""
+        """Casts rows to the element's dtype and returns them as a column.
+
+        The cast must be lossless, except that floats from text may lose precision but must stay finite.
+        """
         dtype, kind = tensor.dtype, kind_of_dtype(tensor.dtype)
         narrows = self.from_text and kind == "f"
         is_one = kind_of_dtype(rows.dtype) == kind and (narrows or kind == "S" or np.can_cast(rows.dtype, dtype))
@@ -187,11 +190,14 @@ def _texts(array: Any, tensor: TensorType, place: str) -> list[object]:
 
 
 def _ragged(array: Any, place: str, row_of: Callable[[int], object]) -> list[NDArray[Any]]:
-    """Returns lists of different lengths, each as an array."""
+    """Returns each list of an array as a NumPy array; the lists may have different lengths."""
     inner = dense(array.flatten(), place, rows_of_items(array, row_of))
     if inner is not None:
         return np.split(inner, np.cumsum(list_lengths(array))[:-1])
     found = [dense(array.slice(row, 1), place) for row in range(len(array))]
     if any(row is None for row in found):
-        raise InvalidValueError(f"Expected lists that make an array in each row, found others; in {place}; pad them")
+        raise InvalidValueError(
+            f"Expected nested lists that form an array in each row, found lists of different lengths; in {place}; pad "
+            "the lists"
+        )
     return [cast("NDArray[Any]", row)[0] for row in found]

@@ -1,4 +1,4 @@
-"""Reads elements from files with pyarrow: Parquet, Arrow's own format, CSV, and JSON Lines."""
+"""Reads elements from Parquet, Arrow, CSV and JSON Lines files with pyarrow."""
 
 import abc
 import contextlib
@@ -19,16 +19,16 @@ from fedstack.service.data.datasets.files import FilesSource, check_named
 from fedstack.service.data.reading.blocks import without_first
 from fedstack.service.data.reading.budget import Blocks, pieces
 
-# How many bytes of a text file are read at a time, and the maximum length of a line.
+# The number of bytes of a text file that are read at a time, and thus the maximum length of a line.
 _TEXT_BYTES = 16 << 20
 _MISFIT = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to .*?: invalid value '(.*)'", re.DOTALL)
 
 
 class ArrowFiles(FilesSource):
-    """The rows of files with named columns.
+    """A source whose elements are the rows of files with named columns.
 
     Raises:
-      ImportError: When the files are read, if pyarrow is not installed.
+      ImportError: If pyarrow is not installed when the files are read.
     """
 
     from_text: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class ArrowFiles(FilesSource):
 
     @property
     def columns(self) -> dict[str, Type]:
-        """The types of the columns that are read, by name."""
+        """The types of the columns to read, by name."""
         return {cast(str, name): member for name, member in fields_of(cast(StructType, self.in_files))}
 
     def read_part(self, path: str, part: int | None, start: int, rows: int) -> Blocks:
@@ -66,31 +66,34 @@ class ArrowFiles(FilesSource):
 
     @abc.abstractmethod
     def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
-        """Yields `pyarrow.RecordBatch`es with the columns of the elements; see `read_part`."""
+        """Yields `pyarrow.RecordBatch` objects that contain the columns of the elements.
+
+        The arguments are those of `read_part`.
+        """
 
     def rows_before(self, path: str, part: int) -> int:
-        """Returns the number of rows of a file before one of its parts, for error messages."""
+        """Returns the number of rows that precede a part of a file, for error messages."""
         raise NotImplementedError
 
     def misread(self, path: str, error: Exception) -> InvalidValueError:
-        """Returns the error for a file that pyarrow cannot read."""
+        """Returns the error to raise for a file that pyarrow cannot read."""
         return InvalidValueError(f"Reading {path} raised {type(error).__name__}: {error}")
 
 
 def check_columns(wanted: Sequence[str], found: Sequence[str], path: str, where: str = "") -> None:
-    """Checks that a file has each wanted column exactly once.
+    """Checks that a file has exactly one column of each wanted name.
 
     Raises:
-      InvalidValueError: If it does not.
+      InvalidValueError: If a wanted column is missing or occurs more than once.
     """
     for name in wanted:
         if list(found).count(name) != 1:
             what = f"several columns {name!r}" if name in found else f"the columns {shorten(list(found))}"
-            raise InvalidValueError(f"Expected one column {name!r}, found {what}; in {path}{where}")
+            raise InvalidValueError(f"Expected exactly one column {name!r}, found {what}; in {path}{where}")
 
 
 class FilesWithSchema(ArrowFiles):
-    """Files that record the types of their columns, and have parts that can be read separately."""
+    """Files that contain the types of their columns and consist of parts that can be read separately."""
 
     @classmethod
     @abc.abstractmethod
@@ -99,7 +102,7 @@ class FilesWithSchema(ArrowFiles):
 
     @classmethod
     def looked(cls, path: str) -> tuple[Any, int]:
-        """Does the same as `look`, with our own errors.
+        """Does the same as `look`, but raises an `InvalidValueError` in place of pyarrow's errors and `OSError`.
 
         Raises:
           InvalidValueError: If the file cannot be read.
@@ -110,20 +113,20 @@ class FilesWithSchema(ArrowFiles):
             raise InvalidValueError(f"Reading {path} raised {type(error).__name__}: {error}") from error
 
     def _check(self, path: str, part: int | None) -> tuple[list[str], int]:
-        """Checks the columns and parts of a file; returns the names of its columns and its number of parts."""
+        """Checks the columns and parts of a file, and returns the names of its columns and its number of parts."""
         schema, parts = self.look(path)
         check_columns(list(self.columns), schema.names, path)
         wanted = self.parts_of(path)
         if part is not None and parts != wanted:
             raise InvalidValueError(
-                f"Expected {wanted} row groups or record batches, found {parts}; in {path}; the file has changed since "
-                "the dataset was defined: define it again"
+                f"Expected {wanted} row groups or record batches, found {parts}; in {path}; define the dataset again, "
+                "because the file has changed since the dataset was defined"
             )
         return schema.names, parts
 
 
 class ParquetFiles(FilesWithSchema):
-    """The rows of Parquet files, whose parts are row groups."""
+    """A source whose elements are the rows of Parquet files. The parts of a file are its row groups."""
 
     format = "PARQUET"
 
@@ -151,7 +154,10 @@ def _opened_parquet(path: str) -> Generator[Any]:
 
 
 class ArrowIpcFiles(FilesWithSchema):
-    """The rows of files in Arrow's own format (Feather), whose parts are record batches, or of Arrow streams."""
+    """A source whose elements are the rows of Arrow IPC files (Feather) or Arrow streams.
+
+    The parts of a file are its record batches; a stream is a single part.
+    """
 
     format = "ARROW"
 
@@ -184,22 +190,25 @@ def _opened_ipc(path: str, columns: Sequence[int] = ()) -> Generator[Any]:
 
 
 class CsvFiles(ArrowFiles):
-    """Dicts of scalars from tables whose first line has the names of the columns.
+    """A source of dicts of scalars from CSV files whose first line contains the names of the columns.
 
     Raises:
-      TypeMismatchError: If the element is not a struct of named scalars.
-      InvalidValueError: If the delimiter is invalid.
+      TypeMismatchError: If the element type is not a struct of named scalars.
+      InvalidValueError: If the delimiter is not a single character other than a quotation mark or a line break.
     """
 
     format = "CSV"
     from_text = True
-    first_row = 2  # row 1 has the names
+    first_row = 2  # row 1 contains the names of the columns
 
     def __init__(self, element: Type, paths: tuple[str, ...], **options: Any) -> None:
         super().__init__(element, paths, **options)
         check_named(self.in_files, lambda t: isinstance(t, TensorType) and is_scalar(t))
         if not isinstance(cast(object, self.delimiter), str) or len(self.delimiter) != 1 or self.delimiter in '\r\n"':
-            raise InvalidValueError(f"Expected a character, found {describe(self.delimiter)}; at the delimiter of CSV")
+            raise InvalidValueError(
+                f"Expected a single character other than a quotation mark or a line break, found "
+                f"{describe(self.delimiter)}; at delimiter of Dataset.from_csv"
+            )
 
     def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
         pa_csv = imported_pyarrow(".csv")
@@ -236,7 +245,10 @@ class CsvFiles(ArrowFiles):
 
 
 class JsonLinesFiles(ArrowFiles):
-    """Elements from files with a JSON object on each line; only the members that the element has are read."""
+    """A source of elements from files with a JSON object on each line.
+
+    Members of the objects that are not in the element type are ignored.
+    """
 
     format = "JSON_LINES"
     from_text = True
@@ -246,7 +258,7 @@ class JsonLinesFiles(ArrowFiles):
         schema = pa.schema([(name, arrow_type(member)) for name, member in self.columns.items()])
         with pa.input_stream(path) as file:
             if not file.read(1):
-                return  # an empty file, which pyarrow considers an error
+                return  # pyarrow would raise an error for an empty file
         with pa.input_stream(path) as file:
             for batch in pa_json.open_json(
                 file,
@@ -258,27 +270,31 @@ class JsonLinesFiles(ArrowFiles):
 
 
 def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where: str) -> StructType:
-    """Returns the type of the elements of files.
+    """Returns the type of the elements in files, as determined by the first file.
 
     Args:
-      kind: The kind of files.
-      path: The first file.
+      kind: The kind of the files.
+      path: The path of the first file.
       columns: The names of the columns to read, or a dict from names to types; `None` for all columns.
-      where: The function that got the arguments, for error messages.
+      where: The name of the function that received the arguments, for error messages.
 
     Raises:
-      TypeMismatchError: If `columns` is neither, or the language has no type for a column.
-      InvalidValueError: If the file has no such column, or is not of this kind.
+      TypeMismatchError: If `columns` is neither a sequence of names nor a dict, or the language has no type for a
+        column.
+      InvalidValueError: If the file lacks a column, or is not of this kind.
     """
     if isinstance(columns, Mapping):
         return cast(StructType, type_of(cast(object, columns), where))
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
         raise TypeMismatchError(
-            f"Expected the names of columns, or a dict from names to types, found {describe(columns)}; at {where}"
+            f"Expected a list of column names or a dict from names to types, found {describe(columns)}; at columns of "
+            f"{where}"
         )
     schema, _ = kind.looked(path)
     names = schema.names if columns is None else list(cast("Sequence[str]", columns))
     check_columns(names, schema.names, path)
     if len(set(names)) < len(names):
-        raise InvalidValueError(f"Expected each column once, found {shorten(names)}; at {where}")
+        raise InvalidValueError(
+            f"Expected distinct column names, found {shorten(names)}; at {where}; name each column once"
+        )
     return StructType([(n, type_of_arrow(schema.field(n).type, f"{path}, column {n!r}")) for n in names])

@@ -1,4 +1,4 @@
-"""Splits a dataset with elements of many clients into one dataset per client."""
+"""Splits a dataset that contains the elements of many clients into one dataset per client."""
 
 import contextlib
 import functools
@@ -26,22 +26,28 @@ _P = TypeVar("_P", bound=Pipeline)
 
 
 def drawn(n: object, seed: object, key: tuple[int, ...], clients: int) -> list[int]:
-    """Returns the places of `n` of the clients, drawn with a seed; each key gives another draw.
+    """Draws `n` of the clients at random and returns their indices.
+
+    Args:
+      n: The number of clients to draw.
+      seed: The seed of the draw.
+      key: Identifies the draw: different keys yield different draws for the same seed.
+      clients: The number of all clients.
 
     Raises:
       InvalidValueError: If there are fewer than `n` clients.
     """
     number = checked_seed("n", n)
     if number > clients:
-        raise InvalidValueError(f"Expected at most {counted(clients, 'client')} to sample, found {number}")
+        raise InvalidValueError(f"Expected a sample of at most {counted(clients, 'client')}, found {number}; reduce n")
     return drawn_order(checked_seed("seed", seed, MAX_SEED), key, clients)[:number].tolist()
 
 
 def key_of(client: object, id_type: TensorType) -> bytes:
-    """Returns the wire form of an id: text as UTF-8, a number as its little-endian bytes.
+    """Returns the wire form of a client's id: text is encoded as UTF-8, and a number as little-endian bytes.
 
     Raises:
-      InvalidValueError: If the id does not have that type.
+      InvalidValueError: If the id does not have the type `id_type`.
     """
     if is_string(id_type) and isinstance(client, (str, bytes)):
         return client.encode() if isinstance(client, str) else client
@@ -51,15 +57,15 @@ def key_of(client: object, id_type: TensorType) -> bytes:
             if number == client:
                 return number.tobytes()
     raise InvalidValueError(
-        f"Expected the id of a client, {id_type}, found {describe(cast(object, client))}; see client_ids"
+        f"Expected a client id of type {id_type}, found {describe(cast(object, client))}; client_ids lists the ids"
     )
 
 
 def id_of(key: bytes, id_type: TensorType) -> Any:
-    """Returns the id with a wire form.
+    """Returns the client's id that `key_of` has encoded.
 
     Raises:
-      InvalidValueError: If it is not the wire form of an id of that type.
+      InvalidValueError: If `key` is not the wire form of an id of type `id_type`.
     """
     try:
         if is_string(id_type):
@@ -67,22 +73,22 @@ def id_of(key: bytes, id_type: TensorType) -> Any:
         (found,) = np.frombuffer(key, id_type.dtype.newbyteorder("<")).tolist()
         return found
     except ValueError as error:
-        raise InvalidValueError(f"Expected the id of a client, {id_type}, found the bytes {key[:80]!r}") from error
+        raise InvalidValueError(f"Expected a client id of type {id_type}, found the bytes {key[:80]!r}") from error
 
 
 class ClientDatasets(Mapping[Any, _P], Generic[_P]):
-    """A dataset for each client, by the client's id; returned by `Dataset.by_client`.
+    """A mapping from the id of each client to the client's dataset, returned by `Dataset.by_client`.
 
-    If each client has its own files, identified by their paths (`client_from_path`), these are read on demand. Any
-    other dataset is read once as a whole, when its clients are first requested, and held in memory.
+    If the files of each client are identified by their paths (`client_from_path`), they are read on demand. Any other
+    dataset is read as a whole when its clients are first requested, and is then kept in memory.
 
     Args:
       dataset: The dataset.
-      column: The member of its elements that is the client's id.
-      make: Makes the dataset of a client from its source.
+      column: The member of the dataset's elements that contains the client's id.
+      make: Creates the dataset of a client from its source.
 
     Raises:
-      TypeMismatchError: If its elements have no such member, or it is not a scalar.
+      TypeMismatchError: If the elements have no member `column`, or the member is not a scalar.
     """
 
     def __init__(self, dataset: _P, column: str, make: Callable[[Source], _P]) -> None:
@@ -90,11 +96,17 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         members = fields_of(element) if isinstance(element, StructType) else ()
         names = [name for name, _ in members]
         if column not in names:
-            raise TypeMismatchError(f"Expected elements with a member {column!r}, found {element}; at by_client")
+            raise TypeMismatchError(
+                f"Expected elements with a member {column!r}, found {element}; at by_client; pass the name of the "
+                "member that contains the client's id"
+            )
         self._place = names.index(column)
         self._id_type = members[self._place][1]
         if not isinstance(self._id_type, TensorType) or not is_scalar(self._id_type):
-            raise TypeMismatchError(f"Expected a scalar for each element, found {self._id_type}; at column {column!r}")
+            raise TypeMismatchError(
+                f"Expected scalar client ids, found {self._id_type}; at column {column!r}; pass the name of a member "
+                "that is a scalar"
+            )
         self._element = StructType([member for member in members if member[0] != column])
         self._dataset = dataset
         self._make = make
@@ -102,7 +114,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @functools.cached_property
     def _apart(self) -> "Mapping[str, Source] | None":
-        """The source of each client's elements, if clients have separate files; otherwise `None`."""
+        """The source of each client's elements if clients have separate files, otherwise `None`."""
         return None if self._dataset.steps else self._dataset.source.clients(self._column)
 
     @property
@@ -111,7 +123,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @property
     def ids_of_files(self) -> Collection[Any]:
-        """The clients that have files of their own, even if these have no rows."""
+        """The ids of the clients that have separate files, including clients whose files have no rows."""
         return () if self._apart is None else self._apart.keys()
 
     @functools.cached_property
@@ -119,10 +131,13 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return self.grouped(self._dataset)
 
     def grouped(self, elements: HasBlocks) -> tuple[dict[Any, slice], Column]:
-        """Reads elements and groups them by client; returns each client's slice, and the grouped elements.
+        """Reads elements and groups them by client.
 
         Args:
           elements: The dataset, or another provider of the same elements.
+
+        Returns:
+          A dict from each client to its slice of the grouped elements, and the grouped elements.
         """
         column = cast(StructColumn, BlockSequence(elements).held(self._dataset.element_type).column)
         clients, rows = self.divided(column)
@@ -134,11 +149,11 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return places, picked(self.without_id(column), order)
 
     def divided(self, column: StructColumn) -> tuple[list[Any], list[NDArray[np.intp]]]:
-        """Returns the clients of some elements of the dataset, in order, and the rows of each client's elements."""
+        """Returns the clients that own some elements of the dataset, in order, and the row indices of each client."""
         return group_rows(self._ids(column.fields[self._place]), self._column)
 
     def without_id(self, column: StructColumn) -> StructColumn:
-        """Returns elements of the dataset without the client's id."""
+        """Returns elements of the dataset without the member for the client's id."""
         return StructColumn(column.fields[: self._place] + column.fields[self._place + 1 :], len(column))
 
     def _ids(self, ids: Column) -> NDArray[Any]:
@@ -149,7 +164,9 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
             texts = is_string(cast(TensorType, self._id_type))
             found[:] = [cast(bytes, one).decode() if texts else one for one in ids.items()]
         except UnicodeDecodeError as error:
-            raise InvalidValueError(f"Expected ids in UTF-8, found {error}; at column {self._column!r}") from error
+            raise InvalidValueError(
+                f"Expected client ids encoded as UTF-8, found invalid bytes: {error}; at column {self._column!r}"
+            ) from error
         return found
 
     @property
@@ -159,7 +176,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @property
     def column(self) -> str:
-        """The member of its elements that is the client's id."""
+        """The name of the member that contains the client's id."""
         return self._column
 
     @property
@@ -178,11 +195,11 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return list(self._ids_in_order)
 
     def sample(self, n: int, seed: int) -> list[_P]:
-        """Returns the datasets of some clients, each at most once.
+        """Returns the datasets of `n` clients drawn at random without replacement.
 
         Args:
           n: The number of clients.
-          seed: The seed of the draw: the same seed draws the same clients.
+          seed: The seed of the draw. The same seed always draws the same clients.
 
         Raises:
           InvalidValueError: If there are fewer than `n` clients.
@@ -194,7 +211,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         try:
             found = self._ids_in_order[client]
         except (KeyError, TypeError):
-            raise KeyError(f"Expected the id of a client, found {describe(client)}; see client_ids") from None
+            raise KeyError(f"Expected the id of a client, found {describe(client)}; client_ids lists the ids") from None
         if isinstance(found, Source):
             return self._make(found)
         place = cast("slice", found)

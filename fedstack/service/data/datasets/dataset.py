@@ -1,4 +1,4 @@
-"""Defines datasets: a source of elements and the steps that apply to them."""
+"""Defines `Dataset`: a source of elements and the steps that transform the elements."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,24 +35,26 @@ _T = TypeVar("_T")
 
 
 class Dataset(Pipeline):
-    """Elements of one type in a fixed order, the same in each iteration.
+    """A sequence of elements of one type, in an order that is the same in each iteration.
 
-    A dataset is a *source* and the *steps* that are applied to its elements. It is made by `Dataset.range`,
-    `from_arrays`, `from_parquet`, `from_arrow`, `from_csv`, `from_json_lines`, `from_npy`, `from_npz`, `from_generator`
-    or `from_computation`, and each step returns a new dataset. No elements are read before an iteration.
+    A dataset consists of a *source* and the *steps* that are applied to the source's elements. Datasets are created by
+    `Dataset.range`, `from_arrays`, `from_parquet`, `from_arrow`, `from_csv`, `from_json_lines`, `from_npy`, `from_npz`,
+    `from_generator` and `from_computation`. Each step returns a new dataset. No elements are read before iteration
+    begins.
 
     Elements are NumPy scalars, read-only arrays, `bytes` for strings, and `dict`s and tuples of these. A dataset can be
-    passed to computations wherever they take a sequence of its elements; as the value of a client also where they take
-    a struct of arrays, with a row for each element.
+    passed to a computation wherever the computation accepts a sequence of the dataset's elements. If the dataset is the
+    value of a client, the computation may also accept a struct of arrays with a row for each element.
 
     Attributes:
       element_type: The type of an element.
     """
 
     def batches(self, batch_size: int, **options: Any) -> ClientRows:
-        """Returns the elements of a client in batches: a value for a computation, in place of `fedstack.batches`.
+        """Returns the elements in batches, as a client's value for a computation in place of `fedstack.batches`.
 
-        Unlike the result of `batch`, the value can have a different order in each pass, and is not a dataset.
+        Unlike the result of `batch`, the value is not a dataset, and the order of its elements can differ between
+        passes.
 
         Args:
           batch_size: The number of elements of each batch.
@@ -61,29 +63,34 @@ class Dataset(Pipeline):
         return ClientRows(self, batching_of(batch_size, **options))
 
     def zip(self, *others: "Dataset") -> "Dataset":
-        """Makes tuples with an element of each dataset, as many as the shortest dataset has elements."""
+        """Returns a dataset of tuples with one element of each dataset. It ends with the shortest dataset."""
         return Dataset(ZippedSource(_datasets((self, *others), "zip")))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
-        """Appends other datasets with elements of the same type.
+        """Appends the elements of other datasets, which must have the same type.
 
         Raises:
-          TypeMismatchError: If the types of elements differ.
+          TypeMismatchError: If the types of the elements differ.
         """
         first, *rest = datasets = _datasets((self, *others), "concatenate")
         for other in rest:
             if not first.element_type.is_equivalent_to(other.element_type):
-                raise TypeMismatchError(f"Expected {first.element_type}, found {other.element_type}; at concatenate")
+                raise TypeMismatchError(
+                    f"Expected elements of type {first.element_type}, found {other.element_type}; at concatenate; "
+                    "convert the elements with map first"
+                )
         return Dataset(ConcatenatedSource(datasets))
 
     def by_client(self, column: str) -> "ClientDatasets[Dataset]":
-        """Returns a dataset per client, which has the client's elements without the column of the ids.
+        """Splits the dataset into one dataset per client.
+
+        The elements of the clients' datasets do not contain the column of the client's id.
 
         Args:
-          column: The member of elements that is the client's id.
+          column: The member of the elements that contains the client's id.
 
         Raises:
-          TypeMismatchError: If elements have no such member, or it is not a scalar.
+          TypeMismatchError: If the elements have no member `column`, or the member is not a scalar.
         """
         return ClientDatasets(self, column, Dataset)
 
@@ -93,28 +100,32 @@ class Dataset(Pipeline):
 
     @staticmethod
     def range(start: int, stop: int | None = None, step: int = 1) -> "Dataset":
-        """Returns the int64 numbers of Python's `range` with the same arguments."""
+        """Returns a dataset of the int64 numbers in Python's `range` with the same arguments."""
         first, last = (0, start) if stop is None else (start, stop)
         checked = [checked_integer(n, value) for n, value in (("start", first), ("stop", last), ("step", step))]
         if not checked[2] or not all(number in INT64_NUMBERS for number in checked):
             raise InvalidValueError(
-                f"Expected int64 numbers and a step other than 0, found {checked}; at Dataset.range"
+                f"Expected int64 numbers as start, stop and step, and a step other than 0, found {checked}; at "
+                "Dataset.range"
             )
         numbers = range(*checked)
         if numbers and abs(numbers[-1] - numbers[0]) // abs(checked[2]) >= MOST_NUMBER:
-            raise InvalidValueError(f"Expected at most {MOST_NUMBER} numbers, found {checked}; at Dataset.range")
+            raise InvalidValueError(
+                f"Expected a range of at most {MOST_NUMBER} numbers, found the start, stop and step {checked}; at "
+                "Dataset.range"
+            )
         return Dataset(RangeSource(numbers))
 
     @staticmethod
     def from_arrays(arrays: object) -> "Dataset":
-        """Returns the rows of arrays as elements.
+        """Returns a dataset whose elements are the rows of arrays.
 
         Args:
-          arrays: An array, or arbitrarily nested dicts and tuples of arrays, or a data frame. All arrays have the same
-            number of rows. They are not copied: do not modify them.
+          arrays: An array, arbitrarily nested dicts and tuples of arrays, or a data frame. All arrays must have the
+            same number of rows. The arrays are not copied and must not be modified afterwards.
 
         Raises:
-          TypeMismatchError: If an array is a scalar or masked, or its dtype does not exist in the language.
+          TypeMismatchError: If an array is a scalar or masked, or the language has no type for its dtype.
           InvalidValueError: If the numbers of rows differ.
         """
         frozen, rows = frozen_arrays(arrays, "Dataset.from_arrays")
@@ -125,22 +136,22 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_npy(files_or_pattern: object) -> "Dataset":
-        """Returns the rows of arrays in `.npy` files, which are read on demand; each file is a split.
+        """Returns a dataset of the rows of the arrays in `.npy` files, which are read on demand. Each file is a split.
 
         Args:
           files_or_pattern: A path, a pattern such as `"data/*.npy"`, or a list of paths. The first file determines the
-            type.
+            type of the elements.
 
         Raises:
-          InvalidValueError: If there is no such file, or the first file has no array. At an iteration, if a file does
-            not have the type.
+          InvalidValueError: If there are no such files, or the first file does not contain an array. During iteration,
+            if a file contains rows of a different type.
         """
         paths = files.files_of(files_or_pattern, "Dataset.from_npy")
         return Dataset(files.NpyFiles(files.npy_type(paths[0]), paths))
 
     @staticmethod
     def from_npz(files_or_pattern: object, *, client_from_path: str = "") -> "Dataset":
-        """Returns dicts of the rows of the arrays in `.npz` files; each file is a split.
+        """Returns a dataset of dicts, each with one row of each array in an `.npz` file. Each file is a split.
 
         Args:
           files_or_pattern: See `from_npy`.
@@ -152,33 +163,34 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_parquet(files_or_pattern: object, columns: object = None, *, client_from_path: str = "") -> "Dataset":
-        """Returns dicts of the rows of Parquet files; each row group is a split.
+        """Returns a dataset of the rows of Parquet files, as dicts. Each row group is a split.
 
         >>> dataset = Dataset.from_parquet("data/user=*/*.parquet", client_from_path="user")  # doctest: +SKIP
         >>> clients = dataset.by_client("user")  # doctest: +SKIP
 
         Args:
           files_or_pattern: A path, a pattern such as `"data/**/*.parquet"`, or a list of paths.
-          columns: The names of the columns to read, or a dict from names to types; by default all columns, with the
-            types of the first file. Lists of variable length are arrays of shape `[None]`; a type with a size, as in
-            `{"x": (np.float32, [32])}`, declares a fixed length.
-          client_from_path: The name of a further string member with the client's id, which comes from the path of the
-            file: `alice` for the name `user` and the path `user=alice/part-0.parquet`, otherwise the name of the file
-            without its extension. Each file is then one split, and is read only for its client.
+          columns: The names of the columns to read, or a dict from names to types. By default all columns are read,
+            with the types in the first file. Lists of variable length are arrays of shape `[None]`; a type with a size,
+            as in `{"x": (np.float32, [32])}`, declares a fixed length.
+          client_from_path: The name of an additional string member that contains the client's id, which is derived from
+            the path of the file. For the name `user` and the path `user=alice/part-0.parquet`, the id is `alice`. If no
+            path has such a part, the id is the name of the file without its extension. Each file is then one split,
+            and is read only for its client.
 
         Raises:
-          ImportError: If pyarrow is not installed; the extra `arrow` includes it.
+          ImportError: If pyarrow is not installed; the extra `arrow` includes pyarrow.
           TypeMismatchError: If the language has no type for a column.
-          InvalidValueError: If there is no such file or column. At an iteration, if a file does not have the type, or
-            changes while it is read.
+          InvalidValueError: If there are no such files or columns. During iteration, if a file contains columns of
+            different types, or changes while it is read.
         """
         return _of_columns(ParquetFiles, files_or_pattern, columns, client_from_path, "Dataset.from_parquet")
 
     @staticmethod
     def from_arrow(files_or_pattern: object, columns: object = None, *, client_from_path: str = "") -> "Dataset":
-        """Returns dicts of the rows of files in Arrow's own format (Feather); each record batch is a split.
+        """Returns a dataset of the rows of Arrow IPC files (Feather), as dicts. Each record batch is a split.
 
-        A file with an Arrow stream is one split. The arguments are the same as for `from_parquet`.
+        A file that contains an Arrow stream is one split. The arguments are those of `from_parquet`.
         """
         return _of_columns(ArrowIpcFiles, files_or_pattern, columns, client_from_path, "Dataset.from_arrow")
 
@@ -186,19 +198,19 @@ class Dataset(Pipeline):
     def from_csv(
         files_or_pattern: object, types: object, *, delimiter: str = ",", client_from_path: str = ""
     ) -> "Dataset":
-        """Returns dicts of the cells of CSV files, whose first line has the names of the columns.
+        """Returns a dataset of the rows of CSV files, as dicts. The first line of each file contains the column names.
 
         Args:
-          files_or_pattern: A path, a pattern such as `"data/*.csv"`, or a list of paths; each file is a split.
+          files_or_pattern: A path, a pattern such as `"data/*.csv"`, or a list of paths. Each file is a split.
           types: A dict from the names of the columns to read to their dtypes; `np.str_` for text.
-          delimiter: The character between the cells.
+          delimiter: The character that separates cells.
           client_from_path: See `from_parquet`.
 
         Raises:
-          ImportError: At an iteration, if pyarrow is not installed; the extra `arrow` includes it.
-          TypeMismatchError: If `types` is not such a dict.
-          InvalidValueError: If there is no such file. At an iteration, if a file does not have the types; the message
-            names the file and the row.
+          ImportError: During iteration, if pyarrow is not installed; the extra `arrow` includes pyarrow.
+          TypeMismatchError: If `types` is not a dict from names to dtypes.
+          InvalidValueError: If there are no such files. During iteration, if a cell cannot be converted to the type of
+            its column; the message names the file and the row.
         """
         element = files.with_client(type_of(types, "Dataset.from_csv"), client_from_path)
         paths = files.files_of(files_or_pattern, "Dataset.from_csv")
@@ -206,17 +218,18 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_json_lines(files_or_pattern: object, element_type: object, *, client_from_path: str = "") -> "Dataset":
-        """Returns the elements of files with a JSON object on each line.
+        """Returns a dataset of the JSON objects in files with one object on each line.
 
         Args:
-          files_or_pattern: A path, a pattern such as `"data/*.jsonl"`, or a list of paths; each file is a split.
-          element_type: The type of an element, a dict. Members of objects that it does not name are left out.
+          files_or_pattern: A path, a pattern such as `"data/*.jsonl"`, or a list of paths. Each file is a split.
+          element_type: The type of an element, a dict. Members of the JSON objects that are not in the type are left
+            out.
           client_from_path: See `from_parquet`.
 
         Raises:
-          ImportError: At an iteration, if pyarrow is not installed; the extra `arrow` includes it.
+          ImportError: During iteration, if pyarrow is not installed; the extra `arrow` includes pyarrow.
           TypeMismatchError: If `element_type` is not the type of a dict.
-          InvalidValueError: If there is no such file. At an iteration, if a file does not have the type.
+          InvalidValueError: If there are no such files. During iteration, if an object does not have the type.
         """
         element = checked_element(type_of(element_type, "Dataset.from_json_lines"))
         paths = files.files_of(files_or_pattern, "Dataset.from_json_lines")
@@ -226,24 +239,26 @@ class Dataset(Pipeline):
     def from_generator(
         function: Callable[[int], Iterable[object]], element_type: object, num_splits: int = 1, *, name: str = ""
     ) -> "Dataset":
-        """Returns the elements that a function yields for each split.
+        """Returns a dataset of the elements that a function yields for each split.
 
         Args:
-          function: Takes the number of a split, below `num_splits`, and returns an iterable of the same elements each
-            time.
+          function: Takes the number of a split, which is less than `num_splits`, and returns an iterable of the split's
+            elements. The elements must be the same in each call.
           element_type: The type of an element.
           num_splits: The number of splits.
-          name: Registers the function under this name, so that datasets from other processes can use it here.
+          name: The name under which to register the function in this process, so that datasets received from other
+            processes can refer to it; by default the function is not registered.
 
         Raises:
-          TypeMismatchError: If `function` is not a function; a running generator could be read only once.
-          InvalidValueError: If another function has the name.
+          TypeMismatchError: If `function` is not a function. Generators and other iterators are not accepted, because
+            they can be read only once.
+          InvalidValueError: If another function is registered under the name.
         """
         if not callable(cast(object, function)):
             once = "the one-shot iterator " * isinstance(cast(object, function), Iterator)
             raise TypeMismatchError(
-                f"Expected a function of the number of a split, found {once}`{type(function).__name__}`; at "
-                "Dataset.from_generator; give the function that makes the iterator"
+                f"Expected a function that takes the number of a split, found {once}`{type(function).__name__}`; at "
+                "Dataset.from_generator; pass the function that creates the iterator"
             )
         _check_takes_a_split(function)
         element = checked_element(type_of(element_type, "Dataset.from_generator"))
@@ -254,15 +269,17 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_computation(computation: object, num_splits: int | None = None) -> "Dataset":
-        """Returns the elements of the sequence that a computation returns, once or for each split.
+        """Returns a dataset of the elements of the sequence that a computation returns, once or for each split.
 
         Args:
-          computation: A computation of type `( -> T*)`, or `(int32 -> T*)` to take the number of a split.
-          num_splits: The number of splits, if the computation takes one.
+          computation: A computation of type `( -> T*)`, or of type `(int32 -> T*)` if its argument is the number of a
+            split.
+          num_splits: The number of splits, if the computation takes the number of a split.
 
         Raises:
           InvalidComputationError: If the computation has another type.
-          TypeMismatchError: If `num_splits` is given for a computation without a parameter, or missing for one with it.
+          TypeMismatchError: If `num_splits` is specified for a computation without a parameter, or missing for a
+            computation with a parameter.
         """
         splits = None if num_splits is None else checked_positive("num_splits", num_splits)
         return Dataset(ComputationSource(ElementFunction(computation, "Dataset.from_computation"), splits))
@@ -272,13 +289,13 @@ def _check_takes_a_split(function: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some functions in C have no known signature
+        return  # some functions implemented in C do not provide a signature
     try:
         signature.bind(0)
     except TypeError as error:
         raise TypeMismatchError(
-            f"Expected a function of the number of a split, found one with the parameters {signature}; at "
-            "Dataset.from_generator; give it one parameter, even if there is only one split"
+            f"Expected a function that takes the number of a split, found a function with the parameters {signature}; "
+            "at Dataset.from_generator; declare one parameter, even if there is only one split"
         ) from error
 
 
@@ -287,7 +304,7 @@ def _of_columns(
 ) -> Dataset:
     paths = files.files_of(files_or_pattern, where)
     element = files.with_client(type_in_file(kind, paths[0], columns, where), client)
-    # Files of clients are many and small, so they are not opened before they are read.
+    # Clients often have many small files, so the files are not opened before they are read.
     parts = () if client else [kind.looked(path)[1] for path in paths]
     return Dataset(kind(element, paths, client=client, parts=parts))
 
@@ -295,8 +312,8 @@ def _of_columns(
 def _datasets(found: Sequence[object], where: str) -> "tuple[Dataset, ...]":
     for one in found:
         if not isinstance(one, Dataset):
-            advice = "make one from it, as Dataset.from_arrays does"
+            advice = "create a dataset from it, for example with Dataset.from_arrays"
             if isinstance(one, (tuple, list)):
-                advice = f"give datasets one by one, as in a.{where}(b)"
+                advice = f"pass each dataset as a separate argument, as in a.{where}(b)"
             raise TypeMismatchError(f"Expected datasets, found {describe(cast(object, one))}; at {where}; {advice}")
     return cast("tuple[Dataset, ...]", tuple(found))

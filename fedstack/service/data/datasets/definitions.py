@@ -1,4 +1,4 @@
-"""Converts datasets to and from messages: the definitions that are registered and sent to data workers."""
+"""Converts datasets to and from definitions, the messages that are registered and sent to data workers."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -44,14 +44,15 @@ _THE_DATASET = "the definition of a dataset"
 
 
 def definition_of(dataset: Pipeline, destination: Destination) -> DatasetDefinition:
-    """Returns the message for a dataset.
+    """Returns the message that defines a dataset.
 
     Args:
       dataset: The dataset.
-      destination: The destination of the message, which determines the form of functions.
+      destination: The destination of the message, which determines the form in which functions are sent.
 
     Raises:
-      CarrierError: If a function cannot be sent there, or a generator has no name.
+      CarrierError: If a function cannot be sent to the destination, a generator has no name, or the source exists only
+        in this process.
     """
     proto = DatasetDefinition(element=dataset.source.element.to_proto())
     _write_source(dataset.source, proto, destination)
@@ -60,19 +61,22 @@ def definition_of(dataset: Pipeline, destination: Destination) -> DatasetDefinit
 
 
 def written_steps(done: Iterable[steps.Step], destination: Destination) -> Iterator[DatasetStep]:
-    """Yields the messages for steps; see `definition_of`."""
+    """Yields the messages that define steps; see `definition_of`."""
     return (_WRITTEN_STEPS[type(step)](step, destination) for step in done)
 
 
 def read_definition(proto: DatasetDefinition) -> Dataset:
-    """Returns the dataset that a message defines. No file is opened, and no function is loaded.
+    """Returns the dataset that a message defines, without opening files or loading functions.
 
     Raises:
-      FedstackError: If the message is invalid, or contains a function that the policy in force does not permit.
+      FedstackError: If the message is invalid, or contains a function that the current carrier policy does not permit.
     """
     kind = proto.WhichOneof("source")
     if kind is None:
-        raise InvalidComputationError(f"Expected a source, found none that this release supports; at {_THE_DATASET}")
+        raise InvalidComputationError(
+            f"Expected a source that this release supports, found no source or an unknown kind; at {_THE_DATASET}; "
+            "install the same release of fedstack in both processes"
+        )
     element = checked_element(type_from_proto(proto.element))
     source = _SOURCES[kind](proto, element)
     if not source.element.is_equivalent_to(element):
@@ -81,11 +85,14 @@ def read_definition(proto: DatasetDefinition) -> Dataset:
 
 
 def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
-    """Returns a dataset with further steps; see `read_definition`."""
+    """Returns a dataset to which further steps are applied; see `read_definition`."""
     for step in protos:
         name = step.WhichOneof("kind")
         if name is None:
-            raise InvalidComputationError(f"Expected a step, found none that this release supports; at {_THE_DATASET}")
+            raise InvalidComputationError(
+                f"Expected a step that this release supports, found an empty step or an unknown kind; at "
+                f"{_THE_DATASET}; install the same release of fedstack in both processes"
+            )
         dataset = _STEPS[name](dataset, step)
     return dataset
 
@@ -93,8 +100,8 @@ def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
 @functools.singledispatch
 def _write_source(source: Source, proto: DatasetDefinition, destination: Destination) -> None:
     raise CarrierError(
-        f"Expected a dataset that can be sent to other processes, found one of {source!r}, which exists only in this "
-        "process; apply its steps before distribute, or to the distributed dataset"
+        f"Expected a dataset that can be sent to other processes, found a dataset with the source {source!r}, which "
+        "exists only in this process; apply its steps before distribute, or to the distributed dataset"
     )
 
 
@@ -124,8 +131,8 @@ def _(source: files.FilesSource, proto: DatasetDefinition, destination: Destinat
 def _(source: GeneratorSource, proto: DatasetDefinition, destination: Destination) -> None:
     if not source.name:
         raise CarrierError(
-            f"Expected a generator with a name, found {source!r}; give Dataset.from_generator a name, and import the "
-            "module that calls it in the other process too"
+            f"Expected a generator that is registered under a name, found {source!r}; pass a name to "
+            "Dataset.from_generator, and import the module that calls it in the other process too"
         )
     proto.generator.name, proto.generator.splits = source.name, source.num_splits
 
@@ -168,9 +175,14 @@ def _read_arrays(proto: DatasetDefinition, element: Type) -> Source:
 def _read_files(proto: DatasetDefinition, element: Type) -> Source:
     found = proto.files
     if found.format not in _FILES or not found.path:
-        raise InvalidComputationError(f"Expected files of a format that this release knows; at {_THE_DATASET}")
+        raise InvalidComputationError(
+            f"Expected files of a format that this release supports, found no files or an unknown format; at "
+            f"{_THE_DATASET}; install the same release of fedstack in both processes"
+        )
     if len(found.parts) not in (0, len(found.path)):
-        raise InvalidComputationError(f"Expected parts of each file, found {len(found.parts)}; at {_THE_DATASET}")
+        raise InvalidComputationError(
+            f"Expected a number of parts for each file, found {len(found.parts)} numbers; at {_THE_DATASET}"
+        )
     return _FILES[found.format](
         element, tuple(found.path), delimiter=found.delimiter, client=found.client, parts=found.parts
     )
@@ -180,8 +192,8 @@ def _read_generator(proto: DatasetDefinition, element: Type) -> Source:
     source = registered_generator(proto.generator.name)
     if source.num_splits != proto.generator.splits:
         raise InvalidComputationError(
-            f"Expected {proto.generator.splits} splits, found {source.num_splits} of the {source!r} that this process "
-            "has; give both the same number"
+            f"Expected {proto.generator.splits} splits, found {source.num_splits} in the {source!r} that is registered "
+            "in this process; pass the same num_splits to Dataset.from_generator in both processes"
         )
     return source
 
@@ -193,7 +205,9 @@ def _read_computation(proto: DatasetDefinition, element: Type) -> Source:
 
 def _read_parts(proto: DatasetDefinitions) -> tuple[Pipeline, ...]:
     if not proto.dataset:
-        raise InvalidComputationError(f"Expected several datasets, found none; at {_THE_DATASET}")
+        raise InvalidComputationError(
+            f"Expected the datasets to zip or concatenate, found an empty list; at {_THE_DATASET}"
+        )
     return tuple(read_definition(part) for part in proto.dataset)
 
 

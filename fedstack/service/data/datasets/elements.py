@@ -1,4 +1,4 @@
-"""Checks the types of datasets' elements, applies computations to elements, and iterates over them."""
+"""Checks the types of the elements of datasets, applies computations to elements, and iterates over elements."""
 
 import collections
 import contextlib
@@ -41,43 +41,45 @@ from fedstack.service.data.reading.blocks import tensor_of_rows
 from fedstack.service.data.reading.budget import Blocks, BlockSize
 from fedstack.service.data.reading.dataset_scope import dataset_scope
 
-# The maximum that every version of NumPy supports.
+# The maximum number of dimensions that every supported version of NumPy allows.
 _MOST_DIMENSIONS = 32
 # Converts a payload to the form that users see.
 Shown = Callable[[Any], Any]
 
 
 def type_of(spec: object, where: str) -> Type:
-    """Returns the type that users specify.
+    """Converts a type specified by a user into a type of the language.
 
     Raises:
-      TypeMismatchError: If `spec` is not a type.
+      TypeMismatchError: If `spec` cannot be converted.
     """
     try:
         return to_type(spec)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise TypeMismatchError(f"Expected a type, found {describe(spec)}; at {where}") from error
+        raise TypeMismatchError(
+            f"Expected a type, found {describe(spec)}; at {where}; pass a dtype such as np.int64, or a dict of types"
+        ) from error
 
 
 def checked_element(element: Type) -> Type:
-    """Returns a type that elements may have.
+    """Checks that elements may have a type, and returns the type.
 
     Raises:
-      InvalidComputationError: If it contains anything but tensors, tensors with more dimensions than arrays can have,
-        or structs in which only some members have names.
+      InvalidComputationError: If the type contains anything other than tensors and structs of tensors, a tensor with
+        more dimensions than arrays can have, or a struct in which only some members have names.
     """
     for path, tensor in tensor_leaves(element):
         if tensor.shape is not None and len(tensor.shape) > _MOST_DIMENSIONS:
             raise InvalidComputationError(
                 f"Expected elements of at most {_MOST_DIMENSIONS} dimensions, found {len(tensor.shape)}; "
-                f"at {path or 'the element'}; put fewer batches into batches"
+                f"at {path or 'the element'}; nest fewer batches"
             )
     shower(element)
     return element
 
 
 def laid_out(arrays: object, path: str) -> tuple[Type, object]:
-    """Returns the type of the rows of nested arrays, and the arrays in nested tuples."""
+    """Returns the type of the rows of nested arrays, and the same arrays in nested tuples."""
     if isinstance(arrays, dict):
         found = {str(k): laid_out(v, f"{path}[{k!r}]") for k, v in cast("dict[object, object]", arrays).items()}
         return StructType([(k, t) for k, (t, _) in found.items()]), tuple(members for _, members in found.values())
@@ -88,18 +90,23 @@ def laid_out(arrays: object, path: str) -> tuple[Type, object]:
         return StructType(types if names is None else list(zip(names, types))), tuple(members for _, members in parts)
     tensor = tensor_of_rows(cast(Any, arrays))
     if tensor is None:
-        raise TypeMismatchError(f"Expected numbers or text, found {describe(arrays)}; at {path}; convert it first")
+        raise TypeMismatchError(
+            f"Expected an array of numbers or text, found {describe(arrays)}; at {path}; convert the array first"
+        )
     return tensor, arrays
 
 
 def shower(element: Type) -> Shown | None:
-    """Returns the function that converts a payload to the form that users see; `None` if both are the same."""
+    """Returns the function that converts payloads to the form that users see, or `None` if payloads have that form."""
     if not isinstance(element, StructType):
         return None
     names = [name for name, _ in fields_of(element)]
     members = [shower(t) for _, t in fields_of(element)]
     if None in names and any(names):
-        raise InvalidComputationError(f"Expected members with names or without, found {element}; name all or none")
+        raise InvalidComputationError(
+            f"Expected a struct in which all members have names or no member has a name, found {element}; name all "
+            "members or none"
+        )
     if not any(members):
         return (lambda payload: dict(zip(names, payload))) if any(names) else None
     each = [show or _same for show in members]
@@ -113,10 +120,10 @@ def _same(payload: object) -> object:
 
 
 class Lists(Iterator[Sequence[object]]):
-    """The elements of blocks as lists, for one thread or task at a time.
+    """An iterator over the elements of blocks, in lists, that one thread or task may use at a time.
 
     Args:
-      blocks: The elements.
+      blocks: The blocks of elements.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -125,15 +132,15 @@ class Lists(Iterator[Sequence[object]]):
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None, None, None]:
-        """Encloses exclusive reading.
+        """Returns a context manager that excludes other readers.
 
         Raises:
           InvalidValueError: If another thread or task is reading.
         """
         if not self._lock.acquire(blocking=False):
             raise InvalidValueError(
-                "Expected one thread or task at a time to ask an iterator for elements, found another one that waits "
-                "for some; give each an iterator of its own, or let one read for all"
+                "Expected one thread or task at a time to read from an iterator, found another thread or task that is "
+                "waiting for elements; create a separate iterator for each, or read in a single thread or task"
             )
         try:
             yield
@@ -145,23 +152,26 @@ class Lists(Iterator[Sequence[object]]):
             return next(self._lists)
 
     def take(self) -> Sequence[object] | None:
-        """Returns the next list; `None` after the last. Call it within `alone`."""
+        """Returns the next list, or `None` after the last list. Must be called within `alone`."""
         return next(self._lists, None)
 
     def close(self) -> None:
         """Stops reading. Idempotent."""
-        with contextlib.suppress(ValueError):  # a thread is reading, but its result is not wanted
+        with contextlib.suppress(ValueError):  # another thread is reading, but its result is no longer needed
             cast("Generator[Sequence[object], None, None]", self._lists).close()
 
 
 class PlainIterator(itertools.chain[Any]):
-    """An iterator over the elements of a dataset only for `for` loops, which avoids a Python call per element."""
+    """An iterator over the elements of a dataset that supports only `for` loops.
+
+    It is a subclass of `itertools.chain`, which avoids a call of a Python function for each element.
+    """
 
     _lists: Lists
 
     @classmethod
     def over(cls, blocks: Blocks, shown: Shown | None) -> "PlainIterator":
-        """Returns an iterator; the arguments are those of an `ElementIterator`."""
+        """Returns an iterator over blocks of elements; the arguments are those of `ElementIterator`."""
         lists = Lists(blocks)
         found = cls.from_iterable(lists if shown is None else (map(shown, some) for some in lists))
         found = cast(PlainIterator, found)
@@ -169,19 +179,19 @@ class PlainIterator(itertools.chain[Any]):
         return found
 
     def close(self) -> None:
-        """Stops reading, unless another thread waits for elements. Idempotent."""
+        """Stops reading, unless another thread is waiting for elements. Idempotent."""
         with contextlib.suppress(InvalidValueError):
             with self._lists.alone():
                 self._lists.close()
-            collections.deque(self, maxlen=0)  # drops the rest of the current list
+            collections.deque(self, maxlen=0)  # discards the rest of the current list
 
 
 class ElementIterator(Iterator[Any]):
     """An iterator over the elements of a dataset.
 
     Args:
-      blocks: Yields the elements.
-      shown: Converts an element to the form that users see; `None` if both are the same.
+      blocks: The blocks of elements.
+      shown: Converts a payload to the form that users see; `None` if payloads already have that form.
     """
 
     def __init__(self, blocks: Blocks, shown: Shown | None) -> None:
@@ -196,7 +206,7 @@ class ElementIterator(Iterator[Any]):
 
     @property
     def _left(self) -> int:
-        """The number of elements of the current list that have not been requested."""
+        """The number of elements of the current list that have not been returned yet."""
         return operator.length_hint(self._some)
 
     def __iter__(self) -> "ElementIterator":
@@ -207,7 +217,7 @@ class ElementIterator(Iterator[Any]):
             for element in self._elements:
                 return element
             with self._lists.alone():
-                if not self._left:  # else another thread has advanced meanwhile
+                if not self._left:  # otherwise another thread has fetched a list in the meantime
                     some = self._lists.take()
                     if some is None:
                         raise StopIteration
@@ -233,29 +243,29 @@ class ElementIterator(Iterator[Any]):
         self._lists.close()
 
     def _interrupt(self) -> None:
-        """Stops reading, since the task that waited was cancelled."""
+        """Stops reading because the waiting task was cancelled."""
         self.close()
 
     async def aclose(self) -> None:
-        """Does the same as `close`, for `contextlib.aclosing`."""
+        """Closes the iterator; required by `contextlib.aclosing`."""
         self.close()
 
 
 class ElementFunction:
-    """A computation without placements that applies to elements.
+    """A computation without placements that is applied to elements.
 
     Args:
-      computation: The computation, as an object or as a message. It is loaded on first use, under the policy that is in
-        force when this object is made.
-      where: The function that got the computation, for error messages.
+      computation: The computation, as an object or as a message. It is loaded on first use, under the carrier policy
+        that applies when this object is created.
+      where: The name of the function that received the computation, for error messages.
 
     Attributes:
       computation: The computation as a message.
-      name: Its name in messages; empty if it is composed of several.
+      name: The name of the computation for messages; empty if it is composed of several computations.
       type: The type of the computation.
 
     Raises:
-      InvalidComputationError: If it is not such a computation.
+      InvalidComputationError: If `computation` is not a computation, or has placements.
     """
 
     def __init__(self, computation: object, where: str) -> None:
@@ -271,7 +281,7 @@ class ElementFunction:
         found = type_from_proto(computation.type)
         if not isinstance(found, FunctionType) or contains_federated(found) or contains_function(found.result):
             raise InvalidComputationError(
-                f"Expected a function of values without placements, found {found}; at {where}"
+                f"Expected a function without placements that does not return a function, found {found}; at {where}"
             )
         self.computation = computation
         self.type = found
@@ -283,28 +293,29 @@ class ElementFunction:
         """The program of the computation, ready to run.
 
         Raises:
-          CarrierError: If it cannot be loaded here.
+          CarrierError: If the computation cannot be loaded in this process.
         """
         if self._program is None:
             engine = SequenceEngine(LeafEngine(LeafThreads(), None, None))
             scope = current_scope()
             rules = scope if self._policy is scope.policy or self._policy is None else scope.under(self._policy)
-            with rules.entered(), RunInline():  # the caller waits for it
+            with rules.entered(), RunInline():  # the caller waits until loading has ended
                 self._program = engine.link(closed_program(plans.plan(self.computation)))
         return self._program
 
     def applied(self, blocks: Blocks, place: Callable[[int], str]) -> Iterator[tuple[Column, Column]]:
-        """Yields pieces of blocks, each with the results of the function for its elements.
+        """Yields pieces of blocks, each with the results of the function for the elements of the piece.
 
-        A piece is small at first, and never so large that its first element waits long for its last one.
+        The first pieces are small. Later pieces are larger, but a piece is never so large that its first result is
+        delayed for long.
 
         Args:
-          blocks: The elements.
-          place: Describes an element by its index among them, for error messages.
+          blocks: The blocks of elements.
+          place: Describes the element with a given index, for error messages.
 
         Raises:
-          FedstackError: The error of the function, after the results for all earlier elements; the message says at
-            which element it failed.
+          FedstackError: If the function fails for an element. The results for all earlier elements are yielded before
+            the error is raised, and the message identifies the element.
         """
         program, pace = self.program, BlockSize(self.type.result)
         index = 0
@@ -318,7 +329,8 @@ class ElementFunction:
                 try:
                     (made,) = run_columns(program, [piece], 0, len(piece))
                 except FedstackError:
-                    # Once more, to yield the results before the failing element, and to name it in the error.
+                    # Run each element separately to yield the results before the failing element, and to name the
+                    # element in the error.
                     yield from self._one_by_one(piece, index, place)
                 else:
                     pace.note(made, clock() - begun)
@@ -335,17 +347,17 @@ class ElementFunction:
             yield piece.slice(index, index + 1), column_from_payloads(made, self.type.result)
 
     def check_reduces(self, element: Type) -> Type:
-        """Checks that the function takes a state and an element and returns a state; returns the type of the state.
+        """Checks that the function takes a state and an element and returns a state, and returns the state's type.
 
         Raises:
-          TypeMismatchError: If it does not.
+          TypeMismatchError: If the function has another type.
         """
         state = self.type.result
         self.check_takes(StructType([state, element]), "reduce")
         return state
 
     def reduced(self, state: Payload, blocks: Blocks) -> Payload:
-        """Applies the function to a state and each element in turn; returns the last state."""
+        """Applies the function to a state and each element in turn, and returns the last state."""
         run = ProgramRunner(self.program).run
         for index, payload in enumerate(itertools.chain.from_iterable(lists_of(blocks))):
             try:
@@ -355,20 +367,20 @@ class ElementFunction:
         return state
 
     def check_takes(self, element: Type, where: str) -> None:
-        """Checks that elements of a type fit the function's parameter.
+        """Checks that the function accepts elements of a type.
 
         Raises:
-          TypeMismatchError: If they do not.
+          TypeMismatchError: If the function does not accept the elements.
         """
         if self.type.parameter is None or not self.type.parameter.is_assignable_from(element):
             raise TypeMismatchError(
-                f"Expected a function of {element}, found {self} of type {self.type}; at {where}; "
-                "declare it for the elements of the dataset"
+                f"Expected a function that takes {element}, found {self} of type {self.type}; at {where}; "
+                "declare its parameter with the type of the dataset's elements"
             )
 
     def __reduce__(self) -> tuple[type["ElementFunction"], tuple[object, str]]:
-        """Supports pickling: Python functions that carry a dataset to other processes refer to it."""
-        return ElementFunction, (self._source, self._where)  # and no state of this process
+        """Supports pickling, because Python functions that are sent to other processes may refer to a dataset."""
+        return ElementFunction, (self._source, self._where)  # without state of this process
 
     def __repr__(self) -> str:
         return self.name or "a computation"

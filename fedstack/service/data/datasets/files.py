@@ -1,4 +1,7 @@
-"""Reads elements from files: the common base class, and NumPy's formats. `arrow_files` reads the other formats."""
+"""Defines the base class of sources that read files, and the sources for NumPy's formats.
+
+The module `arrow_files` defines the sources for the other formats.
+"""
 
 import bisect
 import glob
@@ -26,18 +29,20 @@ from fedstack.service.data.reading.dataset_scope import dataset_scope
 _TEXT = TensorType(np.str_)
 # Identifies a file and its version: it changes when the file is replaced or written to.
 _Stamp: TypeAlias = tuple[int, ...]
-# Takes a path and the file's current stamp, and returns the stamp that it had when it was first opened.
+# Takes a path and the file's current stamp, and returns the stamp that the file had when it was first opened.
 _FirstStamp: TypeAlias = Callable[[str, _Stamp], _Stamp]
-# The factor by which blocks are larger when all elements are wanted at once.
+# The factor by which blocks are larger when all elements are requested at once.
 _LARGE_BLOCKS = 16
 
 
 def files_of(pattern: object, where: str) -> tuple[str, ...]:
-    """Returns the absolute paths of files; files that match a glob pattern are sorted by name.
+    """Returns the absolute paths of files, given a path, a glob pattern or a list of paths.
+
+    The files that match a pattern are sorted by name.
 
     Raises:
       TypeMismatchError: If `pattern` is not a path, a pattern or a list of paths.
-      InvalidValueError: If there are no files.
+      InvalidValueError: If no file matches the pattern, or the list is empty.
     """
     if isinstance(pattern, (str, os.PathLike)):
         text = os.fspath(cast("str | os.PathLike[str]", pattern))
@@ -48,27 +53,31 @@ def files_of(pattern: object, where: str) -> tuple[str, ...]:
         raise TypeMismatchError(f"Expected a path, a pattern or a list of paths, found {describe(pattern)}; at {where}")
     if not paths:
         raise InvalidValueError(
-            f"Expected files, found none for {shorten(cast(object, pattern))}; at {where}; check the pattern"
+            f"Expected at least one file, found no match for {shorten(cast(object, pattern))}; at {where}; check the "
+            "pattern"
         )
     return tuple(map(os.path.abspath, paths))
 
 
 class FilesSource(Source):
-    """Elements from files.
+    """A source that reads elements from files.
 
     Args:
       element: The type of an element.
-      paths: The absolute paths, in order.
-      delimiter: The character between the cells of a line, if lines have cells.
-      client: The name of the last member of elements, if it is the client's id and comes from the path of the file.
+      paths: The absolute paths of the files, in order.
+      delimiter: The character that separates the cells of a line, for formats whose lines consist of cells.
+      client: The name of the last member of the elements, if this member is the client's id and is derived from the
+        path of the file; otherwise empty.
       parts: The number of splits of each file; by default each file is one split.
 
     Raises:
-      TypeMismatchError: If elements have no such last member, or it is not a string.
-      InvalidValueError: If some paths name the client by `client=`, and some do not.
+      TypeMismatchError: If `client` is not empty, and is not the name of the last member, or that member is not a
+        string.
+      InvalidValueError: If some but not all paths contain a part that names the client, such as `user=alice` for the
+        member `user`.
 
     Attributes:
-      in_files: The type of an element as it is in files, without the client's id.
+      in_files: The type of an element in the files, without the client's id.
     """
 
     format: ClassVar[str]
@@ -98,7 +107,7 @@ class FilesSource(Source):
 
     def _read_all(self, first: int, last: int, rows: int) -> Blocks:
         opened: dict[str, _Stamp] = {}
-        first_stamp = opened.setdefault if self.parts else _as_it_is  # a file of one split is opened once
+        first_stamp = opened.setdefault if self.parts else _as_it_is  # a file with a single split is opened only once
         splits = (self._read(split, 0, rows, first_stamp) for split in range(first, last))
         return itertools.chain.from_iterable(while_wanted(splits))
 
@@ -119,10 +128,10 @@ class FilesSource(Source):
         """Yields the elements of a file, without the client's id.
 
         Args:
-          path: The file.
+          path: The path of the file.
           part: The number of the part to read; `None` for the whole file.
           start: The number of elements to skip.
-          rows: The maximum number of elements that a block should have.
+          rows: The maximum number of elements per block.
         """
         raise NotImplementedError
 
@@ -150,10 +159,14 @@ class FilesSource(Source):
 
 
 def with_client(element: Type, client: str) -> Type:
-    """Returns a type of elements extended by a last member for the client's id, if that member has a name.
+    """Appends a member for the client's id to the type of an element.
+
+    Args:
+      element: The type of an element.
+      client: The name of the member; if empty, the type is returned unchanged.
 
     Raises:
-      TypeMismatchError: If elements have no named members, or already have a member of that name.
+      TypeMismatchError: If the element has no named members, or already has a member with the name.
     """
     if not client:
         return element
@@ -161,7 +174,8 @@ def with_client(element: Type, client: str) -> Type:
     members = fields_of(cast(StructType, element))
     if client in [name for name, _ in members]:
         raise TypeMismatchError(
-            f"Expected no column {client!r}, which comes from the paths, found {element}; at client_from_path"
+            f"Expected files without a column {client!r}, because the paths provide it, found {element}; at "
+            "client_from_path; choose another name"
         )
     return StructType([*members, (client, _TEXT)])
 
@@ -169,27 +183,33 @@ def with_client(element: Type, client: str) -> Type:
 def _without_client(element: Type, client: str) -> Type:
     members = fields_of(element) if isinstance(element, StructType) else ()
     if len(members) < 2 or members[-1] != (client, _TEXT):
-        raise TypeMismatchError(f"Expected a last column {client!r}, of text, found {element}; at client_from_path")
+        raise TypeMismatchError(f"Expected a last column {client!r} of text, found {element}; at client_from_path")
     return StructType(list(members[:-1]))
 
 
 def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
-    """Returns the client of each file: the text after `name=` in its path, or else its name without the extension.
+    """Returns the client of each file, derived from the path of the file.
+
+    The client is the text after `name=` in the last part of the path that begins with `name=`. If no path has such a
+    part, the client is the name of the file without its extension.
 
     Raises:
-      InvalidValueError: If some paths have `name=`, and some do not.
+      InvalidValueError: If some but not all paths have a part that begins with `name=`.
     """
     folders = [[part for part in pathlib.PurePath(path).parts if part.startswith(f"{name}=")] for path in paths]
     if all(folders):
         return tuple(urllib.parse.unquote(found[-1].partition("=")[2]) for found in folders)
     if any(folders):
         odd = paths[[bool(found) for found in folders].index(False)]
-        raise InvalidValueError(f"Expected a folder {name}=… in each path as in others, found {odd}")
+        raise InvalidValueError(
+            f"Expected a folder {name}=… in every path, because other paths have one, found {odd}; move the file into "
+            "such a folder, or leave it out"
+        )
     return tuple(pathlib.PurePath(path).stem for path in paths)
 
 
 def _unchanged(path: str, blocks: Blocks, first_stamp: _FirstStamp) -> Blocks:
-    """Yields blocks of a file as long as it is unchanged.
+    """Yields the blocks of a file and checks that the file does not change meanwhile.
 
     Raises:
       InvalidValueError: If the file has been replaced or written to since it was first opened.
@@ -199,17 +219,17 @@ def _unchanged(path: str, blocks: Blocks, first_stamp: _FirstStamp) -> Blocks:
         for block in blocks:
             _check_unchanged(path, before)
             yield block
-    except (OSError, EOFError, TypeError, ValueError):  # a file that is being written may cause any of these
+    except (OSError, EOFError, TypeError, ValueError):  # reading while a file is being written may raise any of these
         _check_unchanged(path, before)
         raise
-    _check_unchanged(path, before)  # a truncated text file just ends early
+    _check_unchanged(path, before)  # a truncated text file ends early without an error
 
 
 def _check_unchanged(path: str, before: _Stamp) -> None:
     if _stamp(path) != before:
         raise InvalidValueError(
-            f"Expected a file that does not change while it is read, found that {path} has changed; write a new "
-            "file, and rename it into its place between two passes"
+            f"Expected a file that does not change while it is read, found {path}, which has changed; write a new "
+            "file, and move it to this path between two passes"
         )
 
 
@@ -224,10 +244,10 @@ def _as_it_is(path: str, stamp: _Stamp) -> _Stamp:
 
 
 def _allowed(path: str) -> str:
-    """Returns the real path of a file, if the rules in force permit reading it.
+    """Returns the real path of a file, if the file may be read.
 
     Raises:
-      CarrierError: If they do not, whether or not the file exists.
+      CarrierError: If the file is not below a permitted data root, whether or not the file exists.
     """
     roots = dataset_scope().data_roots
     if roots is None:
@@ -240,7 +260,7 @@ def _allowed(path: str) -> str:
     if not is_below:
         raise CarrierError(
             f"Expected a file below {' or '.join(roots) or 'a folder that is declared as a data root'}, found {path}; "
-            "start the data worker with --data-root (WorkerConfig.data_roots) for the folder that it is in"
+            "start the data worker with --data-root (WorkerConfig.data_roots) for the folder of the file"
         )
     return found
 
@@ -250,7 +270,7 @@ def _unreadable(path: str, error: Exception) -> InvalidValueError:
 
 
 class NpyFiles(FilesSource):
-    """The rows of arrays, with one array per file. Rows are read on demand."""
+    """A source whose elements are the rows of arrays, one array per file. Rows are read on demand."""
 
     format = "NPY"
 
@@ -262,7 +282,7 @@ class NpyFiles(FilesSource):
 
 
 class NpzFiles(FilesSource):
-    """The rows of several named arrays side by side, which are in one file."""
+    """A source whose elements are dicts with one row of each array in a file."""
 
     format = "NPZ"
 
@@ -274,7 +294,7 @@ class NpzFiles(FilesSource):
         found = npz_arrays(path)
         names = [cast(str, name) for name, _ in fields_of(cast(StructType, self.in_files))]
         if missing := [name for name in names if name not in found]:
-            raise InvalidValueError(f"Expected an array {missing[0]!r}, found {sorted(found)}; in {path}")
+            raise InvalidValueError(f"Expected an array {missing[0]!r}, found the arrays {sorted(found)}; in {path}")
         arrays = tuple(found[name] for name in names)
         count = check_rows({name: found[name] for name in names}, path)
         return pieces(column_over(arrays, self.in_files, count, path), rows_at_once(self.in_files), start)
@@ -283,22 +303,26 @@ class NpzFiles(FilesSource):
 def check_named(element: Type, is_one: Callable[[Type], bool]) -> None:
     """Checks that elements have named members, each of a permitted type.
 
+    Args:
+      element: The type of an element.
+      is_one: Returns whether a type is permitted for a member.
+
     Raises:
-      TypeMismatchError: If they do not.
+      TypeMismatchError: If the element has no members, a member has no name, or its type is not permitted.
     """
     members = fields_of(element) if isinstance(element, StructType) else ()
     if not members or not all(name and is_one(t) for name, t in members):
         raise TypeMismatchError(
-            f"Expected a type for each column, found {element}; give a dict such as "
+            f"Expected a dict with a type for each column, found {element}; pass a dict such as "
             "{'x': np.float32, 'label': np.int32}"
         )
 
 
 def npy_file(path: str) -> NpyFile:
-    """Returns the array in a file, without reading its rows.
+    """Opens the array in an `.npy` file without reading its rows.
 
     Raises:
-      InvalidValueError: If the file has no array.
+      InvalidValueError: If the file cannot be read or does not contain an array.
     """
     try:
         return NpyFile(path)
@@ -309,16 +333,19 @@ def npy_file(path: str) -> NpyFile:
 
 
 def npz_arrays(path: str) -> dict[str, NDArray[Any]]:
-    """Returns the arrays in a file by name.
+    """Returns the arrays in an `.npz` file by name.
 
     Raises:
-      InvalidValueError: If the file has no named arrays, or one cannot be read.
+      InvalidValueError: If the file does not contain named arrays, or cannot be read.
     """
     try:
         with open(path, "rb") as file:  # NumPy does not close files that it cannot read
             found: object = np.load(file, allow_pickle=False)
             if not isinstance(found, np.lib.npyio.NpzFile):
-                raise InvalidValueError(f"Expected arrays under names, found {describe(found)}; in {path}")
+                raise InvalidValueError(
+                    f"Expected a file with named arrays, found {describe(found)}; in {path}; read it with "
+                    "Dataset.from_npy, or write it with np.savez"
+                )
             with found:
                 return {name: found[name] for name in found.files}
     except FedstackError:
@@ -328,26 +355,26 @@ def npz_arrays(path: str) -> dict[str, NDArray[Any]]:
 
 
 def check_rows(arrays: Mapping[str, NDArray[Any]], path: str) -> int:
-    """Returns the number of rows that all arrays have.
+    """Returns the number of rows, which must be the same for all arrays.
 
     Raises:
-      InvalidValueError: If the numbers of rows differ, or an array is a scalar, or there are no arrays.
+      InvalidValueError: If the numbers of rows differ, an array is a scalar, or there are no arrays.
     """
     rows = {name: len(array) if array.ndim else None for name, array in arrays.items()}
     if len(set(rows.values())) != 1 or None in rows.values():
         found = ", ".join(f"{name}: {'a scalar' if n is None else n}" for name, n in rows.items()) or "no arrays"
-        raise InvalidValueError(f"Expected arrays of one leading dimension, found {found}; in {path}")
+        raise InvalidValueError(f"Expected arrays with the same number of rows, found {found}; in {path}")
     return cast(int, next(iter(rows.values())))
 
 
 def npy_type(path: str) -> Type:
-    """Returns the type of the rows of the array in a file."""
+    """Returns the type of the rows of the array in an `.npy` file."""
     with npy_file(path) as array:
         return _row_type(np.empty((0, *array.shape[1:]), array.dtype), path)
 
 
 def npz_type(path: str) -> Type:
-    """Returns the type of the rows of the arrays in a file."""
+    """Returns the type of the elements of an `.npz` file: a struct with a row of each array."""
     arrays = npz_arrays(path)
     check_rows(arrays, path)
     return StructType([(name, _row_type(array, f"{path}, array {name!r}")) for name, array in arrays.items()])
@@ -356,5 +383,7 @@ def npz_type(path: str) -> Type:
 def _row_type(array: NDArray[Any], path: str) -> TensorType:
     found = tensor_of_rows(array)
     if found is None:
-        raise TypeMismatchError(f"Expected numbers or text, found {describe(array)}; in {path}")
+        raise TypeMismatchError(
+            f"Expected an array of numbers or text, found {describe(array)}; in {path}; convert the array first"
+        )
     return found

@@ -1,4 +1,4 @@
-"""Adds steps to a source of elements and runs them, on the whole dataset or split by split."""
+"""Defines pipelines: a source of elements with steps, which run on the whole dataset or split by split."""
 
 import itertools
 import math
@@ -31,20 +31,20 @@ from fedstack.service.data.reading.blocks import while_wanted, without_first
 from fedstack.service.data.reading.budget import Blocks
 
 _D = TypeVar("_D", bound="Pipeline")
-# The largest number of elements that messages can hold.
+# The largest number of elements that fits into a field of a message.
 MOST_NUMBER = 2**63 - 1
 INT64_NUMBERS = range(-(2**63), 2**63)
-# Limits the depth of calls, since each step calls the one before it.
+# The maximum number of steps. It limits the depth of calls, because each step calls the step before it.
 MOST_STEPS = 100
 
 
 @attrs.frozen
 class Division:
-    """How the work on a dataset is divided.
+    """The division of the work on a dataset between the readers of its splits and the consumer of all its elements.
 
     Attributes:
       split: The part that can be read split by split, in any order and by several workers.
-      after: The steps that apply to all its elements together, in order.
+      after: The remaining steps, which apply to all elements together, in order.
     """
 
     split: "Pipeline"
@@ -52,11 +52,11 @@ class Division:
 
 
 class Pipeline(HasBlocks):
-    """A source of elements, and the steps that apply to them.
+    """A source of elements, and the steps that transform the elements.
 
     Args:
       source: The source of the elements.
-      steps: The steps that apply to them, in order.
+      steps: The steps to apply to the elements, in order.
       element: The type of the resulting elements; by default the type of the source's elements.
     """
 
@@ -64,31 +64,32 @@ class Pipeline(HasBlocks):
         if not isinstance(source, Source):
             found = "nothing" if source is None else describe(source)
             raise TypeMismatchError(
-                f"Expected a source of elements, found {found}; make datasets with Dataset.range, from_arrays, "
+                f"Expected a source of elements, found {found}; create datasets with Dataset.range, from_arrays, "
                 "from_generator, from_npy, …"
             )
         self._source = source
         self._steps = steps
         if self.depth > MOST_STEPS:
             raise InvalidComputationError(
-                f"Expected at most {MOST_STEPS} steps one after the other, found {self.depth}; do several in a function"
+                f"Expected at most {MOST_STEPS} consecutive steps, found {self.depth}; combine several steps in one "
+                "function"
             )
         self._element = checked_element(source.element if element is None else element)
         self._shown = shower(self._element)
 
     @property
     def source(self) -> Source:
-        """The source of its elements."""
+        """The source of the elements."""
         return self._source
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps that apply to its elements, in order."""
+        """The steps to apply to the source's elements, in order."""
         return self._steps
 
     @property
     def depth(self) -> int:
-        """The number of steps that an element passes through, one after the other."""
+        """The maximum number of consecutive steps that an element passes through."""
         return self._source.depth + len(self._steps)
 
     @property
@@ -130,7 +131,7 @@ class Pipeline(HasBlocks):
         return ElementIterator(self.blocks(), self._shown)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """Returns an iterator over the elements, the same as `iter` does."""
+        """Returns an iterator over the elements, like `iter`."""
         return iter(self)
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class Pipeline(HasBlocks):
         return self.blocks() if self._steps else self._source.large_blocks()
 
     def blocks(self) -> Blocks:
-        # Elements skipped at the beginning need not be made: most sources can begin after them.
+        # Elements skipped at the beginning need not be read, because most sources can start at a later element.
         left_out = list(itertools.takewhile(lambda step: isinstance(step, SkipStep), self._steps))
         source, skipped = self._source, sum(cast(SkipStep, step).number for step in left_out)
         size = None if source.size is None else max(0, source.size - skipped)
@@ -153,9 +154,17 @@ class Pipeline(HasBlocks):
         return 1 if self._asks_for_more else self._source.num_splits
 
     def read(self, first: int, last: int, start: int = 0) -> Blocks:
-        """Yields the elements of consecutive splits, beginning with number `start`."""
+        """Yields the elements of consecutive splits.
+
+        Args:
+          first: The first split.
+          last: The end of the range of splits, exclusive.
+          start: The number of elements to skip at the beginning.
+        """
         if not 0 <= first <= last <= self.num_splits:
-            raise InvalidValueError(f"Expected splits of {self!r} below {self.num_splits}, found {first} to {last}")
+            raise InvalidValueError(
+                f"Expected a range of splits within 0 to {self.num_splits}, found {first} to {last}; in {self!r}"
+            )
         if first == last:
             return iter(())
         if self._asks_for_more:
@@ -163,7 +172,7 @@ class Pipeline(HasBlocks):
         source, skipped = self._source, 0
         if all(step.keeps_count for step in self._steps):
             skipped, start = start, 0
-        # If each split of the source is one element, the number of an element in the whole dataset is known.
+        # If each split of the source is a single element, error messages can number elements in the whole dataset.
         place = (first + skipped, 0) if source.size == source.num_splits else (skipped, first)
         blocks = self._run(
             Upstream(lambda _: while_wanted(source.read(first, last, skipped)), first, *place), self._steps
@@ -171,10 +180,10 @@ class Pipeline(HasBlocks):
         return without_first(blocks, start) if start else blocks
 
     def divided(self) -> Division:
-        """Returns how the work is divided between the readers of splits and the consumer of all their elements.
+        """Returns the division of the work between the readers of splits and the consumer of all elements.
 
-        A step that requires the order of elements runs before the splits are merged, together with all steps before it,
-        as work on a single split: so it has the same meaning there as here.
+        A step that requires the order of the elements runs before splits are merged, together with all steps before it.
+        The dataset then has a single split, and the step has the same effect as in an undivided dataset.
         """
         ordered = [place + 1 for place, step in enumerate(self._steps) if step.asks is Asks.ORDER]
         first = max(ordered, default=0)
@@ -200,11 +209,11 @@ class Pipeline(HasBlocks):
         return type(self)(self._source, (*self._steps, step), step.element(self._element))
 
     def map(self: _D, computation: object) -> _D:
-        """Applies a computation to each element. It may run for elements before they are requested.
+        """Applies a computation to each element. The computation may run before its result is requested.
 
         Raises:
-          InvalidComputationError: If it is not a computation without placements.
-          TypeMismatchError: If it does not take the elements.
+          InvalidComputationError: If `computation` is not a computation, or has placements.
+          TypeMismatchError: If `computation` does not accept the elements.
         """
         return self._with(steps.MapStep(ElementFunction(computation, "map")))
 
@@ -212,17 +221,17 @@ class Pipeline(HasBlocks):
         """Keeps the elements for which a computation returns true.
 
         Raises:
-          InvalidComputationError: If it is not a computation that returns `bool`.
-          TypeMismatchError: If it does not take the elements.
+          InvalidComputationError: If `computation` is not a computation that returns `bool`.
+          TypeMismatchError: If `computation` does not accept the elements.
         """
         return self._with(steps.FilterStep(ElementFunction(computation, "filter")))
 
     def batch(self: _D, batch_size: int, drop_remainder: bool = False) -> _D:
-        """Combines consecutive elements into batches; each array gets a new first dimension.
+        """Combines consecutive elements into batches, which adds a first dimension to each array.
 
         Args:
           batch_size: The number of elements in a batch.
-          drop_remainder: Whether to leave out a last batch with fewer elements.
+          drop_remainder: Whether to leave out the last batch if it has fewer elements.
         """
         flag = checked_flag("drop_remainder", drop_remainder)
         return self._with(steps.BatchStep(min(checked_positive("batch_size", batch_size), MOST_NUMBER), flag))
@@ -234,17 +243,19 @@ class Pipeline(HasBlocks):
         padding_values: object = None,
         drop_remainder: bool = False,
     ) -> _D:
-        """Combines consecutive elements into batches; arrays that differ in shape are padded at their ends.
+        """Combines consecutive elements into batches, and pads arrays at their ends to a common shape.
 
         Args:
           batch_size: The number of elements in a batch.
-          padded_shapes: The padded shape of each array, in the same dicts and tuples as elements. `None` or -1 as a
-            size, or `None` as a shape, means the size in the type, or else that of the longest array in the batch.
-          padding_values: The padding value, a scalar for each array or for all; by default 0 and empty strings.
-          drop_remainder: Whether to leave out a last batch with fewer elements.
+          padded_shapes: The padded shape of each array, in the same dicts and tuples as the elements. A size of `None`
+            or -1 means the size declared in the type or, if the type declares none, the size of the largest array in
+            the batch. A shape of `None` is equivalent to `None` for each dimension.
+          padding_values: The padding value, a scalar for each array or one scalar for all arrays; by default 0 for
+            numbers and the empty string for strings.
+          drop_remainder: Whether to leave out the last batch if it has fewer elements.
 
         Raises:
-          TypeMismatchError: If a shape or a value does not fit, or the rank of an array is unknown.
+          TypeMismatchError: If a shape or a value does not fit the elements, or the rank of an array is unknown.
           ResourceLimitError: If padded arrays would be larger than 2 GiB.
         """
         size = min(checked_positive("batch_size", batch_size), MOST_NUMBER)
@@ -252,38 +263,38 @@ class Pipeline(HasBlocks):
         return self._with(PaddedBatchStep(size, checked_flag("drop_remainder", drop_remainder), paddings=paddings))
 
     def window(self: _D, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> _D:
-        """Combines elements into windows, which may overlap; each array gets a new first dimension.
+        """Combines elements into windows, which may overlap. Each array in a window has an additional first dimension.
 
         Args:
           size: The number of elements in a window.
-          shift: The distance in elements from the beginning of a window to that of the next; by default `size`.
-          stride: The distance in elements between consecutive elements of a window.
-          drop_remainder: Whether to leave out windows at the end with fewer elements.
+          shift: The number of elements between the beginnings of consecutive windows; by default `size`.
+          stride: The number of elements between consecutive elements of a window.
+          drop_remainder: Whether to leave out the windows at the end that have fewer elements.
         """
         numbers = [("size", size), ("shift", size if shift is None else shift), ("stride", stride)]
         checked = [min(checked_positive(name, number), MOST_NUMBER) for name, number in numbers]
         return self._with(WindowStep(*checked, drop_remainder=checked_flag("drop_remainder", drop_remainder)))
 
     def flat_map(self: _D, computation: object) -> _D:
-        """Applies a computation that returns a sequence to each element, and yields the elements of the sequences.
+        """Applies a computation that returns a sequence to each element, and concatenates the sequences.
 
         Raises:
-          InvalidComputationError: If it is not a computation that returns a sequence.
-          TypeMismatchError: If it does not take the elements.
+          InvalidComputationError: If `computation` is not a computation that returns a sequence.
+          TypeMismatchError: If `computation` does not accept the elements.
         """
         return self._with(rearranging_steps.InterleaveStep(ElementFunction(computation, "flat_map")))
 
     def interleave(self: _D, computation: object, cycle_length: int, block_length: int = 1) -> _D:
-        """Applies a computation that returns a sequence to each element, and interleaves several sequences.
+        """Applies a computation that returns a sequence to each element, and interleaves several of the sequences.
 
         Args:
-          computation: Makes a sequence from an element.
+          computation: A computation that takes an element and returns a sequence.
           cycle_length: The number of sequences to interleave.
-          block_length: The number of elements that are taken from a sequence in its turn.
+          block_length: The number of elements to read from a sequence at each turn.
 
         Raises:
-          InvalidComputationError: If it is not a computation that returns a sequence.
-          TypeMismatchError: If it does not take the elements.
+          InvalidComputationError: If `computation` is not a computation that returns a sequence.
+          TypeMismatchError: If `computation` does not accept the elements.
         """
         numbers = [("cycle_length", cycle_length), ("block_length", block_length)]
         turns = [min(checked_positive(name, number), MOST_NUMBER) for name, number in numbers]
@@ -298,49 +309,49 @@ class Pipeline(HasBlocks):
         return self._with(rearranging_steps.UnbatchStep())
 
     def shard(self: _D, num_shards: int, index: int) -> _D:
-        """Keeps the elements whose number modulo `num_shards` is `index`.
+        """Keeps the elements whose position modulo `num_shards` equals `index`.
 
         Raises:
-          InvalidValueError: If there is no shard with that index.
+          InvalidValueError: If `index` is not less than `num_shards`.
         """
         number = min(checked_positive("num_shards", num_shards), MOST_NUMBER)
         place = checked_seed("index", index)
         if place >= number:
-            raise InvalidValueError(f"Expected an index below {number}, found {place}; at shard")
+            raise InvalidValueError(f"Expected a shard index less than {number}, found {place}; at shard")
         return self._with(rearranging_steps.ShardStep(number, place))
 
     def cache(self: _D, filename: object = "", *, only_for_repetitions: bool = False) -> _D:
-        """Keeps the elements in memory: an iteration that reaches the end keeps them for all later iterations.
+        """Caches the elements in memory. The first iteration that reaches the end fills the cache for later iterations.
 
-        Datasets derived from the result share the elements. A data worker keeps the elements that it reads only for
-        the repetitions of one iteration.
+        Datasets derived from the result share the cache. A data worker caches elements only for the repetitions within
+        one iteration.
 
         Args:
-          filename: Must be empty, since caches in files are not supported.
+          filename: Must be empty, because caches in files are not supported.
           only_for_repetitions: Whether to keep the elements only until the end of an iteration.
 
         Raises:
-          InvalidValueError: If the dataset is infinite, or a file name is given.
+          InvalidValueError: If the dataset is infinite, or a file name is specified.
         """
         if filename != "":
             raise InvalidValueError(
-                f"Expected no file name, found {describe(filename)}; at cache, which keeps elements in memory; "
-                "write them to files yourself, and read the files"
+                f"Expected an empty file name, found {describe(filename)}; at cache, which keeps elements in memory; "
+                "to cache elements in files, write the files yourself and create a dataset from them"
             )
         if self.is_endless:
-            raise InvalidValueError(f"Expected a dataset that ends, found {self!r}; at cache; give its take(n)")
+            raise InvalidValueError(f"Expected a finite dataset, found {self!r}; at cache; call take(n) first")
         return self._with(rearranging_steps.CacheStep(None if only_for_repetitions else rearranging_steps.Kept()))
 
     def reduce(self, initial_state: object, computation: object) -> object:
-        """Applies a computation to a state and each element in turn; returns the last state.
+        """Applies a computation to a state and each element in turn, and returns the last state.
 
         Args:
           initial_state: The initial state.
-          computation: Takes a state and an element, and returns a state.
+          computation: A computation that takes a state and an element, and returns a state.
 
         Raises:
-          InvalidComputationError: If it is not such a computation.
-          TypeMismatchError: If it does not take the elements or the state.
+          InvalidComputationError: If `computation` is not a computation, or has placements.
+          TypeMismatchError: If `computation` does not accept the elements or the state.
         """
         function = ElementFunction(computation, "reduce")
         state = function.check_reduces(self._element)
@@ -349,12 +360,13 @@ class Pipeline(HasBlocks):
         )
 
     def shuffle(self: _D, buffer_size: int, seed: int | None = None) -> _D:
-        """Shuffles the elements: they are drawn from a buffer, which is refilled whenever half of it has been drawn.
+        """Shuffles the elements by drawing them from a buffer, which is refilled whenever half of it has been drawn.
 
-        Each repetition of a later `repeat` has another order; the seed determines all orders.
+        If `repeat` is applied afterwards, each repetition has a different order. The seed determines all orders.
 
         Args:
-          buffer_size: The size of the buffer in elements. If the dataset has no more, all orders are equally likely.
+          buffer_size: The size of the buffer in elements. If the dataset has no more elements than the buffer, all
+            orders are equally likely.
           seed: A non-negative integer; required.
 
         Raises:
@@ -362,33 +374,33 @@ class Pipeline(HasBlocks):
         """
         if seed is None:
             raise InvalidValueError(
-                f"Expected a seed, found none; at shuffle; give one, as in shuffle({buffer_size!r}, seed=1), so that "
-                "each pass has the same order"
+                f"Expected a seed, found None; at shuffle; pass a seed, as in shuffle({buffer_size!r}, seed=1), so "
+                "that each pass has the same order"
             )
         size = min(checked_positive("buffer_size", buffer_size), MOST_NUMBER)
         return self._with(steps.ShuffleStep(size, checked_seed("seed", seed, MAX_SEED)))
 
     def take(self: _D, count: int) -> _D:
-        """Keeps the first elements."""
+        """Keeps only the first `count` elements."""
         return self._with(steps.TakeStep(checked_seed("count", count, MOST_NUMBER)))
 
     def skip(self: _D, count: int) -> _D:
-        """Leaves out the first elements."""
+        """Leaves out the first `count` elements."""
         return self._with(SkipStep(checked_seed("count", count, MOST_NUMBER)))
 
     def repeat(self: _D, count: int | None = None) -> _D:
-        """Repeats the elements `count` times, or infinitely if `count` is left out."""
+        """Repeats the elements `count` times, or infinitely if `count` is `None`."""
         return self._with(steps.RepeatStep(None if count is None else checked_seed("count", count, MOST_NUMBER)))
 
     def enumerate(self: _D, start: int = 0) -> _D:
-        """Makes pairs of an int64 number, counted from `start`, and an element."""
+        """Pairs each element with its int64 number, counting from `start`."""
         first = checked_integer("start", start)
         if first not in INT64_NUMBERS:
-            raise InvalidValueError(f"Expected an int64 number, found {first}; at the start of enumerate")
+            raise InvalidValueError(f"Expected start to be an int64 number, found {first}; at enumerate")
         return self._with(steps.EnumerateStep(first))
 
     def prefetch(self: _D, buffer_size: int) -> _D:
-        """Makes about `buffer_size` elements ahead on a thread: at least one block, and at most 256 blocks."""
+        """Prepares about `buffer_size` elements ahead of time on a thread: at least one block, at most 256 blocks."""
         return self._with(
             rearranging_steps.PrefetchStep(min(checked_positive("buffer_size", buffer_size), MOST_NUMBER))
         )

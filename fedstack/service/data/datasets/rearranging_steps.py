@@ -1,4 +1,4 @@
-"""Steps that flatten elements, leave some out, cache them, or make them ahead: interleave, shard, prefetch and more."""
+"""Steps that flatten, select, cache or prefetch elements: interleave, unbatch, shard, cache and prefetch."""
 
 import itertools
 import math
@@ -28,17 +28,18 @@ from fedstack.service.data.datasets.steps import Asks, Step, Upstream
 from fedstack.service.data.reading.blocks import Gathering, packed, picked, sequence_blocks
 from fedstack.service.data.reading.budget import Blocks, MadeAhead, pieces, rows_at_once
 
-# The approximate overhead in bytes of a sequence that has not yielded all of its elements.
+# The approximate overhead of a sequence that has not yielded all of its elements, in bytes.
 _OPEN_BYTES = 512
-# The maximum number of blocks made ahead: more would take memory without a gain in speed.
+# The maximum number of blocks prepared ahead of time. More blocks would take memory without a gain in speed.
 _MOST_AHEAD = 256
 
 
 @attrs.frozen
 class InterleaveStep(Step):
-    """Makes a sequence from each element, and yields the elements of several sequences in turn.
+    """Converts each element into a sequence, and yields the elements of several sequences in turn.
 
-    Applied to each split separately, it makes the same elements, but in another order unless `cycle_length` is 1.
+    When the step runs on each split separately, it yields the same elements, but in a different order unless
+    `cycle_length` is 1.
     """
 
     function: ElementFunction
@@ -55,7 +56,7 @@ class InterleaveStep(Step):
         if not isinstance(result, SequenceType):
             raise InvalidComputationError(
                 f"Expected a function that returns a sequence, found {self.function!r} of type {self.function.type}; "
-                f"at {self._name}; declare its result as a SequenceType"
+                f"at {self._name}; declare its result type as a SequenceType"
             )
         return result.element
 
@@ -89,10 +90,14 @@ def _flat(sequences: Column, element: Type) -> Blocks:
 
 
 def _by_turns(sequences: Iterator[Column], step: InterleaveStep, gathering: Gathering) -> Iterator[Payload]:
-    """Yields some elements of each of several sequences in turn; each sequence is a column of one row.
+    """Yields some elements of each of several sequences in turn.
 
-    When the sequence of a place has ended, the place yields nothing more in that turn, and takes the next sequence in
-    the turn after it.
+    When a sequence ends, its turn ends early. The next sequence replaces it at its next turn.
+
+    Args:
+      sequences: The sequences, each a column of one row.
+      step: The step, which determines the number of sequences and the number of elements per turn.
+      gathering: Counts the memory of open sequences.
     """
     places: list[tuple[Column, Iterator[Payload]] | None] = []
     is_over, turn = False, 0
@@ -145,7 +150,8 @@ class UnbatchStep(Step):
                 lengths = _lengths(block, element)
                 if any(found != lengths[0] for found in lengths[1:]):
                     raise InvalidValueError(
-                        "Expected arrays with the same first dimension in each element, found others; at unbatch"
+                        "Expected arrays with the same first dimension in each element, found an element whose arrays "
+                        "differ; at unbatch"
                     )
                 gathering.add(block)
                 yield from pieces(_rows_of(block, element), rows_at_once(made))
@@ -156,7 +162,7 @@ class UnbatchStep(Step):
 
 
 def _lengths(column: Column, element: Type) -> list[list[int]]:
-    """Returns the first dimension of the arrays in a block: a list over the elements for each tensor."""
+    """Returns the sizes of the first dimension of the arrays in a block, as a list over the elements per tensor."""
     if isinstance(element, StructType):
         fields = [_lengths(column.field(place), t) for place, (_, t) in enumerate(fields_of(element))]
         return list(itertools.chain.from_iterable(fields))
@@ -166,7 +172,7 @@ def _lengths(column: Column, element: Type) -> list[list[int]]:
 
 
 def _rows_of(column: Column, element: Type) -> Column:
-    """Returns the rows of all arrays in a block, one after the other."""
+    """Returns the concatenated rows of all arrays in a block."""
     if isinstance(element, StructType):
         fields = [_rows_of(column.field(place), t) for place, (_, t) in enumerate(fields_of(element))]
         return StructColumn(tuple(fields), len(fields[0]))
@@ -199,7 +205,7 @@ class ShardStep(Step):
         return made * self.number
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        left = self.index  # elements before the next one that is kept
+        left = self.index  # the number of elements before the next element to keep
         for block in upstream(epoch):
             if left >= len(block):
                 left -= len(block)
@@ -213,21 +219,21 @@ class ShardStep(Step):
 
 
 class Kept:
-    """The content of a cache: all elements of a dataset, or nothing yet."""
+    """The content of a cache: all elements of a dataset, or `None` until they have been read."""
 
     def __init__(self) -> None:
         self.blocks: tuple[Column, ...] | None = None
 
     def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
-        return Kept, ()  # other processes keep their own
+        return Kept, ()  # other processes fill their own cache
 
 
 @attrs.frozen
 class CacheStep(Step):
-    """Keeps the elements in memory once all have arrived, and yields them from memory from then on.
+    """Stores the elements in memory, and yields them from memory after all elements have been read once.
 
     Attributes:
-      kept: The store for all iterations over a dataset; `None` to keep elements for the repetitions of one iteration.
+      kept: The cache, which all iterations over a dataset share; `None` for a separate cache for each iteration.
     """
 
     kept: Kept | None = attrs.field(default=None, eq=False)
@@ -248,7 +254,7 @@ class CacheStep(Step):
         found: list[Column] = []
         gathering = Gathering(element, repr(self))
         weakref.finalize(self.kept, gathering.clear).atexit = False
-        for block in upstream(0):  # the same elements, whichever repetition comes first
+        for block in upstream(0):  # epoch 0, so that the elements do not depend on the epoch that fills the cache
             gathering.add(block)
             found.append(block)
             yield block
@@ -260,7 +266,7 @@ class CacheStep(Step):
 
 @attrs.frozen
 class PrefetchStep(Step):
-    """Makes elements ahead, on a thread."""
+    """Prepares elements ahead of time on a thread."""
 
     number: int
     keeps_count = True

@@ -1,4 +1,4 @@
-"""Sources of the elements of datasets, with numbered splits that can be read from any element on."""
+"""Sources of the elements of datasets. A source has numbered splits, which can be read from any element onwards."""
 
 import abc
 import contextlib
@@ -53,29 +53,32 @@ class Source(abc.ABC):
 
     @property
     def depth(self) -> int:
-        """The number of steps that an element of this source has passed through."""
+        """The maximum number of consecutive steps that an element of this source has passed through."""
         return 0
 
     @property
     def held(self) -> Column | None:
-        """All elements, if they are in memory anyway; otherwise `None`."""
+        """All elements if the source already has them in memory, otherwise `None`."""
         return None
 
     def clients(self, column: str) -> "Mapping[str, Source] | None":
-        """Returns a source for each client by its id, in order, if clients can be read separately; else `None`.
+        """Returns a source for each client, if the elements of clients can be read separately, otherwise `None`.
 
         Args:
-          column: The member of elements that is the client's id; the sources omit it.
+          column: The member of the elements that contains the client's id. The returned sources omit this member.
+
+        Returns:
+          A mapping from the ids of the clients to their sources, in the order of the ids.
         """
         del column
         return None
 
     @abc.abstractmethod
     def read_split(self, split: int, start: int = 0) -> Blocks:
-        """Yields the elements of a split, beginning with number `start`."""
+        """Yields the elements of a split, without its first `start` elements."""
 
     def read(self, first: int, last: int, start: int = 0) -> Blocks:
-        """Yields the elements of the splits from `first` to before `last`, beginning with element number `start`."""
+        """Yields the elements of the splits from `first` up to but excluding `last`, without the first `start`."""
         if last - first == 1:
             return self.read_split(first, start)
         splits = while_wanted(map(self.read_split, range(first, last)))
@@ -86,12 +89,12 @@ class Source(abc.ABC):
         return self.read(0, self.num_splits)
 
     def large_blocks(self) -> Blocks:
-        """Yields all elements, in larger blocks if these need no copy."""
+        """Yields all elements, in larger blocks if larger blocks require no copy."""
         return self.blocks()
 
 
 class RowsSource(Source):
-    """Elements each of which is a split: any range of them is read without the elements before it."""
+    """A source in which each element is a split. Any range of elements is read without reading preceding elements."""
 
     def __init__(self, element: Type, rows: int) -> None:
         super().__init__(element, rows)
@@ -108,7 +111,7 @@ class RowsSource(Source):
 
 
 class RangeSource(RowsSource):
-    """The integers of a Python `range`."""
+    """A source whose elements are the integers of a Python `range`."""
 
     def __init__(self, numbers: range) -> None:
         super().__init__(INT64, len(numbers))
@@ -127,7 +130,7 @@ class RangeSource(RowsSource):
 
 
 class ArraysSource(RowsSource):
-    """The rows of arrays in memory."""
+    """A source whose elements are the rows of arrays in memory."""
 
     def __init__(self, element: Type, column: Column) -> None:
         super().__init__(element, len(column))
@@ -145,11 +148,11 @@ class ArraysSource(RowsSource):
 
 
 class GeneratorSource(Source):
-    """The elements that a function yields for each split.
+    """A source of the elements that a function returns for each split.
 
     Attributes:
       function: The function, which takes the number of a split.
-      name: The name under which it is registered; empty if it is not.
+      name: The name under which the function is registered; empty if it is not registered.
     """
 
     def __init__(
@@ -158,7 +161,8 @@ class GeneratorSource(Source):
         super().__init__(element, num_splits)
         self.function = function
         self.name = name
-        # Each remembers the last iterator of its split, and refuses to get the same one again.
+        # A `FromGenerator` remembers the last iterator of its split, and raises an error if the function returns the
+        # same iterator again.
         self._splits: dict[int, FromGenerator[object]] = {}
 
     def read_split(self, split: int, start: int = 0) -> Blocks:
@@ -167,24 +171,24 @@ class GeneratorSource(Source):
         return packed(skipped(iter(view), start), self.element)
 
     def register(self) -> None:
-        """Registers the function, so that datasets from other processes may refer to it by name.
+        """Registers the function, so that datasets received from other processes can refer to it by name.
 
         Raises:
-          InvalidValueError: If another function has the name.
+          InvalidValueError: If another function is registered under the name.
         """
         before = _registered.setdefault(self.name, self)
         if _origin(before.function) != _origin(self.function):
             raise InvalidValueError(
-                f"Expected a new name, found {self.name!r}, which is registered for {_origin(before.function)[1]!r}; "
-                "at Dataset.from_generator; choose another name"
+                f"Expected an unused name, found {self.name!r}, under which {_origin(before.function)[1]!r} is "
+                "registered; at Dataset.from_generator; choose another name"
             )
-        _registered[self.name] = self  # such as a notebook cell that is run again
+        _registered[self.name] = self  # replaces the function of a notebook cell that is run again
 
     def __repr__(self) -> str:
         return f"generator {self.name or _origin(self.function)[1]!r}"
 
 
-# The functions that datasets from other processes may refer to by name.
+# The registered generators by name, to which datasets received from other processes may refer.
 _registered: dict[str, GeneratorSource] = {}
 
 
@@ -192,14 +196,14 @@ def registered_generator(name: str) -> GeneratorSource:
     """Returns the source that is registered under a name in this process.
 
     Raises:
-      CarrierError: If there is none.
+      CarrierError: If no source is registered under the name.
     """
     found = _registered.get(name)
     if found is None:
         known = ", ".join(sorted(_registered)) or "none"
         raise CarrierError(
-            f"Expected a generator that is registered in this process ({known}), found {name_text(name)!r}; in this "
-            "process too, import the module that calls Dataset.from_generator with that name"
+            f"Expected the name of a generator that is registered in this process ({known}), found {name_text(name)!r}"
+            "; import the module that calls Dataset.from_generator with this name in this process too"
         )
     return found
 
@@ -209,7 +213,7 @@ def _origin(function: object) -> tuple[str, str]:
 
 
 class ComputationSource(Source):
-    """The elements of the sequence that a computation returns, once or for each split.
+    """A source of the elements of the sequence that a computation returns, once or for each split.
 
     Args:
       function: The computation, of type `( -> T*)` or `(int32 -> T*)`.
@@ -217,7 +221,8 @@ class ComputationSource(Source):
 
     Raises:
       InvalidComputationError: If the computation has another type.
-      TypeMismatchError: If `splits` is given for a computation without a parameter, or missing for one with it.
+      TypeMismatchError: If `splits` is specified for a computation without a parameter, or `None` for a computation
+        with a parameter.
     """
 
     def __init__(self, function: ElementFunction, splits: int | None) -> None:
@@ -225,12 +230,12 @@ class ComputationSource(Source):
         if not isinstance(result, SequenceType) or (parameter is not None and parameter != INT32):
             raise InvalidComputationError(
                 f"Expected a computation of type ( -> T*) or (int32 -> T*), found {function.type}; at "
-                "Dataset.from_computation; its argument is the number of a split"
+                "Dataset.from_computation; declare no parameter, or an int32 parameter for the number of the split"
             )
         if (splits is None) != (parameter is None):
-            what = "no num_splits beside a computation without a parameter"
+            what = "no num_splits for a computation without a parameter"
             if parameter is not None:
-                what = "num_splits beside a computation of a split"
+                what = "num_splits for a computation that takes the number of a split"
             raise TypeMismatchError(f"Expected {what}, found {splits}; at Dataset.from_computation")
         super().__init__(result.element, 1 if splits is None else splits)
         self.function = function
@@ -249,7 +254,7 @@ class ComputationSource(Source):
 
 
 class ZippedSource(Source):
-    """Elements of several datasets side by side; the source ends with the shortest dataset."""
+    """A source of tuples with one element of each dataset. The source ends with the shortest dataset."""
 
     def __init__(self, parts: "tuple[Pipeline, ...]") -> None:
         super().__init__(StructType([part.element_type for part in parts]), 1)
@@ -270,7 +275,7 @@ class ZippedSource(Source):
     def _side_by_side(self) -> Blocks:
         waiting: list[Column | None] = [None] * len(self.parts)
         with contextlib.ExitStack() as stack:
-            # Elements that wait for the other datasets count as gathered.
+            # Elements that wait for elements of the other datasets count as gathered memory.
             rests = [stack.enter_context(Gathering(part.element_type, "zip")) for part in self.parts]
             parts = [part.blocks() for part in self.parts]
             while True:
@@ -293,7 +298,7 @@ class ZippedSource(Source):
 
 
 class ConcatenatedSource(Source):
-    """Elements of several datasets, one dataset after the other. Its splits are those of the datasets."""
+    """A source that concatenates datasets. Its splits are the splits of the datasets, in order."""
 
     def __init__(self, parts: "tuple[Pipeline, ...]") -> None:
         super().__init__(parts[0].element_type, sum(part.num_splits for part in parts))

@@ -1,12 +1,12 @@
-"""The steps that apply to the elements of datasets. Each step declares what it requires of them.
+"""The steps that transform the elements of datasets. Each step declares its requirements for its input.
 
-| requires | gives the same result | steps |
+| requirement | the result is the same | steps |
 | --- | --- | --- |
-| nothing | on each split separately | map, filter, prefetch, interleave, unbatch |
-| all elements | on all elements together, in any order | batch, padded_batch, shuffle, repeat, cache |
-| their order | on all elements in the order of the source | take, skip, enumerate, window, shard |
+| nothing | if the step runs on each split separately | map, filter, prefetch, interleave, unbatch |
+| all elements | if the step runs on all elements, in any order | batch, padded_batch, shuffle, repeat, cache |
+| their order | if the step runs on all elements, in the order of the source | take, skip, enumerate, window, shard |
 
-This determines which steps run after splits are merged again, and which steps prevent a dataset from being split.
+The requirements determine which steps run after splits are merged, and which steps prevent a dataset from being split.
 """
 
 import abc
@@ -38,10 +38,10 @@ class Upstream:
     """The input of a step, which can be started for each epoch.
 
     Attributes:
-      start: Starts the input for the number of an epoch, which is new in each repetition.
-      split: The split with which the input begins.
-      number: The number of its first element.
-      counts_from: The split at whose beginning that number starts to count.
+      start: Starts the input for an epoch. Each repetition passes a new epoch number.
+      split: The first split of the input.
+      number: The number of the first element of the input, for error messages.
+      counts_from: The split from whose beginning `number` is counted.
       size: The number of elements, which may be infinite; `None` if unknown.
     """
 
@@ -55,19 +55,19 @@ class Upstream:
         return self.start(epoch)
 
     def through(self, step: "Step", element: Type) -> "Upstream":
-        """Returns the output of a step on this input, as the input of the next step."""
+        """Returns the output of a step that is applied to this input, as the input of the next step."""
         start = functools.partial(step.for_iteration().run, self, element)
         place = (self.number, self.counts_from) if step.keeps_count else (0, self.split)
         return Upstream(start, self.split, *place, step.size(self.size))
 
     def place(self, where: str) -> Callable[[int], str]:
-        """Returns a function that describes the place of an input element, given its index, for error messages."""
+        """Returns a function that takes the index of an input element and describes its position in error messages."""
         since = f", counted from split {self.counts_from}" if self.counts_from else ""
         return lambda index: f"at element {self.number + index} of {where}{since}"
 
 
 class Asks(enum.Enum):
-    """What a step requires of its elements."""
+    """A step's requirement for its input elements."""
 
     NOTHING = "nothing"
     ALL = "all elements"
@@ -78,44 +78,50 @@ class Step(abc.ABC):
     """A transformation of elements.
 
     Attributes:
-      asks: What the step requires of its elements.
-      keeps_count: Whether it makes exactly one element from each.
+      asks: The step's requirement for its input elements.
+      keeps_count: Whether the step yields exactly one element for each input element.
     """
 
     asks: ClassVar[Asks] = Asks.NOTHING
     keeps_count: ClassVar[bool] = False
 
     def element(self, before: Type) -> Type:
-        """Returns the type of the elements that the step makes from elements of a type.
+        """Returns the type of the step's output elements, given the type of its input elements.
 
         Raises:
-          TypeMismatchError: If it does not accept such elements.
+          TypeMismatchError: If the step does not accept elements of this type.
         """
         return before
 
     def size(self, before: float | None) -> float | None:
-        """Returns how many elements the step makes from `before`, which may be infinite; `None` if unknown."""
+        """Returns the number of output elements for `before` input elements. `None` means an unknown number."""
         return before
 
     def taken(self, made: int) -> int | None:
-        """Returns the input position from which the step, begun anew, would continue after having made `made` elements.
+        """Returns the input position at which the step could be restarted after it has yielded `made` elements.
 
-        The position may be before or after the input read so far, for a step that skips the next elements. `None` if it
-        is unknown, or if the step would make different elements from the rest.
+        The position may be before the end of the input read so far or, for a step that skips the next elements, after
+        it. The position is `None` if it is unknown, or if a restarted step would yield different elements.
         """
         return None
 
     def for_iteration(self) -> "Step":
-        """Returns the step to run in one iteration; a new one if the step has state for the length of an iteration."""
+        """Returns the step to run in one iteration: a new step if the step has state that lasts for one iteration."""
         return self
 
     def apart(self) -> "Step":
-        """Returns an equal step that does not share this step's state between iterations."""
+        """Returns an equal step that does not share state with this step."""
         return self
 
     @abc.abstractmethod
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        """Yields the elements that the step makes from elements of a type."""
+        """Yields the output elements.
+
+        Args:
+          upstream: The input elements.
+          element: The type of the input elements.
+          epoch: The number of the epoch.
+        """
 
 
 @attrs.frozen
@@ -150,7 +156,7 @@ class FilterStep(Step):
         if self.function.type.result != _BOOL:
             raise InvalidComputationError(
                 f"Expected a function that returns bool, found {self.function!r} of type {self.function.type}; "
-                "at filter"
+                "at filter; declare its result type as bool"
             )
         return before
 
@@ -169,7 +175,7 @@ class FilterStep(Step):
 
 @attrs.frozen
 class BatchStep(Step):
-    """Combines consecutive elements into batches, with a new first dimension."""
+    """Combines consecutive elements into batches, which have an additional first dimension."""
 
     number: int
     drop_remainder: bool = False
@@ -188,7 +194,7 @@ class BatchStep(Step):
         return made * self.number
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        waiting: list[Column] = []  # fewer than a batch
+        waiting: list[Column] = []  # fewer elements than a batch
         number, have = self.number, 0
         with Gathering(element, repr(self)) as gathering:
             if upstream.size is not None and (upstream.size >= number or not self.drop_remainder):
@@ -215,7 +221,7 @@ class BatchStep(Step):
                 yield self._batches(concatenate(waiting, element), have, element, gathering)
 
     def _batches(self, rows: Column, number: int, element: Type, gathering: Gathering) -> Column:
-        """Returns rows in batches; memory that the batches need beyond the rows counts as gathered."""
+        """Returns rows in batches. Memory that the batches need in addition to the rows counts as gathered."""
         return stacked(rows, number, element, repr(self))
 
     def __repr__(self) -> str:
@@ -223,7 +229,7 @@ class BatchStep(Step):
 
 
 def batch_type(element: Type, rows: int | None) -> Type:
-    """Returns the type of a batch of `rows` elements; `None` for any number."""
+    """Returns the type of a batch of `rows` elements. If `rows` is `None`, the size of the batch is not known."""
     if isinstance(element, StructType):
         members = [(name, batch_type(t, rows)) for name, t in fields_of(element)]
         return StructType([t if name is None else (name, t) for name, t in members])
@@ -233,7 +239,7 @@ def batch_type(element: Type, rows: int | None) -> Type:
 
 @attrs.frozen
 class ShuffleStep(Step):
-    """Draws elements from a buffer in random order: half of the buffer at a time, then it is refilled."""
+    """Draws elements in random order from a buffer, which is refilled whenever half of it has been drawn."""
 
     number: int
     seed: int
@@ -273,7 +279,7 @@ class ShuffleStep(Step):
 
 @attrs.frozen
 class RepeatStep(Step):
-    """Repeats the elements `number` times; `None` for an infinite repetition."""
+    """Repeats the elements `number` times, or infinitely if `number` is `None`."""
 
     number: int | None
     asks = Asks.ALL
@@ -286,7 +292,7 @@ class RepeatStep(Step):
         return None if before is None else before * self.number
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        # Leaves room for the epochs of this repetition, apart from those of an outer one.
+        # The epochs of a repetition within an outer repetition must differ from the epochs of the outer repetition.
         first = epoch << 32
         for repetition in itertools.count() if self.number is None else range(self.number):
             found = False
@@ -294,7 +300,7 @@ class RepeatStep(Step):
                 found = True
                 yield block
             if not found:
-                return  # no repetition would have any elements
+                return  # the input is empty, so an infinite repetition would never yield an element
 
     def __repr__(self) -> str:
         return f"repeat({'' if self.number is None else self.number})"
@@ -302,7 +308,7 @@ class RepeatStep(Step):
 
 @attrs.frozen
 class TakeStep(Step):
-    """Keeps the first elements."""
+    """Keeps only the first `number` elements."""
 
     number: int
     asks = Asks.ORDER
@@ -319,7 +325,7 @@ class TakeStep(Step):
 
 @attrs.frozen
 class SkipStep(Step):
-    """Leaves out the first elements."""
+    """Leaves out the first `number` elements."""
 
     number: int
     asks = Asks.ORDER
@@ -336,7 +342,7 @@ class SkipStep(Step):
 
 @attrs.frozen
 class EnumerateStep(Step):
-    """Numbers the elements."""
+    """Pairs each element with its number."""
 
     start: int = 0
     asks = Asks.ORDER
@@ -355,8 +361,8 @@ class EnumerateStep(Step):
                 yield StructColumn((ScalarColumn(numbers), block if fits == len(block) else block.slice(0, fits)), fits)
             if fits < len(block):
                 raise InvalidValueError(
-                    f"Expected at most {_END_INT64 - self.start} elements to number with int64, found more; at "
-                    f"{self!r}; start with a smaller number"
+                    f"Expected at most {_END_INT64 - self.start} elements, so that their numbers fit into int64, found "
+                    f"more; at {self!r}; start with a smaller number"
                 )
             number += fits
 

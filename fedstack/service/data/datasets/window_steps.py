@@ -1,4 +1,4 @@
-"""Steps that combine consecutive elements: windows, which may overlap, and batches of padded arrays."""
+"""Steps that combine consecutive elements into windows, which may overlap, or into batches of padded arrays."""
 
 import itertools
 import math
@@ -20,13 +20,13 @@ from fedstack.service.data.datasets.steps import Asks, BatchStep, Step, Upstream
 from fedstack.service.data.reading.blocks import Gathering, picked, stacked
 from fedstack.service.data.reading.budget import BLOCK_BYTES, Blocks, pieces, rows_at_once, size_in
 
-# The maximum size of a padded batch: a definition of a few bytes can request any padding.
+# The maximum size of a padded batch in bytes. Without a limit, a small definition could request any amount of memory.
 _MOST_BYTES = 1 << 31
 
 
 @attrs.frozen
 class WindowStep(Step):
-    """Combines elements into windows, one of which begins at every `shift`-th element."""
+    """Combines elements into windows. A window begins at every `shift`-th element."""
 
     number: int
     shift: int
@@ -39,7 +39,7 @@ class WindowStep(Step):
 
     @property
     def _span(self) -> int:
-        """The number of elements from the first to the last of a window, inclusive."""
+        """The number of input elements from the first to the last element of a window, inclusive."""
         return (self.number - 1) * self.stride + 1
 
     def size(self, before: float | None) -> float | None:
@@ -53,7 +53,7 @@ class WindowStep(Step):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         waiting: list[Column] = []
-        have, skipped = 0, 0  # elements that wait, and coming elements that are in no window
+        have, skipped = 0, 0  # the numbers of waiting elements, and of the next elements that are in no window
         bytes_of = size_in(element)
         with Gathering(element, repr(self)) as gathering:
             for found in upstream(epoch):
@@ -95,10 +95,10 @@ class WindowStep(Step):
 
 @attrs.frozen
 class Padding:
-    """How the arrays of one tensor are padded.
+    """The padding of the arrays of one tensor.
 
     Attributes:
-      sizes: The padded size of each dimension; `None` for the size of the longest array in the batch.
+      sizes: The padded size of each dimension; `None` for the size of the largest array in the batch.
       value: The padding value, a scalar in payload form.
     """
 
@@ -108,10 +108,10 @@ class Padding:
 
 @attrs.frozen
 class PaddedBatchStep(BatchStep):
-    """Combines consecutive elements into batches, and pads their arrays to one shape.
+    """Combines consecutive elements into batches, and pads their arrays to a common shape.
 
     Attributes:
-      paddings: How each tensor of an element is padded, depth first.
+      paddings: The padding of each tensor of an element, in depth-first order.
     """
 
     paddings: tuple[Padding, ...] = attrs.field(kw_only=True, eq=False)
@@ -121,7 +121,7 @@ class PaddedBatchStep(BatchStep):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         padded = _padded_type(element, iter(self.paddings))
-        # Padded elements may be much larger than the input: they are made in a block or a batch at a time.
+        # Padded elements may be much larger than the input, so at most a block or a batch is padded at a time.
         rows = rows_at_once(padded) // self.number * self.number if exact_bytes(padded) else 0
 
         def cut(epoch: int) -> Blocks:
@@ -151,7 +151,7 @@ class PaddedBatchStep(BatchStep):
         return ListColumn([self._joined(batch, padding, tensor, gathering) for batch in batches], list_is_own=True)
 
     def _filled(self, arrays: NDArray[Any], padding: Padding, tensor: TensorType, gathering: Gathering) -> NDArray[Any]:
-        """Returns padded batches of arrays that have the same shape."""
+        """Pads batches of arrays that all have the same shape."""
         found = arrays.shape[2:]
         shape = self._shape([found], padding)
         if shape == found:
@@ -164,7 +164,7 @@ class PaddedBatchStep(BatchStep):
     def _joined(
         self, arrays: Sequence[NDArray[Any]], padding: Padding, tensor: TensorType, gathering: Gathering
     ) -> NDArray[Any]:
-        """Returns a padded batch of arrays that may differ in shape."""
+        """Pads arrays that may differ in shape, and combines them into a batch."""
         shape = self._shape([array.shape for array in arrays], padding)
         out = self._empty((len(arrays), *shape), padding, tensor, gathering)
         for place, array in enumerate(arrays):
@@ -177,8 +177,8 @@ class PaddedBatchStep(BatchStep):
         for most, size in zip(longest, padding.sizes):
             if size is not None and most > size:
                 raise InvalidValueError(
-                    f"Expected arrays of at most {size} in a dimension that is padded to that, found {most}; at "
-                    f"{self!r}; give larger padded_shapes, or None for the longest in the batch"
+                    f"Expected arrays of at most size {size} in a dimension that is padded to this size, found "
+                    f"{most}; at {self!r}; pass larger padded_shapes, or None to pad to the largest array in the batch"
                 )
         return tuple(most if size is None else size for most, size in zip(longest, padding.sizes))
 
@@ -189,8 +189,8 @@ class PaddedBatchStep(BatchStep):
         size = math.prod(shape[-len(padding.sizes) - 1 :]) * dtype.itemsize
         if size > _MOST_BYTES:
             raise ResourceLimitError(
-                f"Expected at most {_MOST_BYTES} bytes in a padded batch, found {size}; at {self!r}; give smaller "
-                "batches or padded_shapes"
+                f"Expected at most {_MOST_BYTES} bytes in a padded batch, found {size}; at {self!r}; reduce batch_size "
+                "or padded_shapes"
             )
         gathering.take(math.prod(shape) * dtype.itemsize)
         return np.full(shape, padding.value, dtype)
@@ -200,15 +200,16 @@ class PaddedBatchStep(BatchStep):
 
 
 def paddings_of(element: Type, shapes: object, values: object) -> tuple[Padding, ...]:
-    """Returns the paddings that users specify as padded shapes and padding values.
+    """Converts padded shapes and padding values specified by a user into the padding of each tensor.
 
     Args:
       element: The type of an element.
-      shapes: A shape for each tensor, in the same dicts and tuples as the element; `None` for the shapes of the type.
-      values: A scalar for each tensor, in the same structure, or one for all; `None` for zeros and empty strings.
+      shapes: A shape for each tensor, in the same dicts and tuples as the element; `None` for the shapes in the type.
+      values: A scalar for each tensor, in the same dicts and tuples, or one scalar for all tensors; `None` for zeros
+        and empty strings.
 
     Raises:
-      TypeMismatchError: If they do not fit the element.
+      TypeMismatchError: If the shapes or values do not fit the element.
       ResourceLimitError: If a padded array would be too large.
     """
     paddings = tuple(_paddings(element, shapes, values, "padded_shapes", "padding_values"))
@@ -218,7 +219,7 @@ def paddings_of(element: Type, shapes: object, values: object) -> tuple[Padding,
             if size > _MOST_BYTES:
                 raise ResourceLimitError(
                     f"Expected padded arrays of at most {_MOST_BYTES} bytes, found {size}; at padded_batch"
-                    f"{path and ', '}{path}; give smaller padded_shapes"
+                    f"{path and ', '}{path}; reduce padded_shapes"
                 )
     return paddings
 
@@ -245,7 +246,7 @@ def _member(found: object, key: object, place: int, count: int, path: str) -> ob
     if isinstance(found, (tuple, list)) and len(cast("Sequence[object]", found)) == count:
         return cast("Sequence[object]", found)[place]
     raise TypeMismatchError(
-        f"Expected {count} members as elements have, found {describe(cast(object, found))}; at {path}"
+        f"Expected the {count} members of an element, found {describe(cast(object, found))}; at {path}"
     )
 
 

@@ -1,1 +1,1 @@
-"""The dispatcher: it registers datasets and divides the work on them."""
+"""The dispatcher, which registers datasets and divides the work of reading them among data workers."""

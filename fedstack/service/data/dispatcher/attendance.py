@@ -1,4 +1,4 @@
-"""Keeps track of the workers that attend: those that are allowed and have reported recently."""
+"""Keeps track of the registered workers, which must have a permitted address and must report regularly."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,11 +21,11 @@ class Times:
     """The timeouts and intervals of a dispatcher, in seconds.
 
     Attributes:
-      worker: The silence after which a worker is lost.
-      consumer: The silence after which a consumer is lost.
+      worker: The time without a message after which a worker is considered lost.
+      consumer: The time without a message after which a consumer is considered lost.
       check: The interval between checks for abandoned passes.
-      idle: How long a pass without consumers is kept.
-      resume: How long a pass without consumers is kept if its consumers may resume it.
+      idle: The time for which a pass without consumers is kept.
+      resume: The time for which a pass without consumers is kept if its consumers may resume it.
     """
 
     worker: float = 5.0
@@ -36,18 +36,18 @@ class Times:
 
 
 class Attendance:
-    """The workers of a dispatcher.
+    """The workers that are registered with a dispatcher.
 
     Args:
-      known: The addresses of the workers that attended before the dispatcher was started, by their ids; they have one
-        lease to attend again.
-      allowed: The addresses that may attend: `host`, `host:port` or `host:%port%`; `None` for any.
-      limits: The limit on the number of workers.
-      lease_seconds: How long a worker may be silent.
+      known: The addresses of the workers that were registered before the dispatcher was started, by worker id. They
+        must report again within one lease.
+      allowed: The addresses of workers that may register, as `host`, `host:port` or `host:%port%`; `None` for any.
+      limits: The limits of the dispatcher, which include the maximum number of workers.
+      lease_seconds: The maximum time between two reports of a worker, in seconds.
       clock: Returns the time in seconds.
 
     Attributes:
-      version: The version of the list of workers; it changes whenever the list does.
+      version: The version of the list of workers, which changes whenever the list changes.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Attendance:
 
     @property
     def workers(self) -> Mapping[bytes, str]:
-        """The addresses of the workers, by their ids. The mapping is replaced whenever the workers change."""
+        """The addresses of the workers, by worker id. A change of the workers replaces the mapping."""
         return self._workers
 
     @property
     def assigned(self) -> Sequence[bytes]:
-        """The id of the worker at each of the configured addresses; empty where none attends."""
+        """The id of the worker at each configured address; an empty id if no worker is registered at the address."""
         if not self._allowed:
             return ()
         left = sorted(self._workers.items(), key=lambda one: one[1])
@@ -86,17 +86,17 @@ class Attendance:
         return found
 
     def attend(self, worker: bytes, address: str) -> bool:
-        """Records that a worker attends; returns whether that is news.
+        """Records a report of a worker, and returns whether the list of workers has changed.
 
         Raises:
-          MembershipError: If it may not attend.
+          MembershipError: If the worker's address is not allowed.
           InvalidValueError: If the address or the id is invalid.
           ResourceLimitError: If there are too many workers.
         """
         if self._leases.renew(worker) and self._workers.get(worker) == address:
             return False
         self._check(worker, address)
-        # A new worker replaces any other at the same address.
+        # A new worker replaces the previous worker at the same address.
         others = {w: a for w, a in self._workers.items() if a != address and w != worker}
         if len(others) >= self._limits.max_data_workers:
             raise exceeded(self._limits, "max_data_workers")
@@ -104,23 +104,23 @@ class Attendance:
         return True
 
     def leave(self, worker: bytes) -> bool:
-        """Records that a worker has left; returns whether that is news."""
+        """Removes a worker that is leaving, and returns whether the list of workers has changed."""
         return self._without({worker})
 
     def expire(self) -> Sequence[str]:
-        """Removes the workers that have been silent for too long; returns their addresses."""
+        """Removes the workers whose leases have expired, and returns their addresses."""
         gone = set(self._leases.expired())
         lost = [self._workers[worker] for worker in gone]
         self._without(gone)
         return lost
 
     def excuse(self) -> None:
-        """Gives another lease to workers that have been silent for too long: the dispatcher was not listening."""
+        """Renews expired leases, because the workers could not report while the dispatcher was stalled."""
         for worker in self._leases.expired():
             self._leases.open(worker, self.lease_seconds)
 
     def next_expiry(self) -> float | None:
-        """Returns the number of seconds until the next lease expires; `None` if there are no leases."""
+        """Returns the number of seconds until the next lease expires, or `None` if there are no leases."""
         return self._leases.next_expiry()
 
     def _without(self, gone: set[bytes]) -> bool:
@@ -141,26 +141,26 @@ class Attendance:
     def _check(self, worker: bytes, address: str) -> None:
         if not 0 < len(worker) <= _MAX_NAME_BYTES or len(address) > _MAX_NAME_BYTES:
             raise InvalidValueError(
-                f"Expected an id and an address of a worker with at most {_MAX_NAME_BYTES} bytes each, found "
-                f"{len(worker)} and {len(address)}"
+                f"Expected a worker id of 1 to {_MAX_NAME_BYTES} bytes and an address of at most the same length, "
+                f"found {len(worker)} and {len(address)} bytes"
             )
         place = _without_scheme(address)
         if not is_local(address):
             parse_target(address)
         if self._allowed is not None and not any(_fits(place, allowed) for allowed in self._allowed):
             raise MembershipError(
-                f"Expected a worker at one of {', '.join(self._allowed) or 'no addresses'}, found {address}; "
-                "add it to worker_addresses of the dispatcher"
+                f"Expected a worker at one of the dispatcher's worker_addresses "
+                f"({', '.join(self._allowed) or 'an empty list'}), found {address}; add the address to worker_addresses"
             )
 
 
 def addresses_of(workers: Mapping[bytes, str]) -> Sequence[DataWorkerAddress]:
-    """Returns workers in the form that messages use."""
+    """Converts workers to the form used in messages."""
     return [DataWorkerAddress(worker=worker, address=address) for worker, address in workers.items()]
 
 
 def _new_version() -> int:
-    """Returns a version that was never used before, by this dispatcher or by an earlier one at its address."""
+    """Returns a random version, which neither this dispatcher nor an earlier dispatcher at its address has used."""
     return int.from_bytes(draw_id(8), "big") >> 1
 
 
@@ -169,6 +169,6 @@ def _without_scheme(address: str) -> str:
 
 
 def _fits(place: str, allowed: str) -> bool:
-    """Returns whether an address matches an allowed one: a host alone allows all its ports."""
+    """Returns whether an address matches an allowed address. A host without a port allows all ports of the host."""
     host = allowed.removesuffix(f":{ANY_PORT}")
     return place == allowed or place.rpartition(":")[0] == host

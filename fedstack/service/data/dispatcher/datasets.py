@@ -9,14 +9,14 @@ from fedstack.service.data.dispatcher.ranges import MOST_NUMBER
 from fedstack.service.host.limits import DispatcherLimits, exceeded
 
 MAX_NAME_BYTES = 1000
-# Each file is a row of a table if workers read files of their own.
+# Under the sharding policy FILE, each file is a row of a table.
 MOST_FILES = 100_000
 _DIGEST_BYTES = 32
 _NAMED = 5
 
 
 def check_dataset(dataset: DatasetDescription, limits: DispatcherLimits) -> None:
-    """Checks as much of a description as is possible before the definition arrives.
+    """Checks a description of a dataset before the definition has been received.
 
     Raises:
       InvalidValueError: If the description is invalid.
@@ -25,47 +25,49 @@ def check_dataset(dataset: DatasetDescription, limits: DispatcherLimits) -> None
     if len(dataset.digest) != _DIGEST_BYTES:
         raise InvalidValueError(f"Expected a digest of {_DIGEST_BYTES} bytes, found {len(dataset.digest)}")
     if len(dataset.dataset_id.encode()) > MAX_NAME_BYTES:
-        raise InvalidValueError(f"Expected a dataset_id of at most {MAX_NAME_BYTES} bytes, found more")
+        raise InvalidValueError(f"Expected a dataset_id of at most {MAX_NAME_BYTES} bytes, found a longer dataset_id")
     if dataset.num_splits > MOST_NUMBER:
         raise InvalidValueError(f"Expected at most {MOST_NUMBER} splits, found {dataset.num_splits}")
     files = dataset.file_splits
     if files and (len(files) > MOST_FILES or sum(files) != dataset.num_splits):
         raise InvalidValueError(
-            f"Expected the splits of at most {MOST_FILES} files, {dataset.num_splits} together, found {sum(files)} of "
-            f"{len(files)}"
+            f"Expected at most {MOST_FILES} files with {dataset.num_splits} splits in total, found {sum(files)} splits "
+            f"in {len(files)} files"
         )
     size = max(dataset.definition_bytes, dataset.ByteSize())
     if size > limits.max_definition_bytes:
-        raise exceeded(limits, "max_definition_bytes", size, "put arrays into files")
+        raise exceeded(limits, "max_definition_bytes", size, "store arrays in files")
 
 
 def check_definition(dataset: DatasetDescription, definition: memoryview) -> None:
     """Checks that a definition has the digest in the description.
 
     Raises:
-      InvalidValueError: If its digest differs.
+      InvalidValueError: If the digests differ.
     """
     found = hashlib.sha256(definition).digest()
     if found != dataset.digest:
         raise InvalidValueError(
-            f"Expected the definition of dataset {dataset.digest.hex()}, found that of {found.hex()}; it was changed "
-            "in transit, or its digest is wrong"
+            f"Expected a definition with the digest {dataset.digest.hex()}, found the digest {found.hex()}; the "
+            "definition was changed in transit, or the description contains a wrong digest: register the dataset again"
         )
 
 
 def register(
     tables: Tables, dataset: DatasetDescription, limits: DispatcherLimits, keeps: bool = True
 ) -> DatasetDescription:
-    """Registers a dataset under its name, or under a prefix of its digest; a dataset may have several names.
+    """Registers a dataset under its name or, if it has no name, under a prefix of its digest.
+
+    A dataset may be registered under several names.
 
     Args:
       tables: The tables of the journal.
       dataset: The description of the dataset.
-      limits: The limit on the number of names.
-      keeps: Whether to register the dataset, or only to check that this is possible.
+      limits: The limits of the dispatcher, which include the maximum number of names.
+      keeps: Whether to register the dataset. If false, the function only checks whether it can be registered.
 
     Returns:
-      The description as registered, with the name.
+      The registered description, which contains the name.
 
     Raises:
       InvalidValueError: If another dataset has the name, or the dataset is registered with another description.
@@ -81,14 +83,14 @@ def register(
             raise exceeded(limits, "max_datasets")
     elif row[0] != dataset.digest:
         raise InvalidValueError(
-            f"Expected dataset {row[0].hex()[:32]}, which is registered as {name!r}, found "
-            f"{dataset.digest.hex()[:32]} with other content; choose another dataset_id"
+            f"Expected dataset {row[0].hex()[:32]}, which is registered as {name!r}, found dataset "
+            f"{dataset.digest.hex()[:32]} with different content; choose another dataset_id"
         )
     known = _described(tables, dataset.digest)
     if known is not None and _lasting(known) != _lasting(kept):
         raise InvalidValueError(
-            f"Expected the registered description of dataset {dataset.digest.hex()[:32]}, found a different one; "
-            "register it with the same release of fedstack as before"
+            f"Expected the registered description of dataset {dataset.digest.hex()[:32]}, found a different "
+            "description; register the dataset with the same release of fedstack as before"
         )
     if keeps:
         tables.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", (name, dataset.digest))
@@ -98,7 +100,10 @@ def register(
 
 
 def _lasting(dataset: DatasetDescription) -> DatasetDescription:
-    """Returns the part of a description that never changes: the number of elements does, if files have grown."""
+    """Returns the part of a description that never changes.
+
+    The number of elements is not part of it, because the number changes when files grow.
+    """
     kept = DatasetDescription()
     kept.CopyFrom(dataset)
     for field in ("dataset_id", "cardinality", "commit", "protocol", "version"):
@@ -107,10 +112,14 @@ def _lasting(dataset: DatasetDescription) -> DatasetDescription:
 
 
 def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDescription:
-    """Returns the dataset with a name or a digest; an empty description if it is missing and the request permits that.
+    """Returns the description of the dataset with a name or a digest.
+
+    Returns:
+      The description, which is empty if the dataset is not registered and the request has `may_lack` set.
 
     Raises:
-      InvalidValueError: If it is missing and the request requires it; the message lists some registered datasets.
+      InvalidValueError: If the dataset is not registered and `may_lack` is not set. The message lists some registered
+        datasets.
     """
     digest = request.digest
     if request.dataset_id:
@@ -121,7 +130,7 @@ def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDesc
         return DatasetDescription()
     if found is None:
         wanted = f"id {request.dataset_id!r}" if request.dataset_id else f"digest {request.digest.hex()[:64]}"
-        raise InvalidValueError(f"Expected a registered dataset, found none with {wanted}; {_some(tables)}")
+        raise InvalidValueError(f"Expected a registered dataset, found no dataset with {wanted}; {_some(tables)}")
     found.dataset_id = request.dataset_id or found.dataset_id
     return found
 
@@ -135,6 +144,6 @@ def _some(tables: Tables) -> str:
     names = [name for (name,) in tables.execute("SELECT dataset_id FROM names ORDER BY dataset_id LIMIT ?", (_NAMED,))]
     (count,) = tables.execute("SELECT count(*) FROM names").fetchone()
     if not count:
-        return "nothing is registered: call register_dataset first"
+        return "no dataset is registered: call register_dataset first"
     others = f" and {count - len(names)} others" if count > len(names) else ""
-    return f"there {'is' if count == 1 else 'are'} {', '.join(map(repr, names))}{others}"
+    return f"the registered {'dataset is' if count == 1 else 'datasets are'} {', '.join(map(repr, names))}{others}"

@@ -1,4 +1,4 @@
-"""Keeps the definitions of datasets by their digests, in files or in memory."""
+"""Stores the definitions of datasets in files or in memory, and finds them by digest."""
 
 import hashlib
 import os
@@ -13,31 +13,33 @@ _BLOCK_BYTES = 1 << 20
 
 
 class DefinitionFiles:
-    """The definitions of a dispatcher. Only one thread at a time may use them, except for `is_sound`.
+    """A store for the definitions of datasets that are registered with a dispatcher.
+
+    Only one thread at a time may use the store, except for `is_sound`, which any thread may call.
 
     Args:
-      folder: The folder for the files; it is created if it does not exist. `None` to keep definitions in memory.
+      folder: The folder for the files, which is created if it does not exist; `None` to keep definitions in memory.
 
     Raises:
       JournalError: If other users may enter the folder.
-      OSError: If it cannot be created.
+      OSError: If the folder cannot be created.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._here: dict[bytes, bytes] = {}
-        # The digests of files whose content was right when it was last checked.
+        # The digests of files whose content matched the digest when it was last checked.
         self._sound: set[bytes] = set()
         if folder is not None:
             make_private_folder(folder, lambda name: True)
             make_files_private(folder)
 
     def _path(self, digest: bytes) -> Path:
-        assert self._folder is not None, "there are files"
+        assert self._folder is not None, "definitions are stored in files"
         return self._folder / digest.hex()
 
     def keep(self, digest: bytes, definition: memoryview) -> None:
-        """Keeps a definition; when this returns, it is on disk. A damaged file is replaced."""
+        """Stores a definition, which is on disk when this function returns. A damaged file is replaced."""
         if self._folder is None:
             self._here[digest] = bytes(definition)
         elif not self.has(digest):
@@ -52,11 +54,11 @@ class DefinitionFiles:
             self._sound.add(digest)
 
     def is_sound(self, digest: bytes) -> bool:
-        """Returns whether a definition exists and was right when it was last checked. Reads no file."""
+        """Returns whether a definition exists and matched its digest when it was last checked. Does not read files."""
         return digest in self._here if self._folder is None else digest in self._sound and self._path(digest).exists()
 
     def has(self, digest: bytes) -> bool:
-        """Returns whether a definition exists and has its digest."""
+        """Returns whether a definition exists and matches its digest. Reads the whole file."""
         if self._folder is None:
             return digest in self._here
         try:
@@ -68,10 +70,10 @@ class DefinitionFiles:
         return is_sound
 
     def read(self, digest: bytes) -> bytes:
-        """Returns a definition.
+        """Returns the definition with a digest.
 
         Raises:
-          JournalError: If its file is missing or damaged. A damaged file is moved aside, so that the dataset can be
+          JournalError: If the file is missing or damaged. A damaged file is renamed, so that the dataset can be
             registered again.
         """
         if self._folder is None:
@@ -81,14 +83,14 @@ class DefinitionFiles:
             definition = path.read_bytes()
         except FileNotFoundError as error:
             raise JournalError(
-                f"Expected the definition of a registered dataset, found no file {path}; register it again"
+                f"Expected the definition of a registered dataset, found no file {path}; register the dataset again"
             ) from error
         if hashlib.sha256(definition).digest() != digest:
             self._sound.discard(digest)
             path.replace(path.with_suffix(_DAMAGED))
             raise JournalError(
-                f"The definition of a registered dataset was damaged: {path}, now renamed to end in {_DAMAGED}; "
-                "register the dataset again"
+                f"Expected the definition of a registered dataset, found a damaged file {path}, which has been renamed "
+                f"to end in {_DAMAGED}; register the dataset again"
             )
         self._sound.add(digest)
         return definition
@@ -105,8 +107,8 @@ def _digest_of(file: BinaryIO) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes sure that a renamed file is found after a crash."""
-    if os.name != "posix":  # elsewhere folders cannot be opened, and need not be
+    """Syncs a folder, so that a renamed file has its new name after a crash."""
+    if os.name != "posix":  # on other systems, folders cannot be opened and need no sync
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -23,7 +23,7 @@ from fedstack.transport.peers.io_loop import io_loop
 
 _logger = logging.getLogger(__name__)
 _count = attrs.validators.optional(whole_number_validator(1, MOST_BYTES))
-# Means "never", as in TensorFlow's data service.
+# Means "never", as in the data service of TensorFlow.
 _NEVER = -1
 
 
@@ -35,38 +35,41 @@ def _count_or_never(config: object, attribute: "attrs.Attribute[int | None]", va
 def _addresses(given: Sequence[str] | None) -> tuple[str, ...] | None:
     found: list[object] | None = None if given is None or isinstance(given, str) else list(given)
     if given is not None and (found is None or not all(isinstance(one, str) and one for one in found)):
-        raise InvalidValueError(f"Expected worker_addresses as a list of addresses, found {given!r}")
+        raise InvalidValueError(f"Expected a list of non-empty addresses, found {given!r}; at worker_addresses")
     return None if given is None else tuple(given)
 
 
 @attrs.frozen
 class DispatcherConfig:
-    """The configuration of a `DispatchServer`. An attribute that is `None` has its default.
+    """The configuration of a `DispatchServer`. An attribute that is `None` has its default value.
 
     Attributes:
       port: The port; 0 for any free port.
-      protocol: `"grpc"`, or `"grpc+local"` for consumers and workers in this process only.
-      work_dir: The folder of the journal; it is created if it does not exist.
+      protocol: `"grpc"`, or `"grpc+local"` to serve consumers and workers in this process only.
+      work_dir: The folder of the journal, which is created if it does not exist.
       fault_tolerant_mode: Whether to keep the dispatcher's state in the journal, so that passes continue after a
         restart. Requires `work_dir`.
-      worker_addresses: The workers that may attend, as `host`, `host:port` or `host:%port%`; `None` for any.
-      job_gc_check_interval_ms: The interval between checks for abandoned passes; by default a minute. -1 for never.
-      job_gc_timeout_ms: How long a pass without consumers is kept; by default 5 minutes. A pass that may be resumed is
-        kept longer. -1 for as long as there is room.
-      worker_timeout_ms: The silence after which a worker is lost; by default 5 seconds.
-      consumer_timeout_ms: The silence after which a consumer is lost; by default 10 seconds.
-      resume_timeout_ms: How long a pass without consumers is kept if it may be resumed; by default a day. -1 as above.
-      host: A name or an address of this machine. Any address but a loopback address needs TLS.
+      worker_addresses: The addresses of the workers that may register, as `host`, `host:port` or `host:%port%`; `None`
+        for any address.
+      job_gc_check_interval_ms: The interval between checks for abandoned passes; by default one minute. -1 disables the
+        checks.
+      job_gc_timeout_ms: The time for which a pass without consumers is kept; by default 5 minutes. A pass that may be
+        resumed is kept for `resume_timeout_ms`. -1 keeps passes until the dispatcher reaches a limit.
+      worker_timeout_ms: The time without a message after which a worker is considered lost; by default 5 seconds.
+      consumer_timeout_ms: The time without a message after which a consumer is considered lost; by default 10 seconds.
+      resume_timeout_ms: The time for which a pass without consumers is kept if it may be resumed; by default one day.
+        -1 keeps such passes until the dispatcher reaches a limit.
+      host: A name or an address of this machine. TLS is required unless it is a loopback address.
       credentials: The certificate and key for TLS, and the requirements on clients.
-      token_file: A file with one token per line; a client must present one of them.
-      worker_token_file: A file with one token per line; a data worker must present one of them to attend. If clients
-        must authenticate, workers attend only with such a token or at one of the `worker_addresses`.
+      token_file: A file with one token per line. A client must present one of the tokens.
+      worker_token_file: A file with one token per line. A data worker must present one of the tokens to register. If
+        clients must authenticate, workers can register only with one of these tokens or at one of `worker_addresses`.
       insecure: Whether other machines may connect without TLS.
-      limits: The limits on what clients may use of the dispatcher.
-      server_limits: The limits on what clients may use of the server itself.
+      limits: The resource limits for clients of the dispatcher.
+      server_limits: The resource limits for clients of the server itself.
 
     Raises:
-      InvalidValueError: If a number is out of range, or the journal has no folder.
+      InvalidValueError: If a number is out of range, or `fault_tolerant_mode` is set without `work_dir`.
     """
 
     port: int = attrs.field(default=0, validator=whole_number_validator(0, MOST_PORT))
@@ -90,14 +93,16 @@ class DispatcherConfig:
     def __attrs_post_init__(self) -> None:
         if self.fault_tolerant_mode and self.work_dir is None:
             raise InvalidValueError(
-                "Expected a work_dir for fault_tolerant_mode, found none; give a folder for the journal"
+                "Expected a work_dir for fault_tolerant_mode, found None; pass a folder for the journal as work_dir"
             )
 
     def service(self) -> DispatchService:
-        """Returns the dispatcher for `ServerConfig.services`; the server of a task decides where and how it serves.
+        """Returns a dispatcher for `ServerConfig.services`.
+
+        The server of the cluster's task determines the address and the credentials.
 
         Raises:
-          JournalError: If another dispatcher uses the journal, or it is damaged.
+          JournalError: If another dispatcher uses the journal, or the journal is damaged.
         """
         journal = Journal(self._folder())
         try:
@@ -113,11 +118,11 @@ class DispatcherConfig:
             raise
 
     def _folder(self) -> Path | None:
-        """Returns the folder of the journal; `None` if it is kept in memory."""
+        """Returns the folder of the journal, or `None` if the journal is kept in memory."""
         if self.work_dir is None:
             return None
         if not self.fault_tolerant_mode:
-            _logger.warning("Without fault_tolerant_mode the dispatcher writes nothing to its work_dir")
+            _logger.warning("The dispatcher does not use its work_dir, because fault_tolerant_mode is not set")
             return None
         return Path(self.work_dir)
 
@@ -135,22 +140,22 @@ class DispatcherConfig:
 
 
 class DispatchServer(OwnedServer):
-    """The dispatcher of a data service: it registers datasets and divides the work on them among data workers.
+    """A server for the dispatcher of a data service, which registers datasets and assigns their splits to data workers.
 
         dispatcher = DispatchServer(DispatcherConfig(work_dir="/srv/dispatcher", fault_tolerant_mode=True))
         worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher.target))
 
-    It stops at the end of a `with` block, on `stop()`, or when nothing refers to it any more.
+    The server stops at the end of a `with` block, when `stop()` is called, or when it is garbage-collected.
 
     Args:
       config: The configuration.
-      start: Whether to start at once; otherwise `start()` or a `with` block starts it.
-      port, protocol: Replacements for a configuration; see `DispatcherConfig`.
+      start: Whether to start the server immediately; otherwise `start()` or a `with` block starts it.
+      port, protocol: Alternatives to `config` that set only these attributes; see `DispatcherConfig`.
 
     Raises:
       InvalidValueError: If the configuration does not fit the address.
-      AddressError: If it cannot listen on its port; the message says why.
-      JournalError: If another dispatcher uses the journal, or it is damaged.
+      AddressError: If the server cannot listen on its port; the message contains the reason.
+      JournalError: If another dispatcher uses the journal, or the journal is damaged.
     """
 
     def __init__(
@@ -164,9 +169,11 @@ class DispatchServer(OwnedServer):
         if config is None:
             config = DispatcherConfig(port or 0, protocol or GRPC)
         elif not isinstance(cast(object, config), DispatcherConfig):
-            raise InvalidValueError(f"Expected a DispatcherConfig, found {config!r}; a port goes into port=")
+            raise InvalidValueError(f"Expected a DispatcherConfig, found {config!r}; pass a port as port=")
         elif port is not None or protocol is not None:
-            raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
+            raise InvalidValueError(
+                "Expected either config or port and protocol, found both; set port and protocol in the config"
+            )
         service = config.service()
         try:
             server = Host([service], HostConfig.of(config))
@@ -177,9 +184,9 @@ class DispatchServer(OwnedServer):
 
     @property
     def target(self) -> str:
-        """The address to dial, with the real port: `grpc://host:port`, or `grpcs://host:port` with TLS.
+        """The address for clients, with the actual port: `grpc://host:port`, or `grpcs://host:port` with TLS.
 
         Raises:
-          ClosedError: If it has not been started.
+          ClosedError: If the server has not been started.
         """
         return self.server.url

@@ -1,4 +1,4 @@
-"""Serves the dispatcher, which keeps track of datasets and workers and divides the work among the workers."""
+"""The dispatcher's service, which keeps track of datasets and workers and assigns ranges of splits to consumers."""
 
 import asyncio
 import contextlib
@@ -35,20 +35,21 @@ _logger = logging.getLogger(__name__)
 _LONGEST_WAIT_SECONDS = 60.0
 _ATTENDS_SECONDS = 1.0
 _SIGNS_IN_A_LEASE = 4
-# A dispatcher that was stalled for this long received no requests: an expired lease need not mean a silent peer.
+# A dispatcher that was stalled for this long did not process requests, so expired leases do not mean lost peers.
 _LATE_SECONDS = 1.0
-_STOPPING = "The dispatcher is stopping; wait until it has been restarted"
+_STOPPING = "The dispatcher is stopping; retry after it has been restarted"
 
 
 class DispatchService(Service):
     """The dispatcher of a data service.
 
     Args:
-      journal: The journal of the dispatcher's state; it is closed with the service.
-      worker_addresses: Which workers may attend: `host`, `host:port` or `host:%port%`; `None` for any.
-      worker_tokens: A worker needs one of these tokens to attend; `None` if no token is required.
+      journal: The journal of the dispatcher's state, which the service closes when it is closed.
+      worker_addresses: The addresses of the workers that may register, as `host`, `host:port` or `host:%port%`; `None`
+        for any address.
+      worker_tokens: The tokens of which a worker must present one to register; `None` if no token is required.
       times: The dispatcher's timeouts and intervals.
-      limits: The limits on what clients may use.
+      limits: The resource limits for clients of the dispatcher.
       clock: Returns the time in seconds.
       wall_clock: Returns the time in seconds since the epoch.
 
@@ -71,13 +72,14 @@ class DispatchService(Service):
         self._limits = limits or DispatcherLimits()
         self._times = times or Times()
         self._clock, self._wall_clock = clock, wall_clock
-        # Each has one thread. Definitions may be large, and small requests must not wait for them.
+        # Each has a single thread. Definitions have a thread of their own, because they may be large and must not delay
+        # small requests.
         self.threads = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         self._files = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         with self._journal.transaction() as tables:
             known = dict(tables.execute("SELECT worker, address FROM workers"))
             here = passes.live_consumers(tables)
-        # Workers that attended before a restart have one lease, from now on, to attend again.
+        # Workers that were registered before a restart must report again within one lease from now.
         self._attendance = Attendance(known, worker_addresses, self._limits, self._times.worker, clock)
         self._written = self._attendance.workers
         self._worker_tokens = worker_tokens
@@ -86,7 +88,8 @@ class DispatchService(Service):
         self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
-        # By pass: done when there may be news for the requests that wait. An entry lives as long as a request waits.
+        # For each pass, a future that is done when waiting requests should check for ranges again. The entry exists
+        # while a request waits.
         self._news: weakref.WeakValueDictionary[bytes, asyncio.Future[None]] = weakref.WeakValueDictionary()
         self._heard = HeardCommits(self._journal, lambda work: self._on(self.threads, work), self._end_all)
         self._watching: asyncio.Task[None] | None = None
@@ -135,20 +138,20 @@ class DispatchService(Service):
         await received.rest.read_into([buffer])
         await off_loop(lambda: datasets.check_definition(dataset, buffer))
 
-        # Twice: the first only checks, so that nothing is kept of a refused dataset. The second registers the dataset
-        # once its definition has been kept.
+        # The first call only checks the dataset, so that the definition of a refused dataset is not stored. The second
+        # call registers the dataset after its definition has been stored.
         register = functools.partial(datasets.register, dataset=dataset, limits=self._limits)
         await self._run(functools.partial(register, keeps=False))
         await self._on(self._files, lambda: self._journal.keep_definition(dataset.digest, buffer))
         return self._known_here(await self._run(register)).SerializeToString()
 
     async def describe(self, request: messages.DescribeDatasetRequest) -> messages.DatasetDescription:
-        """Describes a dataset to a client of the same protocol."""
+        """Returns the description of a dataset, if the client uses the same protocol version."""
         check_protocol(request.protocol, request.version, "the client")
         found = await self._run(lambda tables: datasets.find_dataset(tables, request))
         if request.may_lack and found.digest and not self._journal.is_definition_sound(found.digest):
             if not await self._on(self._files, lambda: self._journal.has_definition(found.digest)):
-                found = messages.DatasetDescription()  # the client has the definition, and registers it again
+                found = messages.DatasetDescription()  # so that the client registers the definition again
         return self._known_here(found)
 
     async def define(self, content: bytes) -> Answers:
@@ -158,7 +161,7 @@ class DispatchService(Service):
         try:
             found = await self._run(lambda tables: datasets.find_dataset(tables, request))
         except InvalidValueError:
-            await self._heard.check(request.commit)  # another dispatcher knew the dataset
+            await self._heard.check(request.commit)  # the dataset may be registered with another dispatcher
             raise
         definition = await self._on(self._files, lambda: self._journal.definition(found.digest))
         yield Parcel(self._known_here(found).SerializeToString(), [memoryview(definition)])
@@ -177,7 +180,10 @@ class DispatchService(Service):
         return response
 
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
-        """Records what a consumer has read and hands out more ranges; waits for ranges if the request asks for that."""
+        """Records the ranges that a consumer has read, and assigns more ranges to the consumer.
+
+        If there is no range yet, the answer is delayed by up to `wait_seconds` of the request.
+        """
         consumer = request.pass_id, request.consumer
         deadline = Deadline(max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS)), self._clock)
         is_first = True
@@ -186,11 +192,11 @@ class DispatchService(Service):
                 there = self._attendance
                 workers, version = there.workers, there.version
                 may_wait = not deadline.is_over and request.workers_version == version and not self._draining
-                # Created before the tables are read, so that no news in between is missed.
+                # Created before the tables are read, so that a change in the meantime is not missed.
                 news = self._news.setdefault(request.pass_id, asyncio.get_running_loop().create_future())
                 ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
                 taken = await self._run(functools.partial(ask, assigned=there.assigned))
-                if taken.wakes and is_first:  # the same request is no news the next time
+                if taken.wakes and is_first:  # repeating the same request changes nothing for other consumers
                     self._wake(request.pass_id)
                 is_first = False
                 if not (taken.is_empty and may_wait):
@@ -214,44 +220,45 @@ class DispatchService(Service):
         return messages.ReleasePassResponse()
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Records that a worker of the same protocol attends or leaves."""
+        """Records that a worker with the same protocol version is available or leaves."""
         check_protocol(request.protocol, request.version, "the data worker")
         worker = request.worker
         self._check_may_attend(request)
         here = self._attendance
         if here.leave(worker.worker) if request.leaves else here.attend(worker.worker, worker.address):
-            _logger.info("The data worker at %s %s", worker.address, "leaves" if request.leaves else "attends")
-        if self._attendance.workers is not self._written:  # now, or when the disk was full
+            _logger.info("The data worker at %s %s", worker.address, "has left" if request.leaves else "has registered")
+        if self._attendance.workers is not self._written:  # also if an earlier write failed because the disk was full
             await self._workers_changed()
         interval = min(_ATTENDS_SECONDS, self._times.worker / _SIGNS_IN_A_LEASE)
         return with_protocol(messages.AttendResponse(interval_seconds=interval, lease_seconds=self._times.worker))
 
     def _check_may_attend(self, request: messages.AttendRequest) -> None:
-        """Checks that a peer is authorized as a data worker: consumers will dial it, with tokens of their own.
+        """Checks that a peer is authorized as a data worker, because consumers will send their tokens to its address.
 
         Raises:
-          MembershipError: If it is not authorized.
+          MembershipError: If the peer is not authorized.
         """
         tokens, server = self._worker_tokens, self._server
         if tokens is not None and not token_matches(request.token, tokens.get()):
-            found = "another one" if request.token else "none"
+            found = "another token" if request.token else "no token"
             raise MembershipError(
-                f"Expected a token of a data worker, found {found}; start the worker with --worker-token-file "
-                "(WorkerConfig.worker_token_file) and a token of the dispatcher's file"
+                f"Expected a token for data workers, found {found}; start the worker with --worker-token-file "
+                "(WorkerConfig.worker_token_file) and a token from the dispatcher's file"
             )
         if self._is_open and server is not None and (server.asks_for_token or server.asks_for_certificate):
             raise MembershipError(
-                f"Expected a data worker that proves its role, found one at {name_text(request.worker.address)} with "
-                "the credentials of any client; give the dispatcher a --worker-token-file "
-                "(DispatcherConfig.worker_token_file) and the workers a token from it, or set worker_addresses"
+                f"Expected a data worker that proves its role, found a worker at {name_text(request.worker.address)} "
+                "with the credentials of a client; start the dispatcher with --worker-token-file "
+                "(DispatcherConfig.worker_token_file) and the workers with a token from that file, or set "
+                "worker_addresses"
             )
 
     async def list_workers(self, request: messages.ListWorkersRequest) -> messages.ListWorkersResponse:
-        """Lists the workers that attend."""
+        """Lists the registered workers."""
         return messages.ListWorkersResponse(worker=addresses_of(self._attendance.workers))
 
     async def _run(self, work: Callable[[Tables], _T]) -> _T:
-        """Runs a transaction on the journal's thread."""
+        """Runs `work` as a transaction on the journal's thread."""
 
         def transact() -> _T:
             with self._journal.transaction() as tables:
@@ -277,7 +284,7 @@ class DispatchService(Service):
         self._written = workers
 
     def _wake(self, *pass_ids: bytes) -> None:
-        """Wakes the requests that wait in the given passes; by default in all passes."""
+        """Wakes the requests that wait for ranges in the given passes; by default in all passes."""
         for news in [self._news.pop(pass_id, None) for pass_id in pass_ids or tuple(self._news)]:
             if news is not None:
                 news.set_result(None)
@@ -293,7 +300,7 @@ class DispatchService(Service):
 
     @contextlib.contextmanager
     def _held(self, consumer: tuple[bytes, bytes]) -> Generator[None, None, None]:
-        """Keeps a consumer from being lost while it waits."""
+        """Prevents the lease of a consumer from expiring while its request waits."""
         is_held = self._consumers.hold(consumer)
         try:
             yield
@@ -322,29 +329,29 @@ class DispatchService(Service):
                     if self._clock() >= collected + times.check:
                         collected = self._clock()
                         await self._collect()
-                except FedstackError as error:  # a disk error, which may be gone next time
-                    _logger.error("Maintenance of the passes failed: %s", error)
+                except FedstackError as error:  # a disk error, which may be temporary
+                    _logger.error("Maintenance of passes failed: %s", error)
             expiries = self._attendance.next_expiry(), self._consumers.next_expiry(), times.check
             due = self._clock() + min(times.worker, times.consumer, *(t for t in expiries if t is not None))
 
     async def _expire(self) -> None:
         for address in self._attendance.expire():
-            _logger.warning("The data worker at %s is lost: silent for %g s", address, self._times.worker)
+            _logger.warning("The data worker at %s is lost: no message for %g s", address, self._times.worker)
         if self._attendance.workers is not self._written:
             await self._workers_changed()
         for consumer in self._consumers.expired():
             await self._lose(*consumer)
 
     async def _lose(self, pass_id: bytes, consumer: bytes) -> None:
-        if (pass_id, consumer) in self._consumers:  # it has come back meanwhile
+        if (pass_id, consumer) in self._consumers:  # the consumer has returned in the meantime
             return
-        _logger.info("A consumer is lost: silent for %g s", self._times.consumer)
+        _logger.info("A consumer is lost: no message for %g s", self._times.consumer)
         lose = functools.partial(passes.lose_consumer, pass_id=pass_id, consumer=consumer, now=self._wall_clock())
         try:
             if await self._run(lose):
                 self._wake(pass_id)
-        except FedstackError as error:  # a disk error: the consumer is lost again after another lease
-            _logger.error("A lost consumer could not be given up: %s", error)
+        except FedstackError as error:  # a disk error: the removal is retried after another lease
+            _logger.error("A lost consumer could not be removed: %s", error)
             self._shows_life((pass_id, consumer))
 
     async def _collect(self) -> None:
@@ -353,16 +360,16 @@ class DispatchService(Service):
             await self._on(self.threads, self._journal.compact)
 
     def started(self) -> None:
-        """Starts to expire leases and to collect idle passes."""
+        """Starts the task that expires leases and deletes idle passes."""
         self._watching = start_apart(self._look_after())
 
     def drain(self) -> None:
-        """Stops all waiting: clients must retry after the dispatcher has been restarted."""
+        """Ends all waiting requests. Clients must retry after the dispatcher has been restarted."""
         self._draining = True
         self._wake()
 
     async def close(self) -> None:
-        """Ends all work and closes the journal. Idempotent."""
+        """Stops the dispatcher's tasks and closes the journal. Idempotent."""
         if self._closed:
             return
         self._draining = self._closed = True

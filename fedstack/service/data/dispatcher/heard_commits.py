@@ -1,4 +1,4 @@
-"""Refuses peers that have heard of commits missing from the journal, and sends others its latest commit."""
+"""Refuses peers that know a commit that the journal does not contain, and sends the latest commit to other peers."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,12 +18,12 @@ _logger = logging.getLogger(__name__)
 
 
 class HeardCommits:
-    """The check of the commits that peers have heard of.
+    """Checks the commits in the requests of peers against the journal.
 
     Args:
       journal: The journal.
-      run: Runs work on the thread of its tables.
-      on_loss: Called when all passes have ended.
+      run: Runs work on the thread of the journal's tables.
+      on_loss: Called after all passes have ended because the journal has lost commits.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class HeardCommits:
         self._on_loss = on_loss
 
     def checked(self, handle: Callable[[_Q], Awaitable[_A]]) -> Callable[[_Q], Awaitable[_A]]:
-        """Returns a handler that refuses requests with unknown commits and adds the latest commit to its answers."""
+        """Returns a handler that refuses requests with unknown commits and adds the latest commit to responses."""
 
         async def run(request: _Q) -> _A:
             await self.check(request.commit)
             try:
                 response = await handle(request)
             except StaleSessionError:
-                await self.check(request.commit)  # a commit lost meanwhile is a better reason
+                await self.check(request.commit)  # a commit that was lost in the meantime is a more precise reason
                 raise
             response.commit.CopyFrom(self._journal.commit)
             return response
@@ -49,10 +49,11 @@ class HeardCommits:
         return run
 
     async def check(self, heard: messages.Commit) -> None:
-        """Checks a commit that a peer has heard of.
+        """Checks that the journal contains a commit that a peer knows.
 
         Raises:
-          StaleSessionError: If the journal does not have it. If the journal has lost it, all passes have ended.
+          StaleSessionError: If the journal does not contain the commit. If the journal has lost the commit, all passes
+            are ended before the error is raised.
         """
         refusal = self._journal.refusal(heard)
         if refusal is None:
@@ -64,8 +65,8 @@ class HeardCommits:
         raise StaleSessionError(refusal)
 
     def _begin_anew(self, heard: messages.Commit) -> bool:
-        """Ends all passes: the ranges that they hand out next may have been read already, which cannot be detected."""
-        if self._journal.standing(heard) is not Standing.LOST:  # another request has reported it meanwhile
+        """Ends all passes, because their remaining ranges may already have been read, which cannot be detected."""
+        if self._journal.standing(heard) is not Standing.LOST:  # another request has reported the loss in the meantime
             return False
         self._journal.begin_anew(passes.end_all)
         return True

@@ -1,4 +1,4 @@
-"""Keeps a dispatcher's state in SQLite tables, in a folder or in memory."""
+"""Stores a dispatcher's state in SQLite tables, in a folder or in memory."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ from fedstack.service.data.dispatcher.private_files import (
 Tables: TypeAlias = sqlite3.Connection
 
 FILE, LAST, DEFINITIONS = "journal.sqlite", "journal.sqlite-last", "definitions"
-# Identifies the file's program in its header: "fsDD".
+# Identifies the program that wrote the file, in the file's header: "fsDD".
 _APPLICATION = 0x66734444
 _VERSION = 2
 _SCHEMA = (
@@ -39,35 +39,40 @@ _SCHEMA = (
       policy INTEGER NOT NULL, guarantee INTEGER NOT NULL, target TEXT NOT NULL, num_splits INTEGER NOT NULL,
       is_whole INTEGER NOT NULL, next_range INTEGER NOT NULL, is_sealed INTEGER NOT NULL, idle_since REAL,
       UNIQUE (job, owner, repetition)) WITHOUT ROWID""",
-    # The splits not yet cut into ranges: one list for all workers, with an empty `worker`, or several.
+    # The splits that have not been cut into ranges yet: one list for all workers, with an empty `worker`, or several
+    # lists.
     """CREATE TABLE lists (pass BLOB, worker BLOB, next INTEGER NOT NULL, last INTEGER NOT NULL,
       PRIMARY KEY (pass, worker)) WITHOUT ROWID""",
-    # The last answer is kept, so that the same request gets it again.
+    # The last answer is stored, so that a repetition of the same request receives the same answer.
     """CREATE TABLE consumers (pass BLOB, consumer BLOB, is_here INTEGER NOT NULL, number INTEGER NOT NULL,
       answer BLOB, opening BLOB NOT NULL, PRIMARY KEY (pass, consumer)) WITHOUT ROWID""",
-    # Ranges without a consumer are free.
+    # A range without a consumer can be assigned to any consumer.
     """CREATE TABLE ranges (pass BLOB, id INTEGER, first INTEGER NOT NULL, last INTEGER NOT NULL, worker BLOB NOT NULL,
       consumer BLOB, is_finished INTEGER NOT NULL, PRIMARY KEY (pass, id)) WITHOUT ROWID""",
     "CREATE INDEX taken ON ranges (pass, consumer)",
 )
-# Not in the file: consumers repeat that they wait for as long as they do.
+# A temporary table, because consumers repeat their requests while they wait.
 _WAITING = "CREATE TEMP TABLE waiting (pass BLOB, consumer BLOB, PRIMARY KEY (pass, consumer)) WITHOUT ROWID"
 _SUMMED = (*ledger.TABLES, "datasets", "names", "workers", "passes", "lists", "consumers", "ranges")
 
 
 class Journal:
-    """The state of a dispatcher. Only one thread at a time may use the tables, and only one the definitions.
+    """The persistent state of a dispatcher.
 
-    A transaction that has ended is on disk: an answer sent after it holds, whatever happens then. After a crash the
-    tables are as the last such transaction left them. Each transaction with changes is a commit with a number and a
-    digest of all rows, which is verified when a journal is opened.
+    The tables must be used by one thread at a time, and so must the definitions.
+
+    The changes of a transaction are on disk when the transaction has ended, so an answer sent afterwards remains valid
+    even if the process crashes. After a crash, the tables are in the state after the last completed transaction. Each
+    transaction that changes rows is a commit with a number and a digest of all rows, which is verified when the journal
+    is opened.
 
     Args:
-      folder: The folder of the journal; it is created if it does not exist, and only its owner may enter it. `None` to
-        keep the journal in memory, for as long as the process lives.
+      folder: The folder of the journal, which is created if it does not exist and which only its owner may enter;
+        `None` to keep the journal in the memory of this process.
 
     Raises:
-      JournalError: If another dispatcher uses the folder, its content cannot be used, or other users may enter it.
+      JournalError: If another dispatcher uses the folder, the content of the folder cannot be used, or other users may
+        enter the folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -97,10 +102,10 @@ class Journal:
             raise
 
     def renew(self) -> None:
-        """In a forked child, leaves the file to the parent process that uses it.
+        """Prevents a forked child process from closing the connection, because the parent process uses the file.
 
-        SQLite in the child believes that it holds the lock, and would remove the log if the connection were closed, at
-        the latest when the child ends. So the connection is never closed there.
+        SQLite in the child assumes that it holds the lock, and would remove the log when the connection is closed. The
+        additional reference keeps the connection open until the child process ends.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._tables))
 
@@ -111,14 +116,14 @@ class Journal:
 
     def _open(self) -> None:
         tables = self._tables
-        # The lock is held until the process ends, in whatever way.
+        # The lock is held until the connection is closed or the process ends, even if it crashes.
         tables.execute("PRAGMA locking_mode = EXCLUSIVE")
         (application,) = tables.execute("PRAGMA application_id").fetchone()
         (is_new,) = tables.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()
         if not is_new and application != _APPLICATION:
             raise JournalError(
-                f"Expected the journal of a dispatcher, found a database of another program: {self.file}; give another "
-                "work_dir"
+                f"Expected the journal of a dispatcher, found a database of another program: {self.file}; choose "
+                "another work_dir"
             )
         if is_new:
             tables.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -140,33 +145,36 @@ class Journal:
             raise self._lacks(noted)
 
     def _check(self) -> None:
-        """Verifies the whole journal.
+        """Verifies the version, the tables and all rows of the journal.
 
         Raises:
-          JournalError: If it differs from what was written.
+          JournalError: If the journal has another version, or has been damaged or modified since it was written.
         """
         (version,) = self._tables.execute("PRAGMA user_version").fetchone()
         if version != _VERSION:
             raise JournalError(
-                f"Expected a journal of version {_VERSION}, found one of version {version}: {self.file}; use the "
-                "release of fedstack that wrote it, or give another work_dir"
+                f"Expected a journal of version {_VERSION}, found a journal of version {version}: {self.file}; use the "
+                "release of fedstack that wrote the journal, or choose another work_dir"
             )
         found = [text for (text,) in self._tables.execute("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
             raise self._damaged(found[0])
         statements = self._tables.execute("SELECT sql FROM sqlite_master WHERE sql != '' ORDER BY rowid")
         if tuple(text for (text,) in statements) != _SCHEMA:
-            raise self._damaged("it has other tables")
+            raise self._damaged("its tables differ from the expected tables")
         if not self._ledger.read():
-            raise self._damaged("its rows are not those that were written")
+            raise self._damaged("its rows differ from the rows that were written")
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Tables, None, None]:
-        """Yields the tables for changes that are made atomically, and are on disk when the block has ended.
+        """Runs the block as an atomic transaction, whose changes are on disk when the block has ended.
+
+        Yields:
+          The tables.
 
         Raises:
           ResourceLimitError: If the disk is full.
-          JournalError: If the file is damaged, or cannot be written.
+          JournalError: If the file is damaged or cannot be written.
         """
         with self._errors():
             before = self._ledger.commits
@@ -177,39 +185,43 @@ class Journal:
 
     @property
     def commit(self) -> Commit:
-        """The latest commit, which answers carry. Any thread may read it."""
+        """The latest commit, which is added to responses. Any thread may read this property."""
         return self._ledger.commits.latest
 
     def standing(self, commit: Commit) -> Standing:
-        """Returns the standing of a commit that a peer has heard of. Any thread may call it."""
+        """Returns whether the journal contains, has lost or never had a commit. Any thread may call this method."""
         return self._ledger.commits.standing(commit)
 
     def refusal(self, heard: Commit) -> str | None:
-        """Returns why peers that have heard of a commit are refused; `None` if they are not. Any thread may call it."""
+        """Returns the reason to refuse a peer that knows a commit, or `None` to accept the peer.
+
+        Any thread may call this method.
+        """
         standing = self.standing(heard) if heard.number else Standing.KNOWN
         if standing is Standing.KNOWN:
             return None
         if standing is Standing.LOST or self._ledger.has_lost:
             return (
-                "The dispatcher's journal has lost commits: a consumer or worker has heard of commit "
-                f"{heard.number}, which is not in it; its log was cut or damaged, or an older copy was put in its "
-                "place. Earlier passes end here, since elements might come twice: begin a new one, without resume; "
-                "or stop the dispatcher, and put back the latest copy of its work_dir"
+                "The dispatcher's journal has lost commits: it does not contain commit "
+                f"{heard.number}, which a consumer or worker has received; the journal's log was truncated or damaged, "
+                "or the journal was replaced by an older copy. All earlier passes have ended, because elements might "
+                "be read twice: start a new pass without resume, or stop the dispatcher and restore the latest copy of "
+                "its work_dir"
             )
         return (
-            "The dispatcher was restarted without a journal, or with another one, so that it does not know this pass; "
-            "begin a new one, and give the dispatcher work_dir and fault_tolerant_mode=True"
+            "The dispatcher does not know this pass, because it was restarted without a journal or with another "
+            "journal; start a new pass, and configure the dispatcher with work_dir and fault_tolerant_mode=True"
         )
 
     def begin_anew(self, forget: Callable[[Tables], None]) -> None:
-        """Discards all earlier commits, since some have been lost.
+        """Discards all earlier commits, because some commits have been lost.
 
         Args:
-          forget: Deletes the rows that depend on them, as part of a transaction.
+          forget: Deletes the rows that depend on the earlier commits, as part of a transaction.
 
         Raises:
           ResourceLimitError: If the disk is full.
-          JournalError: If the file is damaged, or cannot be written.
+          JournalError: If the file is damaged or cannot be written.
         """
         with self._errors(), self._ledger.beginning_anew():
             if self._last is not None:
@@ -219,7 +231,7 @@ class Journal:
                 self._ledger.forget()
 
     def keep_definition(self, digest: bytes, definition: memoryview) -> None:
-        """Keeps the definition of a dataset; when this returns, it is on disk."""
+        """Stores the definition of a dataset, which is on disk when this method returns."""
         with self._errors():
             self._definitions.keep(digest, definition)
 
@@ -227,36 +239,36 @@ class Journal:
         """Returns the definition of a dataset.
 
         Raises:
-          JournalError: If its file is missing or damaged.
+          JournalError: If the file of the definition is missing or damaged.
         """
         with self._errors():
             return self._definitions.read(digest)
 
     def is_definition_sound(self, digest: bytes) -> bool:
-        """Returns whether a definition exists and was right when it was last checked. Reads no file."""
+        """Returns whether a definition exists and matched its digest when it was last checked. Does not read files."""
         return self._definitions.is_sound(digest)
 
     def has_definition(self, digest: bytes) -> bool:
-        """Returns whether a definition exists and has its digest."""
+        """Returns whether a definition exists and matches its digest."""
         with self._errors():
             return self._definitions.has(digest)
 
     def compact(self) -> None:
         """Frees the disk space of deleted rows."""
         with self._errors():
-            # As a script, since a single statement ends after one page.
+            # Run as a script, because a single statement frees only one page.
             self._tables.executescript("PRAGMA incremental_vacuum")
             self._tables.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Closes the file, which another dispatcher may use from then on. Idempotent."""
+        """Closes the file, so that another dispatcher can use it. Idempotent."""
         if os.getpid() == self._owner:
             with contextlib.suppress(sqlite3.Error):
                 self._tables.close()
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
-        """Translates errors of SQLite and the operating system into our own."""
+        """Converts errors of SQLite and the operating system into `FedstackError`s."""
         try:
             yield
         except FedstackError:
@@ -268,12 +280,13 @@ class Journal:
         text = str(error)
         if "is full" in text or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
             return ResourceLimitError(
-                f"The disk of the dispatcher's journal is full: {self.file}; nothing of this request was kept: make "
-                "room there, and try again"
+                f"The disk of the dispatcher's journal is full: {self.file}; the request has had no effect: free disk "
+                "space and try again"
             )
         if "is locked" in text:
             return JournalError(
-                f"Another dispatcher uses this journal: {self.file}; stop that one, or give another work_dir"
+                f"Another dispatcher uses this journal: {self.file}; stop the other dispatcher, or choose another "
+                "work_dir"
             )
         if any(what in text for what in ("not a database", "malformed", "not decode", "can't decode")):
             return self._damaged(text)
@@ -283,24 +296,25 @@ class Journal:
         if isinstance(error, OSError):
             place, text = error.filename or place, error.strerror or text
         return JournalError(
-            f"The dispatcher's journal cannot be used: {place}: {text}; check that this user may write there, and that "
-            "the disk is sound"
+            f"The dispatcher's journal cannot be used: {place}: {text}; check that this user has permission to write "
+            "to the folder, and that the disk has no errors"
         )
 
     def _damaged(self, what: str) -> JournalError:
         return JournalError(
-            f"The dispatcher's journal is damaged: {self.file}: {what}; put back the latest copy of its folder, or "
-            f"move {FILE}* away to begin anew, with datasets registered again"
+            f"The dispatcher's journal is damaged: {self.file}: {what}; restore the latest copy of its folder, or move "
+            f"{FILE}* to another folder to start with an empty journal, and register the datasets again"
         )
 
     def _lacks(self, noted: Commit) -> JournalError:
         commits = self._ledger.commits
-        assert self._last is not None, "there is where that was noted"
+        assert self._last is not None, "the last commit was read from this file"
         return JournalError(
-            f"The dispatcher's journal has lost commits: {self.file} ends with commit {commits.number}, and its commit "
-            f"{noted.number} was answered, as {self._last.path} says; its log was cut or damaged, or an older or "
-            f"another journal was put in its place. Put back the latest copy of its folder, or move {FILE}* away to "
-            f"begin anew; or delete {LAST} to go on with what is left, and have passes with later commits refused"
+            f"The dispatcher's journal has lost commits: {self.file} ends with commit {commits.number}, but "
+            f"{self._last.path} records commit {noted.number}; the journal's log was truncated or damaged, or the "
+            f"journal was replaced by an older or a different journal. Restore the latest copy of its folder, or move "
+            f"{FILE}* to another folder to start with an empty journal, or delete {LAST} to continue with the "
+            "remaining commits, in which case passes with later commits are refused"
         )
 
     def __repr__(self) -> str:

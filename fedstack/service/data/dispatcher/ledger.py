@@ -1,4 +1,4 @@
-"""Numbers the commits of a journal, hashes its rows with each, and keeps track of which commits it has."""
+"""Numbers the commits of a journal, computes a digest of all rows for each commit, and detects lost commits."""
 
 import contextlib
 import enum
@@ -17,7 +17,7 @@ _SEAL_BYTES = 16
 
 
 class Standing(enum.Enum):
-    """The relation of a commit that a peer has heard of to a journal."""
+    """The relation of a peer's commit to a journal: the journal contains the commit, has lost it or never had it."""
 
     KNOWN = "known"
     LOST = "lost"
@@ -28,14 +28,15 @@ class Standing(enum.Enum):
 class Commits:
     """The commits of a journal, numbered consecutively.
 
-    Each process that writes to the journal begins a branch, with a random id. Two journals that have a commit of the
-    same number and branch therefore share all earlier commits too. A journal that has lost its end lacks a commit that
-    a peer has heard of: its numbers end before that commit, or reach it in another branch. A digest of all earlier
-    commits would show the same, but needs a row for each commit instead of a row for each start.
+    Each process that writes to the journal starts a branch with a random id. If two journals contain a commit with the
+    same number and branch, they therefore share all earlier commits. A journal that has lost its last commits does not
+    contain a commit that a peer knows: either the journal ends before that commit, or its commit of that number belongs
+    to another branch. A digest of all earlier commits would detect this too, but would need a row for each commit
+    instead of a row for each branch.
 
     Attributes:
-      secret: The key of the seals, which only this journal has.
-      branches: The numbers of the first and the last commit of each branch that has ended, by the id of the branch.
+      secret: The key of the seals, which is unique to this journal.
+      branches: The numbers of the first and the last commit of each completed branch, by the id of the branch.
       branch: The id of the current branch.
       first: The number of the first commit of the current branch.
       number: The number of the latest commit.
@@ -50,19 +51,19 @@ class Commits:
     latest: Commit = attrs.field(init=False, default=attrs.Factory(lambda self: _sealed(self), takes_self=True))
 
     def next(self) -> "Commits":
-        """Returns these commits and one more."""
+        """Returns these commits with another commit added."""
         return attrs.evolve(self, number=self.number + 1)
 
     def branched(self) -> "Commits":
-        """Returns these commits and one more, the first of a new branch."""
+        """Returns these commits with another commit added, which is the first of a new branch."""
         number, ended = self.number + 1, {self.branch: (self.first, self.number)} if self.branch else {}
         return attrs.evolve(self, branches={**self.branches, **ended}, branch=draw_id(), first=number, number=number)
 
     def standing(self, commit: Commit) -> Standing:
-        """Returns the standing of a commit in this journal.
+        """Returns whether this journal contains a commit, has lost it or never had it.
 
-        A commit with a valid seal that is missing here has been lost, along with all later ones. If its branch is too
-        old to be kept, this cannot be determined, and the commit is strange.
+        If a commit with a valid seal is missing, the journal has lost the commit and all later commits. If the branch
+        of the commit is too old and is no longer recorded, the result is `STRANGE`.
         """
         if not hmac.compare_digest(commit.seal, _seal(self.secret, commit.number, commit.branch)):
             return Standing.STRANGE
@@ -89,14 +90,16 @@ _EVENTS = {"INSERT": ((1, "NEW"),), "DELETE": ((-1, "OLD"),), "UPDATE": ((-1, "O
 
 
 class RowSum:
-    """The sum of the hashes of all rows, independent of their order, kept current as this connection changes rows.
+    """The sum of the hashes of all rows, which is updated when the connection changes rows.
+
+    The sum does not depend on the order of the rows.
 
     Args:
       tables: The connection.
-      names: The tables.
+      names: The names of the tables.
 
     Attributes:
-      total: The sum. A caller that rolls back a transaction restores the previous value.
+      total: The sum. A caller that rolls back a transaction must restore the previous value.
     """
 
     def __init__(self, tables: sqlite3.Connection, names: Sequence[str]) -> None:
@@ -106,8 +109,8 @@ class RowSum:
         tables.create_function("note_row", -1, self._note)
 
     def follow(self) -> None:
-        """Starts to follow changes."""
-        self._tables.execute("PRAGMA recursive_triggers = ON")  # for rows that INSERT OR REPLACE deletes
+        """Starts to update the sum when rows change."""
+        self._tables.execute("PRAGMA recursive_triggers = ON")  # also notes the rows that INSERT OR REPLACE deletes
         for name in self._names:
             columns = [column for _, column, *_ in self._tables.execute(f"PRAGMA table_info({name})")]
             for event, rows in _EVENTS.items():
@@ -115,7 +118,8 @@ class RowSum:
                     f"SELECT note_row({sign}, '{name}', {', '.join(f'{row}.{column}' for column in columns)});"
                     for sign, row in rows
                 )
-                # Temporary: other programs may open the file, and triggers in it could be damaged as well.
+                # The triggers are temporary, because other programs may open the file, and stored triggers could be
+                # damaged too.
                 self._tables.execute(
                     f"CREATE TEMP TRIGGER sum_{name}_{event} AFTER {event} ON main.{name} BEGIN {notes} END"
                 )
@@ -137,7 +141,7 @@ def _hash(row: tuple[object, ...]) -> int:
 
 
 SCHEMA = (
-    # The latest commit, and a digest of its number and all rows except this one, which changes with each commit.
+    # The latest commit, and a digest of its number and all rows except this row, which changes with each commit.
     "CREATE TABLE head (number INTEGER NOT NULL, digest BLOB NOT NULL)",
     # The first commit of each process that has written to this journal.
     "CREATE TABLE branches (first INTEGER PRIMARY KEY, id BLOB NOT NULL)",
@@ -149,15 +153,17 @@ _MOST_BRANCHES = 10_000
 
 
 class Ledger:
-    """The ledger of a journal's commits. Only the thread of the tables may use it; any thread may read its attributes.
+    """The ledger of a journal's commits.
+
+    Only the thread of the tables may call the methods. Any thread may read the attributes.
 
     Args:
       tables: The connection.
-      summed: The tables whose rows are hashed; none for a journal in memory, which cannot be damaged.
+      summed: The tables whose rows are hashed; empty for a journal in memory, which cannot be damaged.
 
     Attributes:
       commits: The commits of the journal.
-      has_lost: Whether the journal has lost commits and begun anew.
+      has_lost: Whether the journal has lost commits and discarded all earlier commits.
     """
 
     def __init__(self, tables: sqlite3.Connection, summed: tuple[str, ...]) -> None:
@@ -169,14 +175,14 @@ class Ledger:
         self.has_lost = False
 
     def begin(self) -> None:
-        """Begins with no commit. Call it within a transaction."""
+        """Initializes the tables of an empty ledger. Must be called within a transaction."""
         self._sum.follow()
         self.commits = Commits(draw_id())
         self._tables.execute("INSERT INTO facts VALUES ('secret', ?)", (self.commits.secret,))
         self._tables.execute("INSERT INTO head VALUES (0, x'')")
 
     def read(self) -> bool:
-        """Continues from the last commit; returns whether all rows are as they were then."""
+        """Reads the commits from the tables, and returns whether all rows match the digest of the last commit."""
         tables = self._tables
         self._sum.follow()
         self._sum.total = self._sum.count()
@@ -193,9 +199,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None, None, None]:
-        """Runs a transaction on the tables; it is a commit if it changes rows."""
+        """Runs the block as a transaction on the tables. The transaction is a commit if it changes rows."""
         tables = self._tables
-        if tables.in_transaction:  # an earlier transaction that could not be ended
+        if tables.in_transaction:  # an earlier transaction could not be rolled back
             tables.execute("ROLLBACK")
         tables.execute("BEGIN IMMEDIATE")
         changes, total, commits = tables.total_changes, self._sum.total, None
@@ -206,7 +212,7 @@ class Ledger:
             tables.execute("COMMIT")
         except BaseException:
             self._sum.total = total
-            if tables.in_transaction:  # SQLite itself ends it after some errors
+            if tables.in_transaction:  # after some errors, SQLite has already rolled back the transaction
                 tables.execute("ROLLBACK")
             raise
         if commits is not None:
@@ -228,7 +234,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def beginning_anew(self) -> Generator[None, None, None]:
-        """Encloses a transaction that discards all earlier commits; their numbers continue."""
+        """Returns a context manager for a transaction that discards all earlier commits but continues their numbers."""
         self._anew, self._has_branch = Commits(draw_id(), number=self.commits.number), False
         try:
             yield
@@ -237,8 +243,8 @@ class Ledger:
             self._anew = None
 
     def forget(self) -> None:
-        """Forgets the earlier commits. Call it in the transaction within `beginning_anew`."""
-        assert self._anew is not None, "it begins anew"
+        """Deletes the records of earlier commits. Must be called in the transaction within `beginning_anew`."""
+        assert self._anew is not None, "called within beginning_anew"
         self._tables.execute("DELETE FROM branches")
         self._tables.execute("UPDATE facts SET value = ? WHERE name = 'secret'", (self._anew.secret,))
         self._tables.execute("INSERT OR IGNORE INTO facts VALUES ('lost', x'01')")

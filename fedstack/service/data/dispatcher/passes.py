@@ -1,6 +1,7 @@
 """Keeps track of the passes over datasets and of their consumers, and answers the consumers' requests.
 
-Nothing here waits, and callers pass in the time. Each function is (part of) a transaction over a journal's tables.
+The functions do not wait, and callers pass the current time. Each function is a transaction on a journal's tables, or
+part of a transaction.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +37,8 @@ from fedstack.service.data.dispatcher.ranges import (
 )
 from fedstack.service.host.limits import DispatcherLimits, exceeded
 
-# A consumer that resumes skips this many numbers, so that late requests of its former self are always older.
+# A consumer that resumes skips this many request numbers, so that late requests from before it resumed have smaller
+# numbers.
 _NUMBERS_SKIPPED = 1 << 32
 _MAX_ID_BYTES = 64
 _OF_PASSES = ("ranges", "consumers", "lists", "waiting", "passes")
@@ -47,9 +49,9 @@ class Taken:
     """The answer to a consumer's request.
 
     Attributes:
-      answer: The serialized message, without news of workers.
-      is_empty: Whether there was no range for the consumer, but there may be later.
-      wakes: Whether there may now be ranges for other consumers that wait.
+      answer: The serialized response, without the list of workers.
+      is_empty: Whether there was no range for the consumer, but a range may become available later.
+      wakes: Whether there may now be ranges for other waiting consumers.
     """
 
     answer: bytes
@@ -58,13 +60,13 @@ class Taken:
 
 
 def check_request(request: OpenPassRequest) -> None:
-    """Checks a request by itself, without the tables.
+    """Checks the fields of a request, independently of the tables.
 
     Raises:
-      InvalidValueError: If it is invalid.
+      InvalidValueError: If a field is invalid.
     """
     for what, size, most in (
-        ("an id of the consumer", len(request.consumer), _MAX_ID_BYTES),
+        ("a consumer id", len(request.consumer), _MAX_ID_BYTES),
         ("opening", len(request.opening), _MAX_ID_BYTES),
         ("job_name", len(request.job_name.encode()), MAX_NAME_BYTES),
         ("target_workers", len(request.target_workers.encode()), MAX_NAME_BYTES),
@@ -73,7 +75,7 @@ def check_request(request: OpenPassRequest) -> None:
             raise InvalidValueError(f"Expected {what} of at most {most} bytes, found {size}")
     if not request.consumer or request.repetition > MOST_NUMBER:
         raise InvalidValueError(
-            f"Expected a consumer with an id, and a repetition of at most {MOST_NUMBER}, found {request.consumer!r} "
+            f"Expected a non-empty consumer id and a repetition of at most {MOST_NUMBER}, found {request.consumer!r} "
             f"and {request.repetition}"
         )
     if request.policy not in Policy.values() or not request.policy or request.guarantee not in Guarantee.values():
@@ -86,25 +88,25 @@ def check_request(request: OpenPassRequest) -> None:
 def open_pass(
     tables: Tables, request: OpenPassRequest, dataset: DatasetDescription, limits: DispatcherLimits, places: int
 ) -> OpenPassResponse:
-    """Adds a consumer to a pass, which begins if it does not exist yet.
+    """Adds a consumer to a pass, and starts the pass if it does not exist yet.
 
     Args:
       tables: The tables of the journal.
       request: The consumer's request.
       dataset: The dataset with the digest in the request.
-      limits: The limits on the number of passes and consumers.
+      limits: The limits of the dispatcher, which include the maximum numbers of passes and consumers.
       places: The number of configured worker addresses.
 
     Raises:
-      InvalidValueError: If the job is over another dataset or has other options; or the consumer asks to resume a pass
-        that does not exist or cannot be resumed.
+      InvalidValueError: If the job reads a different dataset or has different options, or if the consumer requests to
+        resume a pass that does not exist or cannot be resumed.
       ResourceLimitError: If there are too many passes or consumers.
     """
     wanted = _wanted(request)
     _check_job(tables, wanted)
     found = _find(tables, "job = ? AND owner = ? AND repetition = ?", wanted.job, wanted.owner, wanted.repetition)
     if found is not None and found.digest != wanted.digest:
-        raise InvalidValueError("Expected a consumer with an id of its own, found one in use for another dataset")
+        raise InvalidValueError("Expected a unique consumer id, found an id that is in use for another dataset")
     if request.resumes:
         _check_resumes(tables, found, request.consumer)
     one = found or _begin(tables, wanted, dataset, limits, places)
@@ -127,24 +129,25 @@ def open_pass(
 def take(
     tables: Tables, request: TakeRequest, workers: Collection[bytes], may_wait: bool, assigned: Sequence[bytes] = ()
 ) -> Taken:
-    """Hands out ranges, and records what became of ranges handed out earlier.
+    """Assigns ranges to a consumer, and records which of its earlier ranges have been finished or given back.
 
     Args:
       tables: The tables of the journal.
       request: The consumer's request.
-      workers: The ids of the workers that attend.
-      may_wait: Whether the caller asks again, rather than answers, if there is no range.
-      assigned: The ids of the workers at the configured addresses; empty where none attends.
+      workers: The ids of the registered workers.
+      may_wait: Whether the caller repeats the call later, instead of answering the consumer, if there is no range.
+      assigned: The ids of the workers at the configured addresses; an empty id if no worker is registered at an
+        address.
 
     Raises:
-      InvalidValueError: If another consumer with the same id has resumed since.
+      InvalidValueError: If another consumer with the same id has resumed in the meantime.
       StaleSessionError: If the pass or the consumer no longer exists.
     """
     one, is_here, number, answer, _ = _consumer(tables, request.pass_id, request.consumer)
     if request.number < number or request.number > MOST_NUMBER:
         raise InvalidValueError(
-            f"Expected request {number + 1} of a consumer, found {request.number}; another process has resumed with "
-            "its cursor since: resume with a cursor in one process at a time"
+            f"Expected request {number + 1} of a consumer, found request {request.number}; another process has resumed "
+            "with the consumer's cursor: use a cursor in one process at a time"
         )
     if request.number == number and answer is not None:
         return Taken(answer, is_empty=False, wakes=False)
@@ -153,7 +156,7 @@ def take(
     wakes = settle(tables, one, request.consumer, request.finished, request.given_back)
     ranges = list(hand_out(tables, one, request.consumer, request.want, workers, assigned))
     if request.waits and begin_wait(tables, one, request.consumer):
-        wakes = wakes or not request.want  # a consumer that wants nothing here waits in another request
+        wakes = wakes or not request.want  # a consumer that wants no ranges in this request waits in another request
     is_over = is_exhausted(tables, one, request.consumer, may_end_first=request.want > 0)
     if request.want and (ranges or is_over):
         end_wait(tables, one, request.consumer)
@@ -161,7 +164,8 @@ def take(
         tables.execute("UPDATE passes SET is_sealed = 1 WHERE pass = ?", (one.id,))
     answer = TakeResponse(range=ranges, is_exhausted=is_over).SerializeToString()
     is_empty = not (ranges or is_over)
-    # An answer without a range may safely differ on a retry; while a request waits there is no answer yet.
+    # An answer without a range need not be stored, because it may differ when the request is retried. A request that
+    # waits has no answer yet.
     if request.want and not (is_empty and may_wait):
         tables.execute(
             "UPDATE consumers SET number = ?, answer = ? WHERE pass = ? AND consumer = ?",
@@ -171,7 +175,7 @@ def take(
 
 
 def release(tables: Tables, request: ReleasePassRequest, now: float) -> bool:
-    """Removes a consumer from a pass; returns whether there may now be ranges for other consumers that wait."""
+    """Removes a consumer from a pass, and returns whether there may now be ranges for other waiting consumers."""
     found = _find(tables, "pass = ?", request.pass_id)
     if found is None:
         return False
@@ -180,24 +184,24 @@ def release(tables: Tables, request: ReleasePassRequest, now: float) -> bool:
 
 
 def lose_consumer(tables: Tables, pass_id: bytes, consumer: bytes, now: float) -> bool:
-    """Gives up a silent consumer; returns whether there may now be ranges for other consumers that wait."""
+    """Removes a lost consumer from a pass, and returns whether there may now be ranges for other waiting consumers."""
     found = _find(tables, "pass = ?", pass_id)
     return found is not None and _part(tables, found, consumer, now, may_resume=True)
 
 
 def live_consumers(tables: Tables) -> Sequence[tuple[bytes, bytes]]:
-    """Lists the consumers that take part, each as the ids of its pass and of itself."""
+    """Returns the ids of the pass and the consumer, for each consumer that participates in a pass."""
     return tables.execute("SELECT pass, consumer FROM consumers WHERE is_here = 1").fetchall()
 
 
 def collect(tables: Tables, now: float, idle_seconds: float, resume_seconds: float) -> int:
-    """Deletes passes that have been without consumers for too long; returns how many.
+    """Deletes passes that have been without consumers for too long, and returns the number of deleted passes.
 
     Args:
       tables: The tables of the journal.
       now: The time in seconds since the epoch.
-      idle_seconds: How long a pass without consumers is kept.
-      resume_seconds: How long it is kept if consumers may resume it.
+      idle_seconds: The time for which a pass without consumers is kept, in seconds.
+      resume_seconds: The time for which such a pass is kept if its consumers may resume it, in seconds.
     """
     old = tables.execute(
         "SELECT pass FROM passes WHERE idle_since < ? OR (idle_since < ? AND guarantee != ?)",
@@ -234,7 +238,7 @@ def _wanted(request: OpenPassRequest) -> Pass:
 
 
 def _check_job(tables: Tables, wanted: Pass) -> None:
-    """Checks that all passes of a job have the same dataset and options."""
+    """Checks that a requested pass has the same dataset and options as the other passes of its job."""
     found = _find(tables, "job = ? AND job != ''", wanted.job)
     if found is None:
         return
@@ -246,8 +250,8 @@ def _check_job(tables: Tables, wanted: Pass) -> None:
     ):
         if has != asked:
             raise InvalidValueError(
-                f"Expected the {what} of job {wanted.job!r}, which is {has}, found {asked}; consumers that share a job "
-                "must agree on it: choose another job_name"
+                f"Expected the {what} of job {wanted.job!r}, which is {has}, found {asked}; use the same options in "
+                "all consumers of the job, or choose another job_name"
             )
 
 
@@ -259,21 +263,21 @@ def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
     known = found is not None and _row(tables, found.id, consumer) is not None
     if not known:
         raise InvalidValueError(
-            "Expected a cursor of a pass that the dispatcher knows, found another; passes without consumers are "
-            "collected after a while: begin a new one, without resume"
+            "Expected a cursor of a pass that the dispatcher knows, found a cursor of an unknown pass; passes without "
+            "consumers are deleted after a timeout: start a new pass without resume"
         )
 
 
 def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits, places: int) -> Pass:
     if wanted.policy in (Policy.FILE, Policy.DATA) and not places:
         raise InvalidValueError(
-            "Expected worker_addresses of the dispatcher, which decide what each worker reads under FILE and DATA, "
-            "found none; give them to its DispatcherConfig, or use DYNAMIC"
+            "Expected a dispatcher with worker_addresses, which determine the part that each worker reads under FILE "
+            "and DATA, found a dispatcher without worker_addresses; set them in its DispatcherConfig, or use DYNAMIC"
         )
     if wanted.policy == Policy.FILE and len(dataset.file_splits) < places:
         raise InvalidValueError(
-            f"Expected at least one file for each of {places} workers under FILE, found {len(dataset.file_splits)}; "
-            "use DATA or DYNAMIC"
+            f"Expected at least one file for each of {places} workers under FILE, found {len(dataset.file_splits)} "
+            "files; use DATA or DYNAMIC"
         )
     _make_room(tables, "passes", limits, "max_passes")
     is_shard = wanted.policy == Policy.DATA
@@ -286,12 +290,12 @@ def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: Di
 
 
 def _make_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str) -> None:
-    """Deletes unshared passes, those that have been without their consumer for longest first, until there is room.
+    """Deletes idle unshared passes until a table has room for another row, starting with the longest-idle pass.
 
-    A program that takes a cursor in each of its passes leaves all of them behind.
+    Idle passes accumulate if a program creates a cursor in each of its passes.
 
     Raises:
-      ResourceLimitError: If there are too few such passes.
+      ResourceLimitError: If deleting all idle unshared passes would not free enough rows.
     """
     most = getattr(limits, limit)
     (count,) = tables.execute(f"SELECT count(*) FROM {table}").fetchone()
@@ -299,13 +303,13 @@ def _make_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str)
         idle = "SELECT pass FROM passes WHERE idle_since IS NOT NULL AND job = '' ORDER BY idle_since LIMIT ?"
         old = tables.execute(idle, (count - most + 1,)).fetchall()
         if len(old) <= count - most:
-            raise exceeded(limits, limit, advice="let others end")
+            raise exceeded(limits, limit, advice="wait until others have ended")
         for (pass_id,) in old:
             _delete(tables, pass_id)
 
 
 def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bool) -> bool:
-    """Ends a consumer's part in a pass; returns whether that concerns other consumers."""
+    """Ends the participation of a consumer in a pass, and returns whether other consumers should be woken."""
     tables.execute("UPDATE consumers SET is_here = 0 WHERE pass = ? AND consumer = ?", (one.id, consumer))
     end_wait(tables, one, consumer)
     wakes = free(tables, one, consumer)
@@ -318,11 +322,11 @@ def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bo
 
 
 def _revive(tables: Tables, one: Pass, consumer: bytes) -> None:
-    """Lets a consumer that was given up take part again, provided that it has lost nothing."""
+    """Readmits a consumer that was considered lost, provided that it has kept its ranges."""
     if not one.can_resume:
         raise StaleSessionError(
-            "The dispatcher has given up this consumer, which was silent for too long, and the ranges it had taken; "
-            "begin a new pass"
+            "The dispatcher has removed this consumer and its ranges from the pass, because it received no message "
+            "from the consumer for too long; start a new pass"
         )
     tables.execute("UPDATE consumers SET is_here = 1 WHERE pass = ? AND consumer = ?", (one.id, consumer))
     tables.execute("UPDATE passes SET idle_since = NULL WHERE pass = ?", (one.id,))
@@ -338,7 +342,8 @@ def _consumer(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[Pass, bo
     row = None if found is None else _row(tables, found.id, consumer)
     if found is None or row is None:
         raise StaleSessionError(
-            "Expected a consumer of a pass, found one that the dispatcher does not know, or no longer; begin a new pass"
+            "Expected a consumer of a pass, found a consumer that the dispatcher does not know or has removed; start a "
+            "new pass"
         )
     return found, *row
 

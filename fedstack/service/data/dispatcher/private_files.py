@@ -1,4 +1,4 @@
-"""Protects a dispatcher's files from other users, and records its last commit in a file beside the journal."""
+"""Protects a dispatcher's files from other users, and records its last commit in a file next to the journal."""
 
 import contextlib
 import logging
@@ -17,17 +17,17 @@ _FOLDER, _FILE, _OTHERS = 0o700, 0o600, 0o077
 
 
 def make_private_folder(folder: Path, is_ours: Callable[[str], bool]) -> None:
-    """Makes a folder and its parents; only its owner may enter it, whatever the umask.
+    """Creates a folder and its parents. Only the owner may enter the folder, regardless of the umask.
 
-    A folder that exists and is open to other users is closed to them if it belongs to this user and contains only our
-    files.
+    If the folder exists and other users may enter it, their permissions are removed, provided that the folder belongs
+    to this user and contains only files of the dispatcher.
 
     Args:
       folder: The folder.
-      is_ours: Returns whether a name in it is one of ours.
+      is_ours: Returns whether a file name in the folder is a name of the dispatcher's files.
 
     Raises:
-      JournalError: If other users may enter it, and closing it is not up to us.
+      JournalError: If other users may enter the folder, and the folder belongs to another user or contains other files.
     """
     folder.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
     found = folder.stat()
@@ -35,27 +35,27 @@ def make_private_folder(folder: Path, is_ours: Callable[[str], bool]) -> None:
         return
     others = [name for name in os.listdir(folder) if not is_ours(name)]
     if found.st_uid != os.geteuid() or others:
-        has = f"and {others[0]!r} in it" if others else "of another user"
+        has = f"and the other file {others[0]!r}" if others else "and another owner"
         raise JournalError(
-            f"Expected a work_dir that only its owner may enter, found {folder} with mode {found.st_mode & 0o7777:04o} "
-            f"{has}: datasets contain clients' data; give a folder of its own, such as {folder / 'dispatcher'}, or "
-            f"run `chmod 700 {folder}`"
+            f"Expected a work_dir that only its owner may enter, because datasets contain clients' data, found "
+            f"{folder} with mode {found.st_mode & 0o7777:04o} {has}; choose a separate folder, such as "
+            f"{folder / 'dispatcher'}, or run `chmod 700 {folder}`"
         )
     folder.chmod(_FOLDER)
-    _logger.info("Closed %s, which contains clients' data, to other users", folder)
+    _logger.info("Removed the permissions of other users from %s, because it contains clients' data", folder)
 
 
 def make_private_file(path: Path) -> None:
-    """Makes an empty file that only its owner may open, unless it exists.
+    """Creates an empty file that only its owner may open, unless the file exists.
 
-    An existing file is not opened: closing it again would release the locks that this process holds on it.
+    An existing file is not opened, because closing it would release the locks that this process holds on the file.
     """
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _FILE))
 
 
 def make_files_private(folder: Path) -> None:
-    """Closes all files in a folder to other users."""
+    """Removes the permissions of other users from all files in a folder."""
     if os.name != "posix":
         return
     with os.scandir(folder) as entries:
@@ -65,7 +65,7 @@ def make_files_private(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opens a file for `open(…, opener=open_private)`; only its owner may open a new file."""
+    """Opens a file, as the `opener` of `open`. A newly created file may be opened only by its owner."""
     return os.open(path, flags, _FILE)
 
 
@@ -73,19 +73,20 @@ _CHECK_BYTES = 4
 
 
 class LastCommit:
-    """The file with the last commit.
+    """The file that records the last commit.
 
-    It is written after each commit, but not synced: after a power failure it may lag behind, but is never ahead.
+    The file is written after each commit, but is not synced to the disk. After a power failure it may therefore record
+    an earlier commit than the journal, but never a later commit.
 
     Args:
-      path: The path of the file; the first commit creates it.
+      path: The path of the file, which is created by the first commit.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Commit | None:
-        """Returns the recorded commit; `None` if there is none that can be read.
+        """Returns the recorded commit, or `None` if the file does not exist or does not contain a valid commit.
 
         Raises:
           OSError: If the file cannot be opened.
@@ -103,7 +104,7 @@ class LastCommit:
             return None
 
     def write(self, commit: Commit) -> None:
-        """Records a commit. Failed writes are ignored: the journal has the commit, and this file only confirms it."""
+        """Records a commit. Errors are ignored, because the file only confirms the commit in the journal."""
         content = commit.SerializeToString()
         with contextlib.suppress(OSError):
             # Overwrites the previous commit, which has the same length.

@@ -1,6 +1,6 @@
-"""Cuts the splits of a pass into ranges, hands them out, and records what becomes of them.
+"""Cuts the splits of a pass into ranges, assigns the ranges to consumers, and records which ranges are finished.
 
-Nothing here waits. Each function is part of a transaction over the tables of a journal.
+The functions do not wait. Each function is part of a transaction on the tables of a journal.
 """
 
 import itertools
@@ -17,8 +17,8 @@ Guarantee, Policy = OpenPassRequest.Guarantee, OpenPassRequest.Policy
 MOST_NUMBER = 1 << 62
 _MOST_SPLITS_AT_ONCE = 16_384
 _MOST_RANGES_AT_ONCE = 64
-# The next range gets 1 / (_SHARES * readers * consumers) of the remaining splits: the last ranges are small, so that
-# all readers end at about the same time.
+# The next range contains 1 / (_SHARES * readers * consumers) of the remaining splits. The last ranges are therefore
+# small, so that all readers finish at about the same time.
 _SHARES = 4
 _ANY_WORKER = b""
 _PLACE_BYTES = 4
@@ -52,7 +52,7 @@ class Pass:
 
 
 def begin_lists(tables: Tables, one: Pass, places: int, file_splits: Sequence[int]) -> None:
-    """Creates the lists from which the ranges of a new pass are cut. Under OFF each worker gets its list later.
+    """Creates the lists from which the ranges of a new pass are cut. Under OFF, the list of a worker is created later.
 
     Args:
       tables: The tables of the journal.
@@ -76,7 +76,7 @@ def begin_lists(tables: Tables, one: Pass, places: int, file_splits: Sequence[in
 
 
 def _bound(one: Pass, key: bytes, workers: Collection[bytes], assigned: Sequence[bytes]) -> bytes:
-    """Returns the worker that is to read the ranges of a list, or the value for any worker if it does not attend."""
+    """Returns the worker that should read the ranges of a list, or `_ANY_WORKER` if that worker is not registered."""
     worker = key
     if one.policy in (Policy.FILE, Policy.DATA):
         place = int.from_bytes(key[:_PLACE_BYTES], "big")
@@ -92,7 +92,7 @@ def _add_list(tables: Tables, one: Pass, worker: bytes) -> None:
 
 
 def settle(tables: Tables, one: Pass, consumer: bytes, finished: Iterable[int], given_back: Iterable[int]) -> bool:
-    """Records what became of a consumer's ranges; returns whether that concerns other consumers."""
+    """Records which ranges a consumer has finished or given back, and returns whether this affects other consumers."""
     ours = [(one.id, consumer, id) for id in finished if id < MOST_NUMBER]
     back = [(one.id, consumer, id) for id in given_back if id < MOST_NUMBER]
     of_ours = "WHERE pass = ? AND consumer = ? AND id = ?"
@@ -112,7 +112,7 @@ def hand_out(
     workers: Collection[bytes],
     assigned: Sequence[bytes] = (),
 ) -> Iterable[SplitRange]:
-    """Hands ranges to a consumer: first those that others gave up, then newly cut ones."""
+    """Assigns ranges to a consumer: first the ranges that other consumers have given back, then new ranges."""
     want = min(want, _MOST_RANGES_AT_ONCE)
     left = _rows(tables, one, "consumer IS NULL ORDER BY id LIMIT ?", want)
     for row in left:
@@ -124,7 +124,7 @@ def hand_out(
     (consumers,) = tables.execute("SELECT count(*) FROM consumers WHERE pass = ? AND is_here = 1", (one.id,)).fetchone()
     readers = max(1, len(workers)) if one.policy == Policy.DYNAMIC else 1
     id = one.next_range
-    # Among the lists of the workers, the one that has advanced least.
+    # The list with the smallest next split.
     behind = "SELECT worker, next, last FROM lists WHERE pass = ? AND next < last ORDER BY next, worker"
     while id < one.next_range + want - len(left) and (found := tables.execute(behind, (one.id,)).fetchone()):
         bound, first, end = found
@@ -141,13 +141,13 @@ def hand_out(
 
 
 def is_exhausted(tables: Tables, one: Pass, consumer: bytes, may_end_first: bool = False) -> bool:
-    """Returns whether a consumer will get no more ranges.
+    """Returns whether all ranges for a consumer have been assigned.
 
     Args:
       tables: The tables of the journal.
       one: The pass.
       consumer: The consumer.
-      may_end_first: Whether it may end first if it and the other consumers wait for each other.
+      may_end_first: Whether this consumer may end first if all consumers wait for each other.
     """
     for query, values in (
         ("SELECT 1 FROM lists WHERE pass = ? AND next < last", (one.id,)),
@@ -156,30 +156,31 @@ def is_exhausted(tables: Tables, one: Pass, consumer: bytes, may_end_first: bool
         if tables.execute(query, values).fetchone():
             return False
     if not tables.execute("SELECT 1 FROM lists WHERE pass = ?", (one.id,)).fetchone():
-        return False  # each worker reads the whole dataset, and none has attended yet
+        return False  # each worker reads the whole dataset, and no worker has registered yet
     if one.guarantee != Guarantee.AT_LEAST_ONCE:
         return True
-    # Other consumers may be lost; the ranges that they have not finished are then read again.
+    # If other consumers are lost, this consumer may have to read their unfinished ranges.
     others = "SELECT 1 FROM ranges WHERE pass = ? AND consumer != ? AND is_finished = 0"
     some = tables.execute(others, (one.id, consumer)).fetchone()
     return some is None or (may_end_first and _all_wait(tables, one, consumer))
 
 
 def begin_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Records that a consumer can do nothing until it gets an answer; returns whether that is news."""
+    """Records that a consumer waits for an answer, and returns whether it did not wait before."""
     return bool(tables.execute("INSERT OR IGNORE INTO waiting VALUES (?, ?)", (one.id, consumer)).rowcount)
 
 
 def end_wait(tables: Tables, one: Pass, consumer: bytes) -> None:
-    """Records that a consumer has its answer, or is gone."""
+    """Records that a consumer has been answered or removed."""
     tables.execute("DELETE FROM waiting WHERE pass = ? AND consumer = ?", (one.id, consumer))
 
 
 def _all_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Returns whether all consumers with unfinished ranges wait, and this consumer has ranges too.
+    """Returns whether this consumer has ranges, and all consumers with unfinished ranges wait.
 
-    A consumer that has been told to end no longer waits. The next one is told to end when this one has finished; if it
-    is lost before that, others get its ranges.
+    The consumers then end one after the other. A consumer that has been notified to end no longer waits, and the next
+    consumer is notified when this consumer has finished. If this consumer is lost before it has finished, other
+    consumers receive its ranges.
     """
     its = "SELECT 1 FROM ranges WHERE pass = ? AND consumer = ?"
     busy = (
@@ -193,12 +194,16 @@ def _all_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
 
 
 def taken(tables: Tables, one: Pass, consumer: bytes) -> Sequence[SplitRange]:
-    """Lists the ranges that a consumer has taken, as far as they are kept."""
+    """Returns the ranges that are assigned to a consumer and have not been deleted."""
     return [_message(one, row, row[4]) for row in _rows(tables, one, "consumer = ? ORDER BY id", consumer)]
 
 
 def free(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Applies the guarantee to the ranges of a consumer that is gone; returns whether other consumers get them."""
+    """Applies the pass's guarantee to the ranges of a removed consumer.
+
+    Returns:
+      Whether the ranges are assigned to other consumers.
+    """
     if one.guarantee == Guarantee.AT_LEAST_ONCE:
         freed = "UPDATE ranges SET consumer = NULL, worker = x'' WHERE pass = ? AND consumer = ?"
         tables.execute(freed, (one.id, consumer))

@@ -1,1 +1,1 @@
-"""Shared parts of reading a dataset: blocks of elements, their memory budget, and readers of data workers."""
+"""Parts shared by everything that reads datasets: blocks of elements, memory budgets, and data workers' readers."""

@@ -1,4 +1,4 @@
-"""Cuts, picks and stacks blocks: columns of some elements, in which datasets process their elements."""
+"""Cuts, selects from and stacks blocks, the columns of consecutive elements in which datasets are processed."""
 
 import itertools
 import math
@@ -33,18 +33,19 @@ from fedstack.service.data.reading.budget import SECONDS_TOGETHER, Blocks, Block
 from fedstack.service.data.reading.dataset_scope import dataset_scope
 
 _T = TypeVar("_T")
-# The first block of a range fits into one message; later blocks grow, since the cost of each call is constant.
+# The first block of a range fits into one message. Later blocks are larger, because the cost of each call is constant.
 _FIRST_BYTES = 1 << 20
 _GROWTH = 4
-# The approximate overhead in bytes of an array or a string that is an object of its own.
+# The approximate overhead of an array or a string that is a separate Python object, in bytes.
 _OBJECT_BYTES = 64
 
 
 def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
-    """Returns the column of elements whose values are the rows of arrays.
+    """Returns a column whose elements are the rows of arrays.
 
     Args:
-      arrays: An array per tensor of the element, in tuples for structs; strings in the form of NumPy or Python.
+      arrays: An array for each tensor of the element, in nested tuples for structs. Strings may be NumPy strings or
+        Python objects.
       element: The type of an element.
       rows: The number of elements.
       path: The origin of the arrays, for error messages.
@@ -65,7 +66,7 @@ def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
 
 
 def tensor_of_rows(array: NDArray[Any]) -> TensorType | None:
-    """Returns the type of the rows of an array; `None` if the language has no such type."""
+    """Returns the type of the rows of an array, or `None` if the language has no such type."""
     try:
         return TensorType(np.str_ if array.dtype.kind in "SUO" else array.dtype.type, array.shape[1:])
     except (TypeError, ValueError, NotImplementedError):
@@ -75,7 +76,9 @@ def tensor_of_rows(array: NDArray[Any]) -> TensorType | None:
 def _strings(row: object, path: str) -> object:
     if not isinstance(row, np.ndarray):
         if not isinstance(row, (str, bytes)):
-            raise TypeMismatchError(f"Expected text, found {describe(row)}; at {path}; give the array a numeric dtype")
+            raise TypeMismatchError(
+                f"Expected text, found {describe(row)}; at {path}; convert the array to a numeric dtype or to text"
+            )
         return row.encode() if isinstance(row, str) else bytes(row)
     rows = cast("NDArray[Any]", row)
     strings = np.empty(rows.shape, np.object_)
@@ -86,7 +89,7 @@ def _strings(row: object, path: str) -> object:
 
 
 def picked(column: Column, rows: NDArray[np.intp]) -> Column:
-    """Returns the column with some rows of another, in any order."""
+    """Returns a column of the rows at the given indices, which may be in any order."""
     if isinstance(column, StructColumn):
         return StructColumn(tuple([picked(field, rows) for field in column.fields]), len(rows))
     if isinstance(column, RowsColumn):
@@ -98,7 +101,13 @@ def picked(column: Column, rows: NDArray[np.intp]) -> Column:
 
 
 def stacked(column: Column, size: int, element: Type, place: str) -> Column:
-    """Returns the column of batches of `size` rows each; the number of rows is a multiple of `size`.
+    """Stacks each `size` consecutive rows into a batch, and returns the column of batches.
+
+    Args:
+      column: The rows, whose number must be a multiple of `size`.
+      size: The number of rows in a batch.
+      element: The type of a row.
+      place: The step that stacks the rows, for error messages.
 
     Raises:
       InvalidValueError: If the arrays in a batch differ in shape.
@@ -122,8 +131,8 @@ def _array_of(items: Sequence[object], tensor: TensorType, place: str) -> NDArra
         shapes = list(dict.fromkeys(np.shape(cast("NDArray[Any]", item)) for item in items))
         if len(shapes) > 1:
             raise InvalidValueError(
-                f"Expected arrays of one shape in a batch, found {list(shapes[0])} and {list(shapes[1])}; at {place}; "
-                "map them to one shape first"
+                f"Expected arrays of the same shape in a batch, found {list(shapes[0])} and {list(shapes[1])}; "
+                f"at {place}; convert the arrays to the same shape in a map step first, or use padded_batch"
             )
         array = np.stack(cast("Sequence[NDArray[Any]]", items))
     array.flags.writeable = False
@@ -131,10 +140,12 @@ def _array_of(items: Sequence[object], tensor: TensorType, place: str) -> NDArra
 
 
 def while_wanted(items: Iterator[_T]) -> Iterator[_T]:
-    """Yields items while their results are wanted: a later step may leave out all of them, and never yield.
+    """Yields items while the reader still needs the elements.
+
+    The check is necessary here because a later step may discard all elements and never yield.
 
     Raises:
-      ClosedError: When they are no longer wanted.
+      ClosedError: If the reader has ended.
     """
     for item in items:
         check_wanted()
@@ -142,14 +153,14 @@ def while_wanted(items: Iterator[_T]) -> Iterator[_T]:
 
 
 def check_wanted() -> None:
-    """Checks that the elements being made are still wanted.
+    """Checks that the reader still needs the elements that are being prepared.
 
     Raises:
-      ClosedError: If they are not.
+      ClosedError: If the reader has ended.
     """
     is_wanted = dataset_scope().is_wanted
     if is_wanted is not None and not is_wanted():
-        raise ClosedError("Expected a reader of a dataset, found that its reader has ended")
+        raise ClosedError("Expected a dataset with an active reader, found that the reader has ended")
 
 
 def without_first(blocks: Blocks, number: int) -> Blocks:
@@ -161,7 +172,7 @@ def without_first(blocks: Blocks, number: int) -> Blocks:
 
 
 def only_first(blocks: Blocks, number: int) -> Blocks:
-    """Yields the first `number` elements, and does not request any after them."""
+    """Yields the first `number` elements without requesting later elements."""
     while number:
         block = next(blocks, None)
         if block is None:
@@ -172,21 +183,21 @@ def only_first(blocks: Blocks, number: int) -> Blocks:
 
 
 def sequence_blocks(sequence: Iterable[Payload], element: Type, start: int = 0) -> Blocks:
-    """Yields the elements of a sequence that a function has returned, beginning with number `start`."""
+    """Yields the elements of a sequence that a function has returned, without the first `start` elements."""
     if isinstance(sequence, ColumnSequence) and sequence.batching is None:
         return pieces(sequence.column, rows_at_once(element), start)
     return packed(skipped(iter(sequence), start), element)
 
 
 def skipped(elements: Iterator[Payload], start: int) -> Iterator[Payload]:
-    """Yields the elements from number `start` on; earlier ones are made only while the later ones are wanted."""
+    """Yields all but the first `start` elements, and stops skipping if the reader has ended."""
     for _ in itertools.islice(while_wanted(elements), start):
         pass
     yield from elements
 
 
 def packed(elements: Iterable[Payload], element: Type) -> Blocks:
-    """Yields payloads in blocks; payloads before an error are yielded before it is raised."""
+    """Yields payloads in blocks. If the payloads end with an error, the preceding payloads are yielded first."""
     rest, pace = iter(elements), BlockSize(element)
     failure: Exception | None = None
     while failure is None:
@@ -207,12 +218,14 @@ def packed(elements: Iterable[Payload], element: Type) -> Blocks:
 
 
 class Gathering:
-    """The elements that a step has gathered, which count against the bound of its scope until the `with` block ends.
+    """The memory of the elements that a step has gathered.
+
+    The memory counts against the limit of the current scope until the `with` block ends.
 
     Args:
       element: The type of the elements.
       what: The name of the step, for error messages.
-      object_bytes: The overhead of each tensor of an element that is an object of its own.
+      object_bytes: The overhead of each tensor of an element that is a separate Python object, in bytes.
     """
 
     def __init__(self, element: Type, what: str, object_bytes: int = _OBJECT_BYTES) -> None:
@@ -221,15 +234,18 @@ class Gathering:
         self._each = exact_bytes(element) or 0
         self._beside = 0 if self._each else object_bytes * count_leaves(element)
         self._what = what
-        self._lock = threading.Lock()  # a prefetch adds on a thread, which may continue for a while after the end
+        self._lock = threading.Lock()  # prefetch adds elements on a thread, which may continue after the end
         self._taken = 0
         self._is_over = False
 
     def expect(self, rows: float | None) -> None:
-        """Checks that there is room for `rows` elements; `None` if their number is unknown.
+        """Checks that `rows` elements can be gathered, without gathering them.
+
+        Args:
+          rows: The number of elements, which may be infinite; `None` if the number is unknown.
 
         Raises:
-          ResourceLimitError: If there is no room.
+          ResourceLimitError: If the elements would exceed the limit.
         """
         if self._take_room is not None and rows is not None and rows != math.inf:
             size = int(rows) * self._each
@@ -237,31 +253,31 @@ class Gathering:
             self._take_room(-size, self._what)
 
     def add(self, block: Column) -> None:
-        """Gathers elements.
+        """Adds the memory of a block of elements.
 
         Raises:
-          ResourceLimitError: If there is no room for them.
+          ResourceLimitError: If the block would exceed the limit.
         """
         if self._take_room is not None:
             self.take(self._size_of(block))
 
     def take(self, size: int) -> None:
-        """Gathers `size` bytes.
+        """Adds `size` bytes.
 
         Raises:
-          ResourceLimitError: If there is no room for them.
+          ResourceLimitError: If the bytes would exceed the limit.
         """
         with self._lock:
             if not self._is_over:
                 self._take(size)
 
     def remove(self, block: Column) -> None:
-        """Releases the bytes of a block that is passed on."""
+        """Releases the memory of a block that is passed to the next step."""
         if self._take_room is not None:
             self.take(-self._size_of(block))
 
     def clear(self) -> None:
-        """Releases all bytes."""
+        """Releases all gathered memory."""
         with self._lock:
             self._take(-self._taken)
 
@@ -284,17 +300,17 @@ class Gathering:
         return f"<Gathering of {self._what}: {self._taken} bytes>"
 
 
-# A block of elements, and whether it is known to be the last.
+# A block of elements, and whether it is known to be the last block.
 Sized: TypeAlias = tuple[Column, bool]
 
 
 def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Sized]:
-    """Yields elements regrouped into blocks of about `most_bytes`, or smaller blocks if the elements are slow to make.
+    """Regroups elements into blocks of about `most_bytes`, or smaller blocks if preparing the elements takes long.
 
-    Elements before an error are yielded before it is raised.
+    If reading the elements raises an error, the preceding elements are yielded before the error is raised.
 
     Args:
-      blocks: The elements.
+      blocks: The blocks of elements.
       element: The type of an element.
       most_bytes: The maximum size of a block in bytes, unless a single element is larger.
     """
@@ -329,7 +345,7 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
 
 
 def _fits(one: Column, other: Column) -> bool:
-    """Returns whether two columns can be joined into one of the same kind."""
+    """Returns whether two columns can be joined into a column of the same kind."""
     if isinstance(one, StructColumn) and isinstance(other, StructColumn):
         return all(map(_fits, one.fields, other.fields))
     if isinstance(one, RowsColumn) and isinstance(other, RowsColumn):
@@ -338,7 +354,7 @@ def _fits(one: Column, other: Column) -> bool:
 
 
 def _together(columns: Sequence[Column], element: Type) -> Column:
-    """Returns matching columns joined into one for packing, without a copy of large arrays."""
+    """Joins columns of the same kind into one column for packing, without copying large arrays."""
     if len(columns) == 1:
         return columns[0]
     if isinstance(columns[0], StructColumn):
@@ -351,7 +367,7 @@ def _together(columns: Sequence[Column], element: Type) -> Column:
 
 
 def _cut(block: Column, size: int, most_bytes: int) -> Iterator[tuple[Column, int]]:
-    """Yields the pieces of a block, each with its approximate size in bytes."""
+    """Cuts a block into pieces of about `most_bytes`, and yields each piece with its approximate size in bytes."""
     if size <= most_bytes:
         yield block, size
         return

@@ -1,17 +1,18 @@
-"""Defines the memory budget of the data service: how many elements are held at each place, from a split to the user.
+"""Defines the memory budget of the data service: the number of elements in each buffer between a split and the user.
 
-Elements travel in blocks, which wait in up to four places. Each place holds `AHEAD` blocks, or as many as its option
-says:
+Elements are transferred in blocks, which wait in up to four buffers. Each buffer contains at most `AHEAD` blocks,
+unless an option sets another number:
 
-| place | number of blocks | bytes per block |
+| buffer | number of blocks | bytes per block |
 | --- | --- | --- |
-| at the worker, made but not sent | `AHEAD` for each stream | as requested; `max_ahead_bytes` in total |
-| at the consumer, received | `AHEAD` for each worker; `max_outstanding_requests` if that is less | `SENT_BYTES` |
-| at the consumer, for the user | `AHEAD` for each worker, or `max_outstanding_requests` | `SENT_BYTES` |
-| behind a `prefetch` | as many as its argument says | `BLOCK_BYTES`; at a worker part of `max_gathered_bytes` |
+| on the worker, prepared but not sent | `AHEAD` for each stream | as requested; `max_ahead_bytes` in total |
+| on the consumer, received | `AHEAD` for each worker; `max_outstanding_requests` if that is less | `SENT_BYTES` |
+| on the consumer, for the user | `AHEAD` for each worker, or `max_outstanding_requests` | `SENT_BYTES` |
+| after a `prefetch` step | determined by its argument | `BLOCK_BYTES`; on a worker part of `max_gathered_bytes` |
 
-By default a consumer thus holds `2 * AHEAD * SENT_BYTES`, 32 MiB, for each worker. All places but the third are an
-`Ahead`, a bounded read-ahead; the third is the plan of the pass, which accounts for each block if a worker is lost.
+By default a consumer therefore buffers `2 * AHEAD * SENT_BYTES`, 32 MiB, for each worker. The third buffer is the plan
+of the pass, which keeps track of each block in case a worker is lost. The other buffers are instances of `Ahead`, a
+bounded read-ahead.
 """
 
 import abc
@@ -37,24 +38,28 @@ _T = TypeVar("_T")
 # The elements of a dataset in blocks, each with at least one element.
 Blocks: TypeAlias = Iterator[Column]
 
-# The maximum size of a block when it is made: enough rows to make the cost per block negligible, few enough bytes to
-# stay in the cache. A data worker also sends blocks of this size to readers that request no other size.
+# The maximum size of a block when it is prepared: enough rows to make the cost per block negligible, and few enough
+# bytes to stay in the CPU's cache. A data worker also sends blocks of this size to readers that request no other size.
 BLOCK_ROWS = 1 << 13
 BLOCK_BYTES = 1 << 20
 # The size of the blocks that a consumer requests: large enough to make the cost per message negligible.
 SENT_BYTES = 8 << 20
-# How many bytes of the clients of a group of references are read ahead, in one call for each data worker.
+# The number of bytes of clients in a group of references that are read ahead, in one call for each data worker.
 CLIENTS_BYTES = 4 << 20
-# How long an element may wait for later elements of its block, or for elements that travel with it.
+# The maximum time in seconds that an element waits for later elements of its block, or for elements that are sent
+# together with it.
 SECONDS_TOGETHER = 0.005
-# How many blocks wait at each place: one to take and one being made, so that neither side idles.
+# The number of blocks in each buffer: one for the consumer to take and one that is being prepared, so that neither side
+# is idle.
 AHEAD = 2
-# The number of items after which a producer that never pauses yields its thread to other work.
+# The number of items after which a producer that does not pause yields its thread to other work.
 _ITEMS_IN_A_TURN = 16
 
 
 class BlockSize:
-    """The number of elements to make at a time: one at first, then more while they are small and quickly made.
+    """The number of elements to prepare at a time.
+
+    The number is one at first, and grows while the elements are small and do not take long to prepare.
 
     Attributes:
       rows: The number of elements.
@@ -65,7 +70,7 @@ class BlockSize:
         self._bytes_of = size_in(element)
 
     def note(self, block: Column, seconds: float) -> None:
-        """Adapts the number to a block and the seconds that it took to make."""
+        """Adapts the number to the size of a block and to the seconds that it took to prepare the block."""
         size = self._bytes_of(block)
         if seconds > SECONDS_TOGETHER or size > BLOCK_BYTES:
             self.rows = max(1, self.rows // 2)
@@ -74,13 +79,13 @@ class BlockSize:
 
 
 def rows_at_once(element: Type) -> int:
-    """Returns the number of elements of a type in a block."""
+    """Returns the maximum number of elements of a type in a block."""
     size = exact_bytes(element)
     return BLOCK_ROWS if not size else max(1, min(BLOCK_ROWS, BLOCK_BYTES // size))
 
 
 def size_in(element: Type) -> Callable[[Column], int]:
-    """Returns a function that estimates the bytes of memory of the elements of a block, for blocks of one type."""
+    """Returns a function that estimates the memory of a block of elements of a type, in bytes."""
     each = exact_bytes(element)
     if each:
         return lambda block: len(block) * each
@@ -97,12 +102,12 @@ class Budget:
     """A shared budget of bytes.
 
     Args:
-      most: The number of bytes.
-      refusal: Makes the error for exceeding the budget, from a description of the demand. Without it `take` always
-        succeeds, and producers check `is_full`.
+      most: The number of bytes in the budget.
+      refusal: Creates the error for exceeding the budget from a description of the demand. Without a `refusal`, `take`
+        always succeeds, and producers must check `is_full`.
 
     Attributes:
-      taken: The number of bytes that are taken.
+      taken: The number of bytes that have been taken.
     """
 
     def __init__(self, most: int, refusal: Callable[[str], Exception] | None = None) -> None:
@@ -113,22 +118,22 @@ class Budget:
 
     @property
     def is_full(self) -> bool:
-        """Whether the whole budget is taken."""
+        """Whether the whole budget has been taken."""
         return self.taken >= self._most
 
     def take(self, size: int, what: str = "") -> None:
-        """Takes bytes, or gives them back if the number is negative.
+        """Takes bytes from the budget, or returns bytes to the budget if the number is negative.
 
         Args:
           size: The number of bytes.
-          what: The purpose of the bytes, for the refusal.
+          what: The purpose of the bytes, for the error message.
 
         Raises:
-          Exception: The refusal, if the budget does not suffice.
+          Exception: The error created by `refusal`, if the budget is not sufficient.
         """
         with self._lock:
             if self._refusal is not None and size > 0 and self.taken + size > self._most:
-                raise self._refusal(f"{size} more for {what}, beside {self.taken} that are gathered")
+                raise self._refusal(f"{size} more for {what}, in addition to {self.taken} that are in use")
             self.taken += size
 
     def __repr__(self) -> str:
@@ -136,14 +141,15 @@ class Budget:
 
 
 class Ahead(abc.ABC, Generic[_T]):
-    """Items that a producer makes and one consumer takes, in order. Either may run on any thread.
+    """A queue of items that a producer prepares ahead of its single consumer.
 
-    A subclass defines how the producer is started. The producer puts items until there is no room, and is started again
-    when the consumer has taken some.
+    The producer and the consumer may run on any threads. A subclass defines how the producer is started. The producer
+    puts items until the queue is full, and is restarted when the consumer has taken some of the items.
 
     Args:
-      most: The maximum number of items that wait.
-      budget: A budget of bytes that also limits the items; but one item may be made whenever the consumer waits for it.
+      most: The maximum number of waiting items.
+      budget: A budget of bytes that also limits the items. If the budget is exhausted, the producer may still prepare
+        one item when the consumer waits for it.
     """
 
     def __init__(self, most: int, budget: Budget | None = None) -> None:
@@ -151,26 +157,29 @@ class Ahead(abc.ABC, Generic[_T]):
         self._budget = budget
         self._lock = threading.Lock()
         self._made: deque[tuple[_T, int]] = deque()
-        self._held_bytes = 0  # of the item that the consumer took last
+        self._held_bytes = 0  # the bytes of the item that the consumer took last
         self._waiting: Outcome[_T | None] | None = None
         self._is_at_work = self._is_over = self._has_ended = False
         self._error: Exception | None = None
 
     @abc.abstractmethod
     def _start(self) -> None:
-        """Starts the producer, which puts items."""
+        """Starts the producer, which calls `put`."""
 
     def _stop(self) -> None:
-        """Ends an idle producer: the consumer takes no more items."""
+        """Ends an idle producer after the consumer has stopped taking items."""
 
     def take(self) -> Outcome[_T | None]:
-        """Returns the next item once it is made; `None` after the last. Releases the bytes of the previous item."""
+        """Returns an outcome that resolves to the next item, or to `None` after the last item.
+
+        Releases the bytes of the previous item.
+        """
         waiting = self._waiting = Outcome[_T | None]()
         self._go_on()
         return waiting
 
     def end(self) -> None:
-        """Takes no more items, and drops the items that wait. Idempotent."""
+        """Stops taking items, and discards the waiting items. Idempotent."""
         with self._lock:
             stops = not (self._has_ended or self._is_at_work or (self._is_over and self._error is None))
             self._has_ended, self._error = True, None
@@ -178,19 +187,25 @@ class Ahead(abc.ABC, Generic[_T]):
             self._made.clear()
         if stops:
             self._stop()
-        self._go_on()  # without an item
+        self._go_on()  # ends a waiting consumer without an item
 
     def put(self, item: _T, size: int = 0, is_last: bool = False) -> bool:
-        """Adds an item of `size` bytes; returns whether there is room for another. If not, the producer pauses.
+        """Adds an item.
 
-        After an item that is known to be the last, the producer has ended.
+        Args:
+          item: The item.
+          size: The size of the item in bytes.
+          is_last: Whether the item is known to be the last. The producer has then ended.
+
+        Returns:
+          Whether there is room for another item. If not, the producer must pause until it is started again.
 
         Raises:
-          ClosedError: If the consumer takes no more items.
+          ClosedError: If the consumer has stopped taking items.
         """
         with self._lock:
             if self._has_ended:
-                raise ClosedError("Expected a consumer of items made ahead, found that it has ended")
+                raise ClosedError("Expected an active consumer of prepared items, found that the consumer has ended")
             self._made.append((item, size))
             self._is_over = is_last
             if self._budget is not None:
@@ -201,7 +216,7 @@ class Ahead(abc.ABC, Generic[_T]):
             return self._is_at_work
 
     def finish(self, error: Exception | None = None) -> None:
-        """Ends the items, with or without an error. The producer calls it last, and is idle afterwards."""
+        """Marks the end of the items, with or without an error. This is the last call of the producer."""
         with self._lock:
             self._is_at_work, self._is_over = False, True
             stops = self._has_ended and error is not None
@@ -212,7 +227,7 @@ class Ahead(abc.ABC, Generic[_T]):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Starts the producer if there is room, and hands out an item if the consumer waits for one."""
+        """Starts the producer if there is room, and passes an item to the consumer if the consumer waits."""
         with self._lock:
             waiting, item, error = self._waiting, None, self._error
             if waiting is not None:
@@ -226,19 +241,19 @@ class Ahead(abc.ABC, Generic[_T]):
             starts = not (self._is_at_work or self._is_over or self._has_ended or self._is_full)
             self._is_at_work = self._is_at_work or starts
         if starts:
-            self._start()  # before the consumer works on its item
+            self._start()  # before the consumer starts to process its item
         if waiting is not None:
             waiting.set(item, error)
 
     def _give_back(self, size: int) -> None:
-        """Gives back bytes, including those of the item that was taken last. Call it under the lock."""
+        """Returns bytes to the budget, and notes that the item taken last is released. The lock must be held."""
         if self._budget is not None:
             self._budget.take(-size)
         self._held_bytes = 0
 
     @property
     def _is_full(self) -> bool:
-        """Whether the producer has to wait for the consumer."""
+        """Whether the producer must wait for the consumer."""
         full = self._budget is not None and self._budget.is_full
         return len(self._made) >= self._most or (full and (bool(self._made) or self._waiting is None))
 
@@ -247,18 +262,18 @@ class Ahead(abc.ABC, Generic[_T]):
 
 
 class MadeAhead(Ahead[_T]):
-    """Items of an iterator that runs on threads, in the scope in which this object is made.
+    """A queue of the items of an iterator, which runs on threads in the scope in which this object is created.
 
-    When the consumer ends, the iterator is closed on a thread. The scope then reports that its items are not wanted any
-    more, since a step that leaves out all elements would otherwise never end.
+    When the consumer ends, the iterator is closed on a thread. The scope's `is_wanted` then returns false, because a
+    step that discards all elements would otherwise never end.
 
     Args:
       items: The iterator.
-      threads: The threads on which it runs.
-      most: The maximum number of items that wait.
-      size_of: Returns the number of bytes that an item takes of the budget.
+      threads: The threads on which the iterator runs.
+      most: The maximum number of waiting items.
+      size_of: Returns the number of bytes that an item takes from the budget.
       budget: The budget.
-      is_last: Returns whether an item is known to be the last; no job is then abandoned at the end.
+      is_last: Returns whether an item is known to be the last, so that no job needs to be abandoned at the end.
     """
 
     def __init__(
@@ -310,7 +325,7 @@ class MadeAhead(Ahead[_T]):
             self.finish(error)
 
     def _stop(self) -> None:
-        close: Callable[[], None] | None = getattr(self._items, "close", None)  # of generators
+        close: Callable[[], None] | None = getattr(self._items, "close", None)  # generators have this method
         if close is not None:
-            with self._scope.entered(), contextlib.suppress(ClosedError):  # if closed, nothing else uses the iterator
+            with self._scope.entered(), contextlib.suppress(ClosedError):  # closed threads no longer use the iterator
                 self._threads.submit(close)

@@ -1,4 +1,4 @@
-"""Defines the rules for reading datasets, which the data service adds to the scope of work."""
+"""Defines the rules for reading datasets, which the data service adds to a `WorkScope`."""
 
 import time
 from collections.abc import Callable
@@ -15,12 +15,14 @@ class DatasetScope(SystemScope):
 
     Attributes:
       data_roots: The folders below which files may be read; `None` for all folders.
-      is_wanted: Returns whether the elements that are read are still wanted; `None` if they always are.
-      take_room: Takes a number of bytes that the named step gathers, or gives them back if the number is negative;
-        raises a `ResourceLimitError` if there is not enough room; `None` if there is no bound.
-      first_stamp: Returns the stamp that a file had when the current pass first opened it, given its path and its
-        current stamp; `None` if each reading of a source is a pass.
-      clock: Returns the time in seconds, to measure how long elements take to make; a simulation has its own.
+      is_wanted: Returns whether the reader still needs the elements; `None` if it always does.
+      take_room: Takes a number of bytes and the name of the step that gathers them, and reserves the bytes, or releases
+        them if the number is negative. Raises a `ResourceLimitError` if the bytes would exceed the limit. `None` if
+        there is no limit.
+      first_stamp: Takes the path of a file and its current stamp, and returns the stamp that the file had when the
+        current pass first opened it. `None` if each reading of a source is a separate pass.
+      clock: Returns the time in seconds, to measure the time that it takes to prepare elements. A simulation passes its
+        own clock.
     """
 
     data_roots: tuple[str, ...] | None = None
@@ -30,17 +32,22 @@ class DatasetScope(SystemScope):
     clock: Callable[[], float] = time.perf_counter
 
     def of_invocation(self) -> "DatasetScope":
-        return attrs.evolve(self, first_stamp=None)  # the files that a function reads are not part of the pass
+        return attrs.evolve(self, first_stamp=None)  # files that a function reads are not part of the pass
 
 
 _ANY_DATASETS = DatasetScope()
 
 
 def dataset_scope() -> DatasetScope:
-    """Returns the rules that are in force for reading datasets."""
+    """Returns the current rules for reading datasets."""
     return current_scope().of(DatasetScope) or _ANY_DATASETS
 
 
 def reading(scope: WorkScope, **rules: Any) -> WorkScope:
-    """Returns a scope with other rules for datasets, each an attribute of `DatasetScope`."""
+    """Returns a scope with changed rules for datasets.
+
+    Args:
+      scope: The scope.
+      **rules: The new values of attributes of `DatasetScope`.
+    """
     return scope.adding(attrs.evolve(scope.of(DatasetScope) or _ANY_DATASETS, **rules))

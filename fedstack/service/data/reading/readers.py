@@ -1,4 +1,4 @@
-"""Reads ranges of elements at data workers: over a connection, or without a copy from a worker in this process."""
+"""Reads ranges of elements from data workers, over a connection or, in the same process, without copying elements."""
 
 import abc
 import asyncio
@@ -31,23 +31,25 @@ from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import WHOLE_BYTES, Incoming
 
-# Elements read without a connection come in lots. A lot ends after this many blocks, about SENT_BYTES, or some time.
+# A reader without a connection returns several blocks at a time: at most this number, about SENT_BYTES, or the blocks
+# that are ready within SECONDS_TOGETHER.
 _MOST_AT_ONCE = 64
 # The time limit for the answer of a worker to a health check.
 _ALIVE_SECONDS = 1.0
-# The largest piece that glibc considers worth keeping, less its own overhead.
+# The size of the largest block of freed memory that glibc keeps, minus the overhead of glibc.
 _KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 @attrs.frozen(eq=False)
 class Range:
-    """The elements that a request asks for.
+    """The elements in a requested range.
 
     Attributes:
       element: The type of an element.
-      blocks: Yields the elements. Errors say where they occurred.
+      blocks: The blocks of elements. The messages of errors specify the place at which the errors occurred.
       scope: The scope in which `blocks` runs.
-      client_rows: The number of elements of each client, once the first block has been made; empty without clients.
+      client_rows: The number of elements of each client, available after the first block; empty if the range does not
+        consist of clients.
     """
 
     element: Type
@@ -57,45 +59,47 @@ class Range:
 
 
 class Reading(abc.ABC):
-    """A range of elements that is being read. Its coroutines run on the transport's loop, one at a time.
+    """A range of elements that is being read. The coroutines run on the transport's event loop, one at a time.
 
     Attributes:
-      client_rows: The number of elements of each client, once the first have arrived; empty without clients.
+      client_rows: The number of elements of each client, available after the first elements have been received; empty
+        if the range does not consist of clients.
     """
 
     client_rows: Sequence[int] = ()
 
     @abc.abstractmethod
     async def next(self) -> Sequence[Column]:
-        """Returns the next elements in blocks; an empty sequence after the last.
+        """Returns the next elements in blocks, or an empty sequence after the last elements.
 
         Raises:
           WorkerUnavailableError: If the worker is lost.
-          DeadlineExceededError: If it has stopped responding.
-          FedstackError: If the data are faulty, or a function that is applied to them fails.
+          DeadlineExceededError: If the worker has stopped responding.
+          FedstackError: If the data is invalid, or a function that is applied to the elements fails.
         """
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Stops reading. Idempotent; never raises."""
+        """Stops reading. Idempotent. Never raises an error."""
 
 
 class Reader(abc.ABC):
-    """Reads at one data worker."""
+    """Reads elements from one data worker."""
 
     @abc.abstractmethod
     def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
-        """Returns a range that is read on demand.
+        """Opens a range of elements, which is read on demand.
 
         Args:
-          what: The request: the dataset and the range, the number of splits, the first element, and the block size.
-          element: The type of its elements.
-          ahead: How many blocks are received ahead of demand.
+          what: The request, which contains the dataset, the range, the number of splits, the first element and the
+            block size.
+          element: The type of the elements.
+          ahead: The number of blocks to receive ahead of demand.
         """
 
     @abc.abstractmethod
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
-        """Lists the clients of a dataset."""
+        """Returns the clients of a dataset."""
 
     @abc.abstractmethod
     async def reach(self, seconds: float) -> None:
@@ -115,19 +119,20 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Ends the connection. Idempotent."""
+        """Closes the connection. Idempotent."""
 
 
 def reader_at(
     address: str, credentials: ClientCredentials | None = None, worker: bytes = b"", dispatcher: str = ""
 ) -> Reader:
-    """Returns the reader for the data worker at an address, without a connection if the worker is in this process.
+    """Returns a reader for the data worker at an address. Workers in this process are read without a connection.
 
     Args:
-      address: The address of the worker, as its dispatcher knows it.
-      credentials: Certificates and the token. The token is sent to an address named by a dispatcher only over TLS.
-      worker: The id of the worker at its dispatcher, if known.
-      dispatcher: The address of the dispatcher that named the worker; empty if the user did.
+      address: The address of the worker, as known to its dispatcher.
+      credentials: The certificates and the token. If a dispatcher provided the address, the token is sent only over
+        TLS.
+      worker: The id under which the worker is registered with its dispatcher, if known.
+      dispatcher: The address of the dispatcher that provided the worker's address; empty if the user provided it.
 
     Raises:
       InvalidValueError: If the address is invalid.
@@ -152,10 +157,10 @@ def is_here(address: str, worker: bytes) -> bool:
 
 
 class RemoteReader(Reader):
-    """Reads over a connection.
+    """Reads from a data worker over a connection.
 
     Args:
-      stub: Calls the worker; it is closed with the reader.
+      stub: The stub for calls to the worker, which the reader closes when it is closed.
       withholds_token: Whether the token is withheld from the worker.
     """
 
@@ -178,12 +183,12 @@ class RemoteReader(Reader):
             raise self._explained(error) from error
 
     def _explained(self, error: Exception) -> Exception:
-        """Returns an error with the reason why the token was withheld, if it was."""
+        """Returns an error, with the reason added if authentication failed because the token was withheld."""
         if not (self._withholds_token and isinstance(error, AuthenticationError)):
             return error
         return AuthenticationError(
-            f"{error}; the token is sent only over TLS to a data worker that a dispatcher has named: "
-            "give the worker a certificate, or no tokens"
+            f"{error}; the token was not sent, because it is sent only over TLS to data workers whose addresses a "
+            "dispatcher provides: start the worker with a certificate, or without tokens"
         )
 
     async def reach(self, seconds: float) -> None:
@@ -203,7 +208,7 @@ class RemoteReader(Reader):
 
 
 class _RemoteReading(Reading, Ahead[Column]):
-    """A range that arrives in one call; a few of its blocks are received ahead."""
+    """A range that is received in a single call. A few blocks are received ahead of demand."""
 
     def __init__(
         self,
@@ -228,7 +233,7 @@ class _RemoteReading(Reading, Ahead[Column]):
         coming = self.take()
         if not coming.done():
             arrived = asyncio.get_running_loop().create_future()
-            coming.add_done_callback(lambda _: arrived.done() or arrived.set_result(None))  # on this loop, too
+            coming.add_done_callback(lambda _: arrived.done() or arrived.set_result(None))  # also called on this loop
             await arrived
         found = coming.result()
         return () if found is None else (found,)
@@ -272,15 +277,16 @@ class _RemoteReading(Reading, Ahead[Column]):
             unpacker.finish()
             return unpacked
 
-        # Large rows stay in the pieces in which they arrived, unless they were cut; everything else is copied together.
+        # Large rows stay in the pieces in which they were received, unless a row is split across pieces. All other data
+        # is copied.
         longest = max(map(len, pieces), default=0)
         whole = sum(one for one in self._row_bytes if OWN_ROW_BYTES <= one <= longest)
         copied = size - response.rows * whole
         elements = await sized(max(received.size, copied if copied > LOOP_COPY_BYTES else 0), unpack)
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows or response.block != number:
             raise InvalidValueError(
-                f"Expected block {number} with {response.rows} elements in a column, found another one; from "
-                f"{self._stub.address}, whose response is inconsistent"
+                f"Expected block {number} with {response.rows} elements in a column, found a different block or number "
+                f"of elements; in an inconsistent response from {self._stub.address}"
             )
         return elements.column, response.is_last
 
@@ -292,20 +298,21 @@ class _RemoteReading(Reading, Ahead[Column]):
 
 
 def _keep_freed_memory() -> None:
-    """Keeps glibc from returning memory to the system after each block and requesting it again for the next.
+    """Prevents glibc from returning memory to the system after each block and requesting it again for the next block.
 
-    Requesting it takes longer than filling it. The largest piece that was ever freed determines how much glibc keeps.
+    Requesting memory takes longer than filling it. The size of the largest piece of memory that has been freed
+    determines the amount of memory that glibc keeps.
     """
     np.empty(_KEPT_BYTES, np.uint8)
 
 
 class LocalReader(Reader):
-    """Reads at a data worker in this process, without a copy.
+    """Reads from a data worker in this process, without copying elements.
 
     Args:
       find: Returns the range for a request, or raises `WorkerUnavailableError` if the worker is stopping.
-      list_clients: Lists the clients of a dataset.
-      threads: The threads that make elements.
+      list_clients: Returns the clients of a dataset.
+      threads: The threads on which elements are prepared.
     """
 
     def __init__(
@@ -319,7 +326,7 @@ class LocalReader(Reader):
         self._threads = threads
 
     def stop(self) -> None:
-        """Begins no more readings; readings that have begun continue."""
+        """Stops accepting new readings. Open readings continue."""
         for key in [key for key, found in readers_here.items() if found is self]:
             del readers_here[key]
 
@@ -343,19 +350,20 @@ class LocalReader(Reader):
         return "<LocalReader>"
 
 
-# By the worker's id at its dispatcher, and also by its address if that is local to this process.
+# The readers of data workers in this process, by the id registered with the dispatcher, and also by the address if
+# the address is local to this process.
 readers_here: "weakref.WeakValueDictionary[bytes | str, LocalReader]" = weakref.WeakValueDictionary()
 
 
 class _LocalReading(Reading):
-    """A range whose blocks are made on a thread on demand, in lots."""
+    """A range whose blocks are prepared on a thread on demand, several at a time."""
 
     def __init__(
         self, find: Callable[[ReadRequest], Awaitable[Range]], what: ReadRequest, element: Type, threads: LeafThreads
     ) -> None:
         self._find = find
         self._what = what
-        self._row_bytes = exact_bytes(element) or 0  # rows of unknown size are not measured: their blocks are counted
+        self._row_bytes = exact_bytes(element) or 0  # if the size of rows is unknown, only blocks are counted
         self._threads = threads
         self._range: Range | None = None
         self._failure: Exception | None = None
@@ -375,7 +383,7 @@ class _LocalReading(Reading):
         made: list[Column] = []
         size, end = 0, time.perf_counter() + SECONDS_TOGETHER
         try:
-            # At least one block, however late: an empty result means that there are no more.
+            # At least one block, regardless of the time, because an empty result marks the end of the range.
             while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end):
                 block = next(blocks, None)
                 if block is None:
@@ -385,7 +393,7 @@ class _LocalReading(Reading):
         except Exception as error:
             if not made:
                 raise
-            self._failure = error  # raised after the blocks before it
+            self._failure = error  # raised after the preceding blocks have been returned
         return made
 
     async def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Data workers: they read datasets for their clients, a range of splits and a block of elements at a time."""
+"""Data workers, which read datasets for consumers, one range of splits and one block of elements at a time."""

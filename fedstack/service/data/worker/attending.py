@@ -1,4 +1,4 @@
-"""Tells a dispatcher at regular intervals that a data worker is available."""
+"""Reports to a dispatcher at regular intervals that a data worker is available."""
 
 import asyncio
 import contextlib
@@ -15,20 +15,22 @@ from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import start_apart
 
 _logger = logging.getLogger(__name__)
-# The bounds on the interval that a dispatcher may ask for.
+# The bounds on the interval that a dispatcher may request.
 _LEAST_SECONDS, _MOST_SECONDS = 0.01, 60.0
-# The pause before the next attempt at a dispatcher that refuses.
+# The pause before the next attempt if the dispatcher refuses the worker.
 _REFUSED_SECONDS = 1.0
 _LEAVE_SECONDS = 1.0
 
 
 class Attending:
-    """Attends at a dispatcher, and reconnects to one that was unavailable. It belongs to the loop of its stub.
+    """Keeps a data worker registered with a dispatcher, and reconnects if the dispatcher was unavailable.
+
+    An instance must be used on the event loop of its stub.
 
     Args:
-      stub: Calls the dispatcher.
-      seconds: The interval in seconds; by default the interval that the dispatcher asks for.
-      tokens: The first token authorizes the worker; `None` for a dispatcher that requires no token.
+      stub: The stub for calls to the dispatcher.
+      seconds: The interval between reports in seconds; by default the interval that the dispatcher requests.
+      tokens: The tokens, of which the first one authorizes the worker; `None` if the dispatcher requires no token.
     """
 
     def __init__(
@@ -46,35 +48,36 @@ class Attending:
 
     @property
     def worker(self) -> bytes:
-        """The id of the worker, from its start to its end."""
+        """The id of the worker, which does not change while the worker runs."""
         return self._worker.worker
 
     @property
     def attends(self) -> bool:
-        """Whether the worker attends, and nothing has gone wrong since."""
+        """Whether the worker is registered, and its last report was successful."""
         return self._first is not None and self._first.done() and self._failure is None
 
     def start(self, address: str) -> None:
-        """Starts to attend as the worker at an address. Idempotent."""
+        """Starts to report as the worker at an address. Idempotent."""
         if self._task is None:
             self._worker.address = address
             self._first = asyncio.get_running_loop().create_future()
             self._task = start_apart(self._attend())
 
     async def wait(self, seconds: float) -> None:
-        """Waits until the worker attends.
+        """Waits until the worker is registered.
 
         Raises:
           WorkerUnavailableError: If the dispatcher cannot be reached within `seconds`.
-          FedstackError: If it refuses the worker.
+          FedstackError: If the dispatcher refuses the worker.
         """
-        assert self._first is not None, "it has been started"
+        assert self._first is not None, "start has been called"
         await asyncio.wait([self._first], timeout=seconds)
         if self._first.done():
             return self._first.result()
-        reason = self._failure or "it does not answer; start it, or correct dispatcher_address"
+        reason = self._failure or "no response; start the dispatcher, or correct dispatcher_address"
         raise WorkerUnavailableError(
-            f"Expected a dispatcher of the data service at {self._stub.address}, found none for {seconds:g} s: {reason}"
+            f"Expected a dispatcher of the data service at {self._stub.address}, found no dispatcher within "
+            f"{seconds:g} s: {reason}"
         )
 
     async def _attend(self) -> None:
@@ -85,7 +88,7 @@ class Attending:
                 answer = await answered(self._stub, lambda: self._stub.attend(self._request()), None, self._has_lost)
             except FedstackError as error:
                 self._is_refused(error)
-                # A dispatcher that no longer has the commit it sent: start afresh with it.
+                # If the dispatcher no longer has the commit that it sent, retry without a commit.
                 is_other, self._commit = bool(self._commit.number) and isinstance(error, StaleSessionError), Commit()
                 seconds = _LEAST_SECONDS if is_other else _REFUSED_SECONDS
             else:
@@ -109,18 +112,18 @@ class Attending:
 
     def _has_found(self, answer: AttendResponse) -> None:
         if self._failure is not None:
-            _logger.info("Attending at the dispatcher at %s again", self._stub.address)
+            _logger.info("This data worker is registered with the dispatcher at %s again", self._stub.address)
         self._failure, self._commit = None, answer.commit
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
 
     def leave(self) -> None:
-        """Tells the dispatcher that the worker is about to stop. Idempotent."""
+        """Starts to notify the dispatcher that the worker is about to stop. Idempotent."""
         if self._task is not None and self._leaving is None:
             self._leaving = start_apart(self._leave(self._task))
 
     async def _leave(self, attending: "asyncio.Task[None]") -> None:
-        while not attending.done():  # a cancellation may look like the end of the connection
+        while not attending.done():  # a cancellation may be mistaken for the end of the connection
             attending.cancel()
             await asyncio.wait([attending], timeout=_LEAVE_SECONDS)
         await asyncio.gather(attending, return_exceptions=True)
@@ -128,7 +131,7 @@ class Attending:
             await Deadline(_LEAVE_SECONDS).wait(self._stub.attend(self._request(leaves=True)))
 
     async def close(self) -> None:
-        """Stops attending and closes the stub. Idempotent."""
+        """Stops the reports, notifies the dispatcher, and closes the stub. Idempotent."""
         self.leave()
         if self._leaving is not None:
             await self._leaving

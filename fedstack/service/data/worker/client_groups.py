@@ -1,4 +1,8 @@
-"""Groups datasets by client at a data worker: in memory, or by the splits that contain each client's elements."""
+"""Groups the elements of datasets by client on a data worker.
+
+The elements are grouped in memory or, if they are too large, by recording the splits that contain each client's
+elements.
+"""
 
 import abc
 import math
@@ -21,19 +25,20 @@ from fedstack.service.data.reading.blocks import picked, without_first
 from fedstack.service.data.reading.budget import BLOCK_ROWS, Blocks, size_in
 from fedstack.service.host.limits import DataWorkerLimits, exceeded
 
-# Reading the elements of all clients may cost at most this many times as much as reading the dataset once.
+# The maximum cost of reading the elements of all clients separately, as a multiple of the cost of reading the dataset
+# once.
 _MOST_TIMES = 4
-# A split with more than this many times the bytes that may be held is considered infinite.
+# A split is considered infinite if its size exceeds this multiple of the maximum number of bytes kept in memory.
 _MOST_IN_SPLIT = 64
 # The approximate size of one `_Share`.
 _PLACE_BYTES = 200
 
 
 class GroupedClients(abc.ABC):
-    """The elements of a dataset, client by client.
+    """The elements of a dataset, grouped by client.
 
     Attributes:
-      rows: The number of elements of each client, by its id in wire form; in the order of ids.
+      rows: The number of elements of each client by its id in wire form, in the order of the ids.
     """
 
     def __init__(self, rows: Mapping[bytes, int]) -> None:
@@ -41,12 +46,12 @@ class GroupedClients(abc.ABC):
 
     @abc.abstractmethod
     def read(self, key: bytes) -> Blocks:
-        """Yields the elements of an existing client."""
+        """Yields the elements of a client, which must exist."""
 
 
 @attrs.frozen
 class _Share:
-    """Consecutive splits, and the number of a client's elements in them."""
+    """Consecutive splits, and the number of a client's elements in these splits."""
 
     first: int
     last: int
@@ -54,18 +59,20 @@ class _Share:
 
 
 class SplitsOfClients(GroupedClients):
-    """The splits that contain each client's elements, such as a file per client; only these are read for a client.
+    """A record of the splits that contain each client's elements, such as one file per client.
+
+    To read the elements of a client, only these splits are read.
 
     Args:
-      clients: The dataset by client. It is read once to find the splits.
+      clients: The dataset by client. The dataset is read once to find the splits.
       limits: The limits of the data worker.
 
     Attributes:
-      size: The approximate size in bytes of this record of splits.
+      size: The approximate size of the record in bytes.
 
     Raises:
-      ResourceLimitError: If most splits have elements of many clients, a split is infinite, or the last steps apply to
-        all splits together.
+      ResourceLimitError: If most splits contain elements of many clients, a split is infinite, or the last steps of the
+        dataset apply to all splits together.
     """
 
     def __init__(self, clients: ClientDatasets[Dataset], limits: DataWorkerLimits) -> None:
@@ -83,7 +90,7 @@ class SplitsOfClients(GroupedClients):
 
     def _too_many(self) -> FedstackError:
         most = self._limits.max_client_bytes
-        advice = "write the elements of each client to a separate file, divide the dataset"
+        advice = "write the elements of each client to a separate file, split the dataset into several datasets"
         return exceeded(self._limits, "max_client_bytes", f"at least {max(self._bytes, most + 1)}", advice)
 
     @property
@@ -93,7 +100,7 @@ class SplitsOfClients(GroupedClients):
     def _find_places(self) -> None:
         dataset = self._dataset
         source, splits = dataset.source, dataset.num_splits
-        together = BLOCK_ROWS if source.size == splits else 1  # if each split is one element
+        together = BLOCK_ROWS if source.size == splits else 1  # many splits at a time if each split is one element
         bytes_of = size_in(dataset.element_type)
         for first in range(0, splits, together):
             last = min(first + together, splits)
@@ -131,7 +138,8 @@ class SplitsOfClients(GroupedClients):
             if found != place.rows:
                 raise InvalidValueError(
                     f"Expected {place.rows} elements of client {client!r} in splits {place.first} to {place.last}, "
-                    f"found {found}: the data have changed since they were listed; restart the data worker"
+                    f"found {found}; restart the data worker, because the data has changed since its clients were "
+                    "listed"
                 )
 
     def __repr__(self) -> str:
@@ -143,12 +151,12 @@ _MOST_GROUPED = 1000
 
 @attrs.frozen(eq=False)
 class ClientElements:
-    """The elements of some clients, one client after the other.
+    """The concatenated elements of some clients.
 
     Attributes:
       element: The type of the elements.
-      blocks: Yields the elements; each block has elements of only one client.
-      rows: The number of elements of each client; empty until the first block has been made.
+      blocks: The blocks of elements. Each block contains elements of a single client.
+      rows: The number of elements of each client; empty until the first block has been read.
     """
 
     element: Type
@@ -157,10 +165,11 @@ class ClientElements:
 
 
 class ClientGroups:
-    """The datasets that have been grouped by client. Any thread may use it.
+    """A cache of the datasets that have been grouped by client. Any thread may use it.
 
     Args:
-      limits: The limit on the bytes of elements that are held. The least recently read datasets make room.
+      limits: The limits of the data worker, which include the maximum number of bytes of elements in memory. The least
+        recently read datasets are evicted first.
     """
 
     def __init__(self, limits: DataWorkerLimits) -> None:
@@ -178,7 +187,7 @@ class ClientGroups:
           digest: The digest of the dataset.
           clients: The dataset by client.
           keys: The ids of the clients, in wire form.
-          start: The number of elements to skip at the beginning, over all the clients together.
+          start: The number of elements to skip at the beginning of the concatenated elements.
         """
         rows: list[int] = []
 
@@ -194,11 +203,15 @@ class ClientGroups:
         return ClientElements(clients.element_type, blocks(), rows)
 
     def find(self, digest: bytes, clients: ClientDatasets[Dataset]) -> GroupedClients:
-        """Returns a dataset by client; reads it if it is not held, while other callers for it wait.
+        """Returns the elements of a dataset, grouped by client.
+
+        If the dataset is not in the cache, the calling thread reads the dataset, and other callers that need the same
+        dataset wait.
 
         Raises:
-          ResourceLimitError: If it has more bytes than may be held, and cannot be read client by client.
-          FedstackError: If the data are faulty, or a function that is applied to them fails.
+          ResourceLimitError: If the dataset is too large for the memory limit, and its clients cannot be read
+            separately.
+          FedstackError: If the data is invalid, or a function that is applied to the elements fails.
         """
         with self._lock:
             reading = self._reading.setdefault(digest, threading.Lock())
@@ -221,7 +234,7 @@ class ClientGroups:
         return _InMemory({key_of(c, clients.id_type): place for c, place in places.items()}, rows), bounded.size
 
     def clear(self) -> None:
-        """Drops all datasets."""
+        """Removes all datasets from the cache."""
         self._held: SharedCache[bytes, GroupedClients] = SharedCache(_MOST_GROUPED, self._limits.max_client_bytes)
 
     def __repr__(self) -> str:
@@ -229,7 +242,7 @@ class ClientGroups:
 
 
 class _InMemory(GroupedClients):
-    """All elements of a dataset, client by client."""
+    """All elements of a dataset in memory, grouped by client."""
 
     def __init__(self, places: Mapping[bytes, slice], elements: Column) -> None:
         super().__init__({key: place.stop - place.start for key, place in places.items()})
@@ -243,11 +256,11 @@ class _InMemory(GroupedClients):
 
 
 class _TooManyError(Exception):
-    """The elements of a dataset are too large to be held."""
+    """The elements of a dataset are too large to be kept in memory."""
 
 
 class _Bounded(HasBlocks):
-    """The elements of a dataset, which may not exceed the limit on bytes together."""
+    """The elements of a dataset, whose total size must not exceed the limit on bytes in memory."""
 
     def __init__(self, dataset: Dataset, limits: DataWorkerLimits) -> None:
         self._dataset = dataset
@@ -280,5 +293,6 @@ def _rows_of(grouped: GroupedClients, key: bytes, clients: ClientDatasets[Datase
     except FedstackError:
         shown = key
     raise InvalidValueError(
-        f"Expected the id of a client of the dataset, found {describe(shown)}; see client_ids of its data source"
+        f"Expected the id of a client of the dataset, found {describe(shown)}; client_ids of the data source lists the "
+        "ids"
     )

@@ -1,4 +1,4 @@
-"""Serves elements of datasets: a client names a dataset by its digest and reads ranges of its splits in blocks."""
+"""Serves elements of datasets. A client requests ranges of a dataset's splits, and receives the elements in blocks."""
 
 import contextlib
 import os
@@ -50,40 +50,41 @@ from fedstack.transport.peers.methods import (
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _PORT = "%port%"
-# How many files of passes have their first stamp remembered; the least recently opened are forgotten.
+# The maximum number of files of passes whose first stamp is stored. The least recently opened files are removed first.
 _MOST_FILES = 1 << 16
 _MOST_ID_BYTES = 64
 
 
 @attrs.frozen(eq=False)
 class _Sent:
-    """A block of elements in its wire form, and its approximate size in bytes."""
+    """A block of elements in wire form, and its approximate size in bytes."""
 
     parcel: Parcel
     size: int
 
 
 class DataWorkerService(Service):
-    """Reads datasets for clients.
+    """The service of a data worker, which reads datasets for clients.
 
     Args:
-      dispatcher: Calls the dispatcher; it is closed with the service.
-      worker_address: The address at which clients reach the worker, with `%port%` for its port; by default its server's
-        `target`.
-      attends_seconds: The interval of its messages to the dispatcher; by default the dispatcher sets it.
-      worker_tokens: The first token authorizes the worker at the dispatcher.
-      limits: The limits on what clients may use.
-      policy: Which functions definitions may contain.
+      dispatcher: The stub for calls to the dispatcher, which the service closes when it is closed.
+      worker_address: The address at which clients reach the worker, with `%port%` for its port; by default the `target`
+        of its server.
+      attends_seconds: The interval between messages to the dispatcher, in seconds; by default the dispatcher sets the
+        interval.
+      worker_tokens: The tokens, of which the first authorizes the worker to register with the dispatcher.
+      limits: The resource limits for clients of the worker.
+      policy: The policy that determines the functions that definitions may contain.
       data_roots: The folders below which files may be read.
       service_limits: The limits on the memory and time of a computation.
-      client_credentials: The credentials for calls of functions to other servers.
+      client_credentials: The credentials for calls that functions make to other servers.
 
     Raises:
       InvalidValueError: If one of the `data_roots` is not a folder.
 
     Attributes:
-      attending: Tells the dispatcher that the worker is available.
-      threads: The threads that make elements.
+      attending: Keeps the worker registered with the dispatcher.
+      threads: The threads on which elements are prepared.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class DataWorkerService(Service):
     ) -> None:
         self._limits = limits or DataWorkerLimits()
         rules = service_limits or ServiceLimits()
-        # Clients consider a worker lost if it is silent for longer.
+        # Clients consider a worker lost if they receive no heartbeat for longer.
         self._rules = attrs.evolve(rules, heartbeat_seconds=min(rules.heartbeat_seconds, HEARTBEAT_SECONDS))
         self._core = core = ServiceCore(
             local_executor_factory(), self._rules, policy or CarrierPolicy(), client_credentials=client_credentials
@@ -110,7 +111,7 @@ class DataWorkerService(Service):
         self._gathered = Budget(self._limits.max_gathered_bytes, self._too_much_gathered)
         self._scope = reading(core.scope, data_roots=roots, take_room=self._gathered.take)
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
-        self._streams: dict[Ahead[_Sent], bytes] = {}  # with the id of each, for status
+        self._streams: dict[Ahead[_Sent], bytes] = {}  # the id of each stream, for status
         self._counting = threading.Lock()
         self._read = (0, 0, 0)  # ranges, elements and bytes, for status
         self._places = FairShares(self._limits.max_streams)
@@ -127,7 +128,7 @@ class DataWorkerService(Service):
         self._reader = LocalReader(self.find, self.list_clients, self.threads)
 
     def _too_much_gathered(self, found: str) -> Exception:
-        advice = "let the step hold less: a smaller number, smaller elements"
+        advice = "reduce the number of elements in the step or the size of its elements"
         return exceeded(self._limits, "max_gathered_bytes", found, advice)
 
     @property
@@ -163,7 +164,7 @@ class DataWorkerService(Service):
         self.attending.start(target if self._worker_address is None else self._worker_address.replace(_PORT, port))
 
     async def read(self, incoming: Incoming) -> Answers:
-        """Reads elements block by block; a block is sent before the third one after it is made."""
+        """Reads elements in blocks. At most two blocks are prepared ahead of the block that is sent."""
         received = await receive(incoming, ReadRequest)
         await received.end()
         check_protocol(received.message.protocol, received.message.version, "the client")
@@ -187,7 +188,7 @@ class DataWorkerService(Service):
     def _open(self, request: ReadRequest, found: Range) -> Generator[Ahead[_Sent], None, None]:
         limits, caller = self._limits, found.scope.caller
         if not self._places.take(caller):
-            raise exceeded(limits, "max_streams", self._places.refused, "read the open streams to their end")
+            raise exceeded(limits, "max_streams", self._places.refused, "finish reading the open streams")
         most = max(1, min(request.block_bytes or BLOCK_BYTES, limits.max_block_bytes, self._rules.max_value_bytes))
         with found.scope.entered():
             made = self._sent(found, most)
@@ -201,7 +202,7 @@ class DataWorkerService(Service):
             self._places.give_back(caller)
 
     def _sent(self, found: Range, most: int) -> Iterator[_Sent]:
-        """Yields blocks in their wire form."""
+        """Yields blocks in wire form."""
         chunking, element = self._rules.chunking, found.element
         client_rows, bytes_of = found.client_rows, size_in(element)
         for number, (column, is_last) in enumerate(sized_blocks(found.blocks, element, most)):
@@ -217,7 +218,7 @@ class DataWorkerService(Service):
             yield _Sent(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
 
     def _counted(self, blocks: Blocks, element: Type) -> Blocks:
-        """Yields blocks, and counts them for the status, including blocks for consumers in this process."""
+        """Yields blocks and counts them for the status. Blocks for consumers in this process are counted too."""
         bytes_of = size_in(element)
         for column in blocks:
             self._count_read(0, len(column), bytes_of(column))
@@ -231,19 +232,21 @@ class DataWorkerService(Service):
 
     def _check_goes_on(self) -> None:
         if self._draining:
-            raise WorkerUnavailableError("Expected a running data worker, found one that is stopping; read at another")
+            raise WorkerUnavailableError(
+                "Expected a running data worker, found a data worker that is stopping; read from another data worker"
+            )
 
     async def find(self, request: ReadRequest) -> Range:
-        """Returns the range that a request asks for.
+        """Returns the requested range of elements.
 
         Raises:
-          InvalidValueError: If there is no such range.
+          InvalidValueError: If the dataset has no such range.
           FedstackError: If the definition of the dataset is unavailable or refused.
         """
         self._check_goes_on()
         known = await self._definitions.find(request.digest, request.commit)
         scope = current_scope()
-        # A whole dataset may repeat its files, and each repetition is then a pass.
+        # If the dataset is read as a whole, it may repeat its files, and each repetition is then a pass of its own.
         is_part = not (request.splits.whole or request.splits.shard)
         first_stamp = self._first_stamp(request.pass_id) if is_part else None
         ours = self._scope.replace(caller=scope.caller, origin=scope.origin, span=scope.span)
@@ -257,18 +260,16 @@ class DataWorkerService(Service):
         return Range(element, self._counted(_placed(blocks, f"in {what} {place}"), element), scope)
 
     def _first_stamp(self, pass_id: bytes) -> Callable[[str, tuple[int, ...]], tuple[int, ...]]:
-        """Returns the function for a pass's first stamp of each file at this worker; see `DatasetScope.first_stamp`.
+        """Returns a function for `DatasetScope.first_stamp`, which looks up a file's first stamp in a pass.
 
         Args:
-          pass_id: The id of the pass; empty for a pass with only this range.
+          pass_id: The id of the pass; empty for a pass that consists only of this range.
 
         Raises:
           InvalidValueError: If the id is too long.
         """
         if len(pass_id) > _MOST_ID_BYTES:
-            raise InvalidValueError(
-                f"Expected the id of a pass of at most {_MOST_ID_BYTES} bytes, found {len(pass_id)}"
-            )
+            raise InvalidValueError(f"Expected a pass id of at most {_MOST_ID_BYTES} bytes, found {len(pass_id)} bytes")
         if not pass_id:
             return dict[str, tuple[int, ...]]().setdefault
 
@@ -284,7 +285,7 @@ class DataWorkerService(Service):
         """Lists the clients of a dataset.
 
         Raises:
-          FedstackError: If the dataset is unavailable, cannot be read, or is not registered by client.
+          FedstackError: If the dataset is unavailable, cannot be read or is not registered by client.
         """
         self._check_goes_on()
         known = await self._definitions.find(request.digest)
@@ -313,7 +314,7 @@ class DataWorkerService(Service):
         return self._server.target if self._server and self._server.target else "this process"
 
     def drain(self) -> None:
-        """Opens no more streams; open streams continue."""
+        """Stops accepting new streams. Open streams continue."""
         self._draining = True
         self._reader.stop()
         self.attending.leave()
@@ -336,7 +337,9 @@ class DataWorkerService(Service):
 def _real_folder(root: str) -> str:
     found = os.path.realpath(root)
     if not os.path.isdir(found):
-        raise InvalidValueError(f"Expected a folder with data, found none at {root}; correct data_roots (--data-root)")
+        raise InvalidValueError(
+            f"Expected a folder with data, found no folder {root}; correct data_roots (--data-root)"
+        )
     return found
 
 
@@ -344,7 +347,7 @@ _NO_MORE = Parcel(with_protocol(ReadResponse(is_last=True)).SerializeToString())
 
 
 def _elements(known: CachedDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:
-    """Returns the type of the requested elements, their blocks, and a description of them for messages."""
+    """Returns the type of the requested elements, their blocks, and a description of the elements for messages."""
     splits, start = request.splits, request.first_element
     if splits.shard:
         blocks = known.dataset.shard(splits.last, splits.first).blocks()
@@ -354,12 +357,12 @@ def _elements(known: CachedDataset, request: ReadRequest) -> tuple[Type, Blocks,
     pipeline = known.division.split
     if request.num_splits != pipeline.num_splits:
         raise InvalidValueError(
-            f"Expected a dataset of {request.num_splits} splits, as the dispatcher has it, found {pipeline.num_splits} "
-            "at this worker; use the same release for both"
+            f"Expected a dataset of {request.num_splits} splits, as on the dispatcher, found {pipeline.num_splits} "
+            "splits on this worker; install the same release of fedstack for both"
         )
     if not splits.first <= splits.last <= pipeline.num_splits:
         raise InvalidValueError(
-            f"Expected some of the {pipeline.num_splits} splits, found {splits.first} to {splits.last}"
+            f"Expected a range within the {pipeline.num_splits} splits, found {splits.first} to {splits.last}"
         )
     what = f"splits {splits.first} to {splits.last}"
     return pipeline.element_type, pipeline.read(splits.first, splits.last, start), what
@@ -370,7 +373,7 @@ def _is_last(sent: _Sent) -> bool:
 
 
 def _placed(blocks: Blocks, place: str) -> Blocks:
-    """Yields blocks; errors raised while making them get the place added."""
+    """Yields blocks, and adds the place to the message of an error that is raised while blocks are prepared."""
     try:
         yield from blocks
     except FedstackError as error:

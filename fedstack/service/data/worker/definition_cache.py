@@ -1,4 +1,4 @@
-"""Caches the datasets that a data worker reads, whose definitions it gets from its dispatcher by digest."""
+"""Caches the datasets that a data worker reads. The worker requests their definitions from its dispatcher by digest."""
 
 import asyncio
 import hashlib
@@ -26,13 +26,20 @@ from fedstack.transport.peers.io_loop import start_apart
 
 _MOST_DATASETS = 1000
 _DIGEST_BYTES = 32
-# How long to wait for an unavailable dispatcher before a read fails.
+# The time to wait for an unavailable dispatcher before a read fails.
 _DISPATCHER_SECONDS = 30.0
 
 
 @attrs.frozen(eq=False)
 class CachedDataset:
-    """A dataset, how the work on it is divided, and the member of its elements that has the client's id, if any."""
+    """A dataset and its division into work.
+
+    Attributes:
+      dataset: The dataset.
+      division: The division of the work on the dataset.
+      client_column: The member of the elements that contains the client's id; empty if the dataset is not registered by
+        client.
+    """
 
     dataset: Dataset
     division: Division
@@ -43,22 +50,24 @@ class CachedDataset:
         """The dataset by client.
 
         Raises:
-          InvalidValueError: If it is not registered by client.
+          InvalidValueError: If the dataset is not registered by client.
         """
         if not self.client_column:
             raise InvalidValueError(
-                "Expected a dataset that is registered by client, found one that is not; register its by_client(column)"
+                "Expected a dataset that is registered by client, found a dataset that is registered as a whole; "
+                "register its by_client(column)"
             )
         return self.dataset.by_client(self.client_column)
 
 
 class DefinitionCache:
-    """The most recently read datasets. It belongs to the loop of its stub.
+    """A cache of the most recently read datasets, which must be used on the event loop of its stub.
 
     Args:
-      dispatcher: Calls the dispatcher, which has the definitions.
-      scope: The scope in which definitions are read: its policy decides which functions they may contain.
-      limits: The limits on the size of each definition and of all together.
+      dispatcher: The stub for calls to the dispatcher, which has the definitions.
+      scope: The scope in which definitions are read. Its policy determines the functions that they may contain.
+      limits: The limits of the data worker, which include the maximum size of each definition and of all definitions
+        together.
     """
 
     def __init__(self, dispatcher: DispatcherStub, scope: WorkScope, limits: DataWorkerLimits) -> None:
@@ -72,16 +81,16 @@ class DefinitionCache:
         """Returns the dataset with a digest.
 
         Args:
-          digest: The digest of its definition.
-          commit: The latest commit that the client has heard of from the dispatcher.
+          digest: The digest of the dataset's definition.
+          commit: The latest commit that the client has received from the dispatcher.
 
         Raises:
-          StaleSessionError: If the dispatcher was restarted since, and no longer has the dataset.
+          StaleSessionError: If the dispatcher has been restarted in the meantime, and no longer has the dataset.
           InvalidValueError: If the digest is invalid, or the dispatcher sends a definition with another digest.
           FedstackError: If the definition is invalid, or contains a function that this worker does not permit.
         """
         if len(digest) != _DIGEST_BYTES:
-            raise InvalidValueError(f"Expected the {_DIGEST_BYTES} bytes of a digest, found {len(digest)}")
+            raise InvalidValueError(f"Expected a digest of {_DIGEST_BYTES} bytes, found {len(digest)} bytes")
         known = self._known.get(digest)
         if known is not None:
             return known
@@ -89,7 +98,7 @@ class DefinitionCache:
         if coming is None:
             coming = self._coming[digest] = start_apart(self._come(digest, commit))
             coming.add_done_callback(lambda task: self._has_come(digest, task))
-        return await asyncio.shield(coming)  # others may wait for it too
+        return await asyncio.shield(coming)  # other callers may wait for the same task
 
     def _has_come(self, digest: bytes, task: "asyncio.Task[CachedDataset]") -> None:
         del self._coming[digest]
@@ -109,7 +118,7 @@ class DefinitionCache:
             size = received.message.definition_bytes
             if size > self._limits.max_definition_bytes:
                 raise exceeded(self._limits, "max_definition_bytes", size)
-            content = np.empty(size, np.uint8).data  # not touched before its bytes arrive
+            content = np.empty(size, np.uint8).data  # `empty` does not touch the memory before bytes are received
             await received.rest.read_into([content])
             return content
 
@@ -125,12 +134,14 @@ class DefinitionCache:
 def _read(content: memoryview, digest: bytes) -> CachedDataset:
     if hashlib.sha256(content).digest() != digest:
         raise InvalidValueError(
-            f"Expected the definition of dataset {digest.hex()[:16]}…, found another one under that digest; the "
-            "dispatcher's files are damaged, or it is not a dispatcher: register the dataset again"
+            f"Expected the definition of dataset {digest.hex()[:16]}…, found a definition with a different digest; the "
+            "dispatcher's files are damaged, or the server is not a dispatcher: register the dataset again"
         )
     try:
         definition = DatasetDefinition.FromString(bytes(content))
     except DecodeError as error:
-        raise InvalidValueError(f"Expected the definition of a dataset, found other bytes: {error}") from error
+        raise InvalidValueError(
+            f"Expected the definition of a dataset, found bytes that cannot be decoded: {error}"
+        ) from error
     dataset = read_definition(definition)
     return CachedDataset(dataset, dataset.divided(), definition.client_column)

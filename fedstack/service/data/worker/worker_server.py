@@ -1,4 +1,4 @@
-"""Runs data workers as servers of their own."""
+"""Runs a data worker as a server in this process."""
 
 import os
 from collections.abc import Iterable
@@ -33,26 +33,32 @@ class WorkerConfig:
     """The configuration of a data worker.
 
     Attributes:
-      dispatcher_address: The address of its dispatcher; or the job of a cluster with one task.
+      dispatcher_address: The address of the dispatcher, or the job of a cluster with one task.
       worker_address: The address at which clients reach the worker, with `%port%` for its port, as in
-        `"data-1:%port%"`; by default the address on which it listens.
+        `"data-1:%port%"`; by default the address on which the worker listens.
       port: The port; 0 for any free port.
-      protocol: `"grpc"`, or `"grpc+local"` for this process only, without a server.
-      heartbeat_interval_ms: The interval of its messages to the dispatcher; by default the dispatcher sets it.
-      dispatcher_timeout_ms: How long to wait for the dispatcher at the start; by default the worker does not wait, and
-        attends when the dispatcher is available.
-      host: A name or an address of this machine. Any address but a loopback address needs TLS.
-      data_roots: The folders below which it may read files of datasets; by default none.
-      policy: Which functions the definitions of datasets may contain: by default neither modules nor code.
+      protocol: `"grpc"`, or `"grpc+local"` to serve clients in this process only, without a server.
+      heartbeat_interval_ms: The interval between messages to the dispatcher; by default the dispatcher sets the
+        interval.
+      dispatcher_timeout_ms: The maximum time to wait for the dispatcher at the start. By default the worker does not
+        wait, and registers when the dispatcher becomes available.
+      host: A name or an address of this machine. TLS is required unless it is a loopback address.
+      data_roots: The folders below which the worker may read files of datasets; by default none.
+      policy: The policy that determines the functions that definitions of datasets may contain. By default functions
+        must not refer to modules or contain code.
       credentials: The certificate and key for TLS, and the requirements on clients.
-      token_file: A file with one token per line; a client must present one of them.
-      worker_token_file: A file with the token that authorizes this worker at the dispatcher.
+      token_file: A file with one token per line. A client must present one of the tokens.
+      worker_token_file: A file with the token that authorizes this worker to register with the dispatcher.
       insecure: Whether other machines may connect without TLS.
-      client_credentials: The worker's own certificate and token, for its calls to the dispatcher and for the calls of
-        functions to other servers.
-      limits: The limits on what clients may use of the worker.
+      client_credentials: The worker's own certificate and token, for its calls to the dispatcher and for calls that
+        functions make to other servers.
+      limits: The resource limits for clients of the worker.
       service_limits: The limits on computations and values.
-      server_limits: The limits on what clients may use of the server itself.
+      server_limits: The resource limits for clients of the server itself.
+
+    Raises:
+      InvalidValueError: If `dispatcher_address` is missing, a number is out of range, or `worker_address` is missing
+        for a worker that listens on all addresses.
     """
 
     dispatcher_address: str = attrs.field(converter=address_of)
@@ -77,20 +83,23 @@ class WorkerConfig:
         check_client_credentials(self.client_credentials)
         if not isinstance(cast(object, self.dispatcher_address), str) or not self.dispatcher_address:
             raise InvalidValueError(
-                f"Expected the address of a dispatcher, found {self.dispatcher_address!r}; give dispatcher_address, "
-                "such as a DispatchServer's target"
+                f"Expected the address of a dispatcher, found {self.dispatcher_address!r}; pass dispatcher_address, "
+                "such as the target of a DispatchServer"
             )
         for name in ("heartbeat_interval_ms", "dispatcher_timeout_ms"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name))
         if self.host in _EVERYWHERE and self.worker_address is None:
             raise InvalidValueError(
-                f"Expected a worker_address for a worker that listens at {self.host}, found none; give the address "
-                'at which clients reach it, as in "data-1.example:%port%"'
+                f"Expected a worker_address for a worker that listens on {self.host}, found None; pass the address "
+                'at which clients reach the worker, as in "data-1.example:%port%"'
             )
 
     def service(self) -> DataWorkerService:
-        """Returns the worker for `ServerConfig.services`; the server of a task decides where and how it serves."""
+        """Returns a data worker for `ServerConfig.services`.
+
+        The server of the cluster's task determines the address and the credentials.
+        """
         interval = self.heartbeat_interval_ms
         return DataWorkerService(
             DispatcherStub(connect(self.dispatcher_address, self.client_credentials)),
@@ -106,21 +115,23 @@ class WorkerConfig:
 
 
 class WorkerServer(OwnedServer):
-    """A data worker: it reads datasets for consumers, and attends at a dispatcher.
+    """A server for a data worker, which reads datasets for consumers and registers with a dispatcher.
 
         worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher.target))
 
-    It serves at once, and attends in the background; it attends again after the dispatcher was unavailable or has been
-    restarted. It stops at the end of a `with` block, on `stop()`, or when nothing refers to it any more.
+    The server accepts requests immediately and registers in the background. It registers again after the dispatcher was
+    unavailable or has been restarted. The server stops at the end of a `with` block, when `stop()` is called, or when
+    it is garbage-collected.
 
     Args:
       config: The configuration.
-      start: Whether to start at once; otherwise `start()` or a `with` block starts it.
-      port, dispatcher_address, worker_address, protocol: Replacements for a configuration; see `WorkerConfig`.
+      start: Whether to start the server immediately; otherwise `start()` or a `with` block starts it.
+      port, dispatcher_address, worker_address, protocol: Alternatives to `config` that set only these attributes; see
+        `WorkerConfig`.
 
     Raises:
       InvalidValueError: If the dispatcher's address is missing, or one of the `data_roots` is not a folder.
-      AddressError: If it cannot listen on its port.
+      AddressError: If the server cannot listen on its port.
       WorkerUnavailableError: If the dispatcher does not answer within `dispatcher_timeout_ms`.
     """
 
@@ -137,17 +148,19 @@ class WorkerServer(OwnedServer):
         if config is None:
             config = WorkerConfig(dispatcher_address, worker_address, port, protocol or GRPC)
         elif port or dispatcher_address or worker_address or protocol:
-            raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
+            raise InvalidValueError(
+                "Expected either config or single attributes such as port, found both; set the attributes in the config"
+            )
         self._config = config
         self._service = config.service()
         super().__init__(Host([self._service], HostConfig.of(config)), start)
 
     @property
     def target(self) -> str:
-        """The address to dial, with the real port: `grpc://host:port`, or `grpcs://host:port` with TLS.
+        """The address for clients, with the actual port: `grpc://host:port`, or `grpcs://host:port` with TLS.
 
         Raises:
-          ClosedError: If it has not been started.
+          ClosedError: If the server has not been started.
         """
         return self.server.url
 

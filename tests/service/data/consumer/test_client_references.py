@@ -234,7 +234,10 @@ def test_a_worker_dials_only_what_its_operator_has_named(source: DatasetDataSour
     with data_service(0) as other:
         for config, found in (
             (ServerConfig(), "--data-service ADDRESS"),
-            (ServerConfig(data_services=other.target), rf"Expected data of {other.target}.*{service.target}.*--data-"),
+            (
+                ServerConfig(data_services=other.target),
+                rf"Expected a reference to data of {other.target}.*{service.target}.*--data-",
+            ),
         ):
             server = Server.create_local_server(config)
             with server, fedstack.create_sync_remote_execution_context(server.target) as context:
@@ -262,7 +265,7 @@ def test_a_sample_follows_from_its_seed_wherever_the_data_is(source: DatasetData
     assert clients == 1 or drawn[1] != drawn[2]
     local = [list(dataset) for dataset in LOCAL.sample(clients, 1)]
     np.testing.assert_equal([list(one) for one in source.sample(clients, 1)], local)
-    with pytest.raises(InvalidValueError, match=f"Expected at most {CLIENTS} clients to sample, found 41"):
+    with pytest.raises(InvalidValueError, match=f"Expected a sample of at most {CLIENTS} clients, found 41"):
         source.sample(41, 1)
 
 

@@ -229,5 +229,5 @@ def test_a_cursor_goes_on_exactly_there_after_all_steps_that_have_one(
 def test_a_step_that_does_not_say_which_elements_are_behind_it_has_no_cursor(step: str) -> None:
     elements: Any = iter(WITHOUT[step](distributed(Journal(Dataset.range(9), 2, 2))))
     next(elements)
-    with pytest.raises(InvalidComputationError, match="take the cursor of an iterator over the dataset without"):
+    with pytest.raises(InvalidComputationError, match="create the cursor from an iterator over the dataset without"):
         elements.cursor()

@@ -229,7 +229,7 @@ def test_a_registered_dataset_is_found_by_its_id(service: DispatchServer) -> Non
     local = Dataset.range(50).map(square).batch(8).map(_sum)
     dataset_id = register_dataset(service.target, local)
     assert register_dataset(service.target, local) == dataset_id
-    with pytest.raises(CarrierError, match=r"run where it is consumed.*CarrierPolicy\(modules=\['mine'\]"):
+    with pytest.raises(CarrierError, match=r"must run in this process.*CarrierPolicy\(modules=\['mine'\]"):
         from_dataset_id(DYNAMIC, service, dataset_id)
     found = from_dataset_id(DYNAMIC, service.target, dataset_id, element_spec=np.int64, policy=POLICY)
     assert len(found) == 7
@@ -259,7 +259,7 @@ def test_a_dataset_is_registered_with_the_arguments_in_the_order_of_the_original
     assert register_dataset(service, numbers, "AUTO", "numbers") == "numbers"
     assert register_dataset(service, numbers, None, "numbers") == "numbers"
     assert register_dataset(service, numbers, "AUTO") == register_dataset(service, numbers) != "AUTO"
-    with pytest.raises(InvalidValueError, match="Expected compression as 'AUTO' or None, found 'mine'.*dataset_id="):
+    with pytest.raises(InvalidValueError, match="Expected compression to be 'AUTO' or None, found 'mine'.*dataset_id="):
         register_dataset(service, numbers, "mine")
     with pytest.raises(TypeError, match="positional"):
         distribute(DYNAMIC, service, "job", 0, 2)  # type: ignore[call-arg, misc]
@@ -291,9 +291,9 @@ def test_further_steps_mean_what_they_mean_locally(service: DispatchServer) -> N
 
 def test_an_id_stands_for_one_dataset(service: DispatchServer) -> None:
     register_dataset(service, Dataset.range(5), dataset_id="numbers")
-    with pytest.raises(InvalidValueError, match="'numbers'.*other content; choose another dataset_id"):
+    with pytest.raises(InvalidValueError, match="'numbers'.*different content; choose another dataset_id"):
         register_dataset(service, Dataset.range(6), dataset_id="numbers")
-    with pytest.raises(InvalidValueError, match="found none with id 'nothing'"):
+    with pytest.raises(InvalidValueError, match="found no dataset with id 'nothing'"):
         from_dataset_id(DYNAMIC, service, "nothing")
     with pytest.raises(TypeMismatchError, match="Expected elements of float64, found a dataset of int64"):
         from_dataset_id(DYNAMIC, service, "numbers", element_spec=np.float64)
@@ -640,10 +640,10 @@ def test_a_cursor_counts_elements_that_are_left_out_before_they_come(
 @pytest.mark.parametrize("size", [0, 5])
 def test_an_iterator_has_a_cursor_between_its_first_element_and_its_end(service: DispatchServer, size: int) -> None:
     elements = iter(Dataset.range(size).apply(distribute(DYNAMIC, service, guarantee="exactly_once")))
-    with pytest.raises(InvalidValueError, match="found one new; ask for an element first"):
+    with pytest.raises(InvalidValueError, match="found a new iterator; read an element first"):
         elements.cursor()
     assert len(list(elements)) == size
-    with pytest.raises(InvalidValueError, match="found one at its end, after which there is nothing"):
+    with pytest.raises(InvalidValueError, match="found an iterator at its end"):
         elements.cursor()
 
 
@@ -652,7 +652,9 @@ def test_there_is_no_cursor_where_the_place_cannot_be_told(service: DispatchServ
     for dataset in (Dataset.range(9).shuffle(3, 1).apply(exactly), Dataset.range(9).apply(exactly).repeat(2)):
         elements = iter(dataset)
         next(elements)
-        with pytest.raises(InvalidComputationError, match="take the cursor of an iterator over the dataset without"):
+        with pytest.raises(
+            InvalidComputationError, match="create the cursor from an iterator over the dataset without"
+        ):
             elements.cursor()
     elements = iter(Dataset.range(9).apply(distribute(DYNAMIC, service)))
     next(elements)
@@ -666,15 +668,15 @@ def test_a_cursor_is_of_one_dataset_and_job(service: DispatchServer) -> None:
     cursor = elements.cursor()
     with pytest.raises(InvalidValueError, match="a cursor of this dataset"):
         Dataset.range(10).apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
-    with pytest.raises(InvalidValueError, match="Expected guarantee 'exactly_once' beside resume"):
+    with pytest.raises(InvalidValueError, match="Expected guarantee 'exactly_once' in combination with resume"):
         distribute(DYNAMIC, service, resume=cursor)
     with pytest.raises(InvalidValueError, match="Expected job_name '' as in resume, found 'j'"):
         distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor, job_name="j")
-    with pytest.raises(InvalidValueError, match="ShardingPolicy.DYNAMIC as in resume, found ShardingPolicy.OFF; give"):
+    with pytest.raises(InvalidValueError, match="ShardingPolicy.DYNAMIC as in resume, found ShardingPolicy.OFF; pass"):
         distribute(OFF, service, guarantee="exactly_once", resume=cursor)
     changed = bytes([*cursor[:-1], cursor[-1] ^ 1])
     for wrong, error in ((changed, InvalidValueError), (b"", InvalidValueError), ("text", TypeMismatchError)):
-        with pytest.raises(error, match="what an iterator's cursor"):
+        with pytest.raises(error, match="the bytes that an iterator's cursor"):
             distribute(DYNAMIC, service, guarantee="exactly_once", resume=wrong)  # type: ignore[arg-type]
 
 
@@ -697,9 +699,13 @@ def test_a_dropped_iterator_ends_its_pass(service: DispatchServer) -> None:
 
 def test_a_distributed_dataset_is_not_distributed_again(service: DispatchServer) -> None:
     dataset = Dataset.range(5).apply(distribute(DYNAMIC, service))
-    with pytest.raises(CarrierError, match="Expected a dataset that can be sent to other processes, found one of"):
+    with pytest.raises(
+        CarrierError, match="Expected a dataset that can be sent to other processes, found a dataset with the source"
+    ):
         dataset.apply(distribute(DYNAMIC, service))
-    with pytest.raises(CarrierError, match="Expected a dataset that can be sent to other processes, found one of"):
+    with pytest.raises(
+        CarrierError, match="Expected a dataset that can be sent to other processes, found a dataset with the source"
+    ):
         register_dataset(service, Dataset.range(5).zip(dataset))
 
 
@@ -723,21 +729,25 @@ def test_a_function_that_workers_do_not_let_in_is_named() -> None:
         ({"processing_mode": "whole"}, InvalidValueError, "FILE or DATA as processing_mode, found 'whole'$"),
         ({"processing_mode": ShardingPolicy.FILE}, InvalidValueError, "Expected a dataset of files.*DATA"),
         ({"processing_mode": ShardingPolicy.FILE_OR_DATA}, InvalidValueError, "found ShardingPolicy.FILE_OR_DATA"),
-        ({"processing_mode": ShardingPolicy.HINT}, InvalidValueError, "found ShardingPolicy.HINT.* give .*FILE"),
+        ({"processing_mode": ShardingPolicy.HINT}, InvalidValueError, "found ShardingPolicy.HINT.* use .*FILE"),
         ({"processing_mode": "hint"}, InvalidValueError, r"found ShardingPolicy.HINT, .* add a step shard\(n, index\)"),
-        ({"service": ""}, InvalidValueError, "Expected the address of a dispatcher as service"),
-        ({"service": 5}, InvalidValueError, "Expected the address of a dispatcher as service"),
+        ({"service": ""}, InvalidValueError, "Expected service to be the address of a dispatcher"),
+        ({"service": 5}, InvalidValueError, "Expected service to be the address of a dispatcher"),
         ({"service": "grpc://a://b:1"}, InvalidValueError, "found 'grpc://a://b:1'"),
-        ({"service": ("grpc", 5)}, InvalidValueError, "Expected a protocol and an address as service"),
+        ({"service": ("grpc", 5)}, InvalidValueError, "Expected service to be a tuple of a protocol and an address"),
         ({"service": ("http", "a:1")}, InvalidValueError, "gRPC has its own schemes"),
         ({"service": "localhost"}, InvalidValueError, "an address with a port"),
-        ({"compression": "snappy"}, InvalidValueError, "Expected compression as 'AUTO' or None"),
-        ({"target_workers": "remote"}, InvalidValueError, "Expected target_workers as 'AUTO', 'ANY', 'LOCAL'"),
-        ({"job_name": ""}, InvalidValueError, "Expected job_name as text"),
-        ({"job_name": 5}, InvalidValueError, "Expected job_name as text"),
+        ({"compression": "snappy"}, InvalidValueError, "Expected compression to be 'AUTO' or None"),
+        (
+            {"target_workers": "remote"},
+            InvalidValueError,
+            "Expected target_workers to be one of 'AUTO', 'ANY', 'LOCAL'",
+        ),
+        ({"job_name": ""}, InvalidValueError, "Expected job_name to be a non-empty string"),
+        ({"job_name": 5}, InvalidValueError, "Expected job_name to be a non-empty string"),
         ({"max_outstanding_requests": 0}, InvalidValueError, "max_outstanding_requests to be one or more"),
         ({"max_outstanding_requests": "2"}, TypeMismatchError, "max_outstanding_requests to be an integer"),
-        ({"guarantee": "twice"}, InvalidValueError, "Expected guarantee as 'at_most_once'"),
+        ({"guarantee": "twice"}, InvalidValueError, "Expected guarantee to be one of 'at_most_once'"),
         ({"dispatcher_timeout_ms": -1}, InvalidValueError, "dispatcher_timeout_ms"),
         ({"element_spec": np.float32}, TypeMismatchError, "Expected elements of float32, found a dataset of int64"),
         ({"element_spec": "x y"}, TypeMismatchError, "Expected a type, found"),
@@ -745,7 +755,7 @@ def test_a_function_that_workers_do_not_let_in_is_named() -> None:
         ({"num_consumers": 2}, InvalidValueError, "Expected no num_consumers.*job_name"),
         ({"cross_trainer_cache": object()}, InvalidValueError, "Expected no cross_trainer_cache.*job_name"),
         ({"data_transfer_protocol": "shm"}, InvalidValueError, "Expected no data_transfer_protocol.*grpc\\+local"),
-        ({"colour": "red"}, TypeError, "Expected no argument 'colour'"),
+        ({"colour": "red"}, TypeError, "Expected a known argument, found 'colour'"),
     ],
 )
 def test_an_argument_that_cannot_be_right_is_refused_at_once(

@@ -45,7 +45,7 @@ def test_an_older_journal_is_refused_by_those_who_read_on_and_those_who_resume(t
             await_until(lambda: driver.commit.number > copied)  # a take was answered since
             cursor = reading.cursor()
         with serve(older):
-            with pytest.raises(StaleSessionError, match=r"has lost commits.*put back the latest copy of its work_dir"):
+            with pytest.raises(StaleSessionError, match=r"has lost commits.*restore the latest copy of its work_dir"):
                 list(reading)
             with pytest.raises(StaleSessionError, match="has lost commits"):
                 list(elements(cursor))

@@ -62,7 +62,7 @@ def test_a_function_after_a_batch_or_a_shuffle_is_loaded_under_the_policy_given(
     policy = CarrierPolicy(python_code=True) if by == "value" else CarrierPolicy(modules=[module.__name__])
     found = from_dataset_id("distributed_epoch", service, dataset_id, policy=policy)
     assert sorted(map(int, found)) == list(range(1, 13))
-    with pytest.raises(CarrierError, match="say which functions may run here"):
+    with pytest.raises(CarrierError, match="permit these functions"):
         from_dataset_id("distributed_epoch", service, dataset_id, policy=CarrierPolicy(modules=["another"]))
 
 

@@ -72,7 +72,7 @@ def test_a_definition_whose_file_is_gone_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / DIGEST.hex()
     file.unlink()
     assert not files.is_sound(DIGEST)
-    with pytest.raises(JournalError, match=f"found no file {file}; register it again"):
+    with pytest.raises(JournalError, match=f"found no file {file}; register the dataset again"):
         files.read(DIGEST)
     assert not files.has(DIGEST)
     file.write_bytes(b"A definition")
@@ -93,7 +93,9 @@ def test_a_damaged_definition_that_is_read_is_put_aside_and_does_not_come_back(t
     files = kept(tmp_path)
     file = tmp_path / DIGEST.hex()
     file.write_bytes(b"A definition")
-    with pytest.raises(JournalError, match=f"was damaged: {file}, now renamed to end in .damaged; register the"):
+    with pytest.raises(
+        JournalError, match=f"found a damaged file {file}, which has been renamed to end in .damaged; register the"
+    ):
         files.read(DIGEST)
     assert os.listdir(tmp_path) == [f"{DIGEST.hex()}.damaged"]
     (tmp_path / f"{DIGEST.hex()}.damaged").rename(file)

@@ -77,9 +77,9 @@ def test_a_dispatcher_that_nothing_refers_to_stops_and_leaves_its_journal(tmp_pa
         ({"port": -1}, "port"),
         ({"port": 65_536}, "port"),
         ({"protocol": "http"}, '"grpc"'),
-        ({"fault_tolerant_mode": True}, "Expected a work_dir for fault_tolerant_mode, found none"),
-        ({"worker_addresses": "one:1"}, "worker_addresses as a list of addresses, found 'one:1'"),
-        ({"worker_addresses": ["one:1", 2]}, "worker_addresses as a list of addresses, found .*2"),
+        ({"fault_tolerant_mode": True}, "Expected a work_dir for fault_tolerant_mode, found None"),
+        ({"worker_addresses": "one:1"}, "list of non-empty addresses, found 'one:1'"),
+        ({"worker_addresses": ["one:1", 2]}, "list of non-empty addresses, found .*2"),
         *(
             ({name: value}, f"Expected {name} ")
             for name in ("job_gc_check_interval_ms", "job_gc_timeout_ms", "worker_timeout_ms")

@@ -59,7 +59,7 @@ def test_without_fault_tolerance_nothing_is_written(tmp_path: Path, caplog: pyte
     with DispatchServer(DispatcherConfig(work_dir=tmp_path)) as server, Peer(server.target) as peer:
         peer.register()
     assert not list(tmp_path.iterdir())
-    assert "writes nothing to its work_dir" in caplog.text
+    assert "does not use its work_dir" in caplog.text
 
 
 def test_two_dispatchers_cannot_have_one_journal(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def write_damaged(file: Path) -> None:
     [
         (write_text, "The dispatcher's journal is damaged"),
         (write_database, "found a database of another program"),
-        (write_newer, "Expected a journal of version 2, found one of version 99"),
+        (write_newer, "Expected a journal of version 2, found a journal of version 99"),
         (write_damaged, "The dispatcher's journal is damaged"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_definition_that_is_gone_is_named(tmp_path: Path) -> None:
     with DispatchServer(fault_tolerant(tmp_path)) as server, Peer(server.target) as peer:
         digest = peer.register()
         (tmp_path / DEFINITIONS / digest.hex()).unlink()
-        with pytest.raises(JournalError, match=f"found no file .*{digest.hex()}; register it again"):
+        with pytest.raises(JournalError, match=f"found no file .*{digest.hex()}; register the dataset again"):
             peer.definition(digest)
         assert peer.describe(digest=digest).num_splits == 10
         peer.register()
@@ -171,7 +171,10 @@ def test_a_definition_that_is_damaged_is_named_and_replaced_when_it_is_registere
             server.stop()
             server = servers.enter_context(DispatchServer(fault_tolerant(tmp_path)))
         else:
-            with Peer(server.target) as peer, pytest.raises(JournalError, match=f"was damaged: {file}.*register the"):
+            with (
+                Peer(server.target) as peer,
+                pytest.raises(JournalError, match=f"found a damaged file {file}.*register the"),
+            ):
                 peer.definition(bytes.fromhex(file.name))
         register_dataset(server.target, dataset, dataset_id="numbers")
         with Peer(server.target) as peer:
@@ -213,7 +216,7 @@ def test_a_disk_that_is_full_for_definitions_is_said(tmp_path: Path) -> None:
         (tmp_path / DEFINITIONS / f"{dataset.digest.hex()}.new").symlink_to("/dev/full")
         with pytest.raises(ResourceLimitError, match="is full"):
             peer.register()
-        with pytest.raises(ValueError, match="nothing is registered"):
+        with pytest.raises(ValueError, match="no dataset is registered"):
             peer.describe(digest=dataset.digest)
         (tmp_path / DEFINITIONS / f"{dataset.digest.hex()}.new").unlink()
         assert peer.definition(peer.register()) == b"a definition"

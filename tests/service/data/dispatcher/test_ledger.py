@@ -214,10 +214,14 @@ def test_a_change_that_could_not_be_ended_is_gone_when_the_disk_works_again(
     [
         ("database or disk is full", ResourceLimitError, "disk of the dispatcher's journal is full: .*try again"),
         ("database is locked", JournalError, "Another dispatcher uses this journal: "),
-        ("database disk image is malformed", JournalError, "is damaged: .*: database disk image is malformed; put"),
-        ("file is not a database", JournalError, "is damaged: .*: file is not a database; put back the latest copy"),
+        ("database disk image is malformed", JournalError, "is damaged: .*: database disk image is malformed; restore"),
+        ("file is not a database", JournalError, "is damaged: .*: file is not a database; restore the latest copy"),
         ("Could not decode to UTF-8 column 'address' with text 'x'", JournalError, "is damaged: .*: Could not decode"),
-        ("disk I/O error", JournalError, "cannot be used: .*: disk I/O error; check that this user may write there"),
+        (
+            "disk I/O error",
+            JournalError,
+            "cannot be used: .*: disk I/O error; check that this user has permission to write",
+        ),
     ],
 )
 def test_what_the_disk_says_is_said_in_other_words(
@@ -275,7 +279,7 @@ def test_the_last_commit_is_noted_beside_a_journal_by_those_who_make_one(opened:
     journal.close()
     number = journal.commit.number
     with pytest.raises(
-        JournalError, match=f"has lost commits: .* ends with commit {number - 1}, and its .*{number} was"
+        JournalError, match=f"has lost commits: .* ends with commit {number - 1}, but .* records commit {number}"
     ):
         opened(older)
     behind = opened(newer)
@@ -290,8 +294,8 @@ def test_those_are_refused_who_know_what_a_journal_does_not(opened: Journals, tm
     later, strange = note(here, "b"), note(other, "c")
     assert copy.refusal(Commit()) is None
     assert copy.refusal(known) is None
-    assert f"has lost commits: a consumer or worker has heard of commit {later.number}" in (copy.refusal(later) or "")
-    assert "was restarted without a journal, or with another one" in (copy.refusal(strange) or "")
+    assert f"has lost commits: it does not contain commit {later.number}, " in (copy.refusal(later) or "")
+    assert "was restarted without a journal or with another journal" in (copy.refusal(strange) or "")
     for journal in (here, other, copy):
         journal.close()
 
@@ -376,7 +380,7 @@ def test_a_journal_that_somebody_has_changed_is_damaged(opened: Journals, tmp_pa
     note(journal, "a")
     journal.close()
     change(tmp_path, statement)
-    with pytest.raises(JournalError, match="is damaged: .*put back the latest copy"):
+    with pytest.raises(JournalError, match="is damaged: .*restore the latest copy"):
         opened(tmp_path)
 
 
@@ -409,7 +413,7 @@ def test_a_byte_that_has_changed_is_damage_also_in_a_name_and_in_an_index(
         tables.execute("INSERT INTO ranges VALUES (x'00', 1, 0, 1, x'', ?, 0)", (b"some consumer",))
     journal.close()
     damage(tmp_path, before, after, page)
-    with pytest.raises(JournalError, match=f"is damaged: {tmp_path / FILE}: .*; put back the latest copy"):
+    with pytest.raises(JournalError, match=f"is damaged: {tmp_path / FILE}: .*; restore the latest copy"):
         opened(tmp_path)
 
 
@@ -417,7 +421,7 @@ def test_a_byte_that_has_changed_in_the_schema_is_damage(opened: Journals, tmp_p
     opened(tmp_path).close()
     content = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(content.replace(b"tablenamesnames", b"table\xeeamesnames"))
-    with pytest.raises(JournalError, match=f"is damaged: {tmp_path / FILE}: .*; put back the latest copy"):
+    with pytest.raises(JournalError, match=f"is damaged: {tmp_path / FILE}: .*; restore the latest copy"):
         opened(tmp_path)
 
 
@@ -437,7 +441,7 @@ def test_a_journal_that_cannot_be_used_is_left_to_others(
     note(journal, "a")
     journal.close()
     how(tmp_path)
-    with pytest.raises(JournalError, match="release of fedstack that wrote it|of another program") as refused:
+    with pytest.raises(JournalError, match="release of fedstack that wrote the journal|of another program") as refused:
         opened(tmp_path)
     change(tmp_path, "PRAGMA user_version = 2")
     change(tmp_path, f"PRAGMA application_id = {0x66734444}")

@@ -59,7 +59,7 @@ def test_an_older_copy_is_found_out_by_those_who_know_more(
     digest, moments = past
     found = resumed(copied(moments[at], tmp_path / "copy", knows_last=True), digest, moments[-1].places)
     assert [type(error) for error in found.errors] == [StaleSessionError, StaleSessionError]
-    assert all("put back the latest copy of its work_dir" in str(error) for error in found.errors)
+    assert all("restore the latest copy of its work_dir" in str(error) for error in found.errors)
 
 
 def test_what_a_worker_knows_is_heard_of_by_consumers_who_do_not(
@@ -122,7 +122,7 @@ def test_a_log_that_was_cut_doubles_nothing(
         if knows_last and found.is_refused:
             assert [type(error) for error in found.errors] == [JournalError]
             assert "has lost commits" in str(found.errors[0])
-            assert f"delete {LAST} to go on with what is left" in str(found.errors[0])
+            assert f"delete {LAST} to continue with the remaining" in str(found.errors[0])
     assert refused > 6
 
 
@@ -173,7 +173,7 @@ def test_rows_that_are_not_those_that_were_written_are_refused_at_the_start(
 ) -> None:
     folder = copied(past[1][-1], tmp_path / "copy", knows_last=True)
     damage(folder)
-    with pytest.raises(JournalError, match=r"journal is damaged: .*put back the latest copy"):
+    with pytest.raises(JournalError, match=r"journal is damaged: .*restore the latest copy"):
         Journal(folder)
 
 
@@ -255,6 +255,6 @@ def test_nobody_can_make_up_a_commit_that_ends_the_passes_of_others(tmp_path: Pa
         digest = peer.register()
         other = Consumer(peer, digest, b"a")
         forged = Commit(number=other.commit.number + 1000, branch=other.commit.branch, seal=other.commit.seal)
-        with pytest.raises(StaleSessionError, match="without a journal, or with another one"):
+        with pytest.raises(StaleSessionError, match="without a journal or with another journal"):
             Consumer(peer, digest, b"b", commit=forged)
         assert other.take_all()

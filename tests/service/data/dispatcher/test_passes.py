@@ -42,11 +42,11 @@ def test_what_may_be_asked_for_may_be_as_large_as_is_said(fields: dict[str, Any]
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"consumer": b"x" * 65}, "an id of the consumer of at most 64 bytes, found 65"),
+        ({"consumer": b"x" * 65}, "a consumer id of at most 64 bytes, found 65"),
         ({"opening": b"x" * 65}, "opening of at most 64 bytes, found 65"),
         ({"job_name": "é" * 500 + "x"}, "job_name of at most 1000 bytes, found 1001"),
         ({"target_workers": "é" * 500 + "x"}, "target_workers of at most 1000 bytes, found 1001"),
-        ({"consumer": b""}, "a consumer with an id"),
+        ({"consumer": b""}, "a non-empty consumer id"),
         ({"repetition": MOST + 1}, f"a repetition of at most {MOST}"),
         ({"policy": 0}, "found 0 and 0"),
         ({"policy": 7}, "found 7 and 0"),
@@ -79,7 +79,7 @@ def test_a_pass_is_of_a_job_or_of_one_consumer_and_of_one_repetition(direct: Dir
 
 def test_a_consumer_with_the_id_of_one_of_another_dataset_is_refused(direct: Direct) -> None:
     direct.open(b"a")
-    with pytest.raises(InvalidValueError, match="an id of its own, found one in use for another dataset"):
+    with pytest.raises(InvalidValueError, match="a unique consumer id, found an id that is in use for another dataset"):
         direct.open(b"a", OTHER)
     direct.open(b"b", OTHER)
 
@@ -139,7 +139,7 @@ def test_the_same_request_again_has_the_same_answer_and_tells_nobody(direct: Dir
     assert reopened.number == one.number == 2
     assert one.ask(1).ranges == first.ranges
     assert one.take().ranges != first.ranges
-    with pytest.raises(InvalidValueError, match=r"Expected request 3 of a consumer, found 1; another process"):
+    with pytest.raises(InvalidValueError, match=r"Expected request 3 of a consumer, found request 1; another process"):
         one.ask(1)
 
 
@@ -181,7 +181,7 @@ def test_a_sign_of_life_is_no_commit(direct: Direct, policy: int) -> None:
 
 def test_numbers_are_as_large_as_can_be_kept(direct: Direct) -> None:
     consumer = direct.open()
-    with pytest.raises(InvalidValueError, match=f"found {MOST + 1}"):
+    with pytest.raises(InvalidValueError, match=f"found request {MOST + 1}"):
         consumer.ask(MOST + 1)
     answer = consumer.ask(MOST)
     assert answer.ranges
@@ -236,7 +236,7 @@ def test_who_was_given_up_and_comes_late_has_to_begin_anew(direct: Direct, guara
     lost = direct.open(b"a", **shared)
     lost.take()
     lost.lose()
-    with pytest.raises(StaleSessionError, match="has given up this consumer"):
+    with pytest.raises(StaleSessionError, match="has removed this consumer"):
         lost.take()
     assert direct.live() == set()
     assert direct.open(b"a", **shared).take().ranges
@@ -259,10 +259,10 @@ def test_of_what_is_not_there_any_more_nobody_hears(direct: Direct) -> None:
     consumer = direct.open()
     stranger = direct.open(b"b", job_name="shared")
     stranger.opened.pass_id = consumer.opened.pass_id
-    with pytest.raises(StaleSessionError, match="does not know, or no longer"):
+    with pytest.raises(StaleSessionError, match="does not know or has removed"):
         stranger.take()
     assert not consumer.release()
-    with pytest.raises(StaleSessionError, match="does not know, or no longer"):
+    with pytest.raises(StaleSessionError, match="does not know or has removed"):
         consumer.take()
     assert not consumer.release(finished=[1], given_back=[1])
     assert not consumer.lose()
@@ -353,10 +353,10 @@ def test_there_are_no_more_passes_and_consumers_than_may_be(direct: Direct) -> N
     direct = Direct(max_passes=2, max_consumers=3)
     consumers = [direct.open(b"a"), direct.open(b"b", job_name="shared")]
     for job in ("", "other"):
-        with pytest.raises(ResourceLimitError, match="let others end.*max_passes"):
+        with pytest.raises(ResourceLimitError, match="wait until others have ended.*max_passes"):
             direct.open(b"c", job_name=job)
     consumers.append(direct.open(b"c", job_name="shared"))
-    with pytest.raises(ResourceLimitError, match="let others end.*max_consumers"):
+    with pytest.raises(ResourceLimitError, match="wait until others have ended.*max_consumers"):
         direct.open(b"d", job_name="shared")
     assert direct.open(b"c", job_name="shared").number == 1, "it is there already"
     assert all(consumer.take().ranges for consumer in consumers)
@@ -421,7 +421,7 @@ def test_the_pass_of_a_job_makes_no_room_for_others() -> None:
 @pytest.mark.parametrize("policy", [FILE, DATA])
 def test_who_reads_what_at_which_place_needs_addresses_that_are_known_beforehand(direct: Direct, policy: int) -> None:
     dataset = description(num_splits=3, file_splits=[1, 2])
-    with pytest.raises(InvalidValueError, match="Expected worker_addresses of the dispatcher"):
+    with pytest.raises(InvalidValueError, match="Expected a dispatcher with worker_addresses"):
         direct.open(dataset=dataset, policy=policy)
     direct.assigned = [b"v", b"w"]
     assert direct.open(dataset=dataset, policy=policy).take().ranges

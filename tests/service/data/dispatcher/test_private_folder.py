@@ -67,7 +67,9 @@ def test_an_empty_folder_is_closed_to_others(tmp_path: Path) -> None:
 def test_a_folder_that_has_other_things_and_lets_others_in_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes").touch()
     tmp_path.chmod(0o755)
-    with pytest.raises(JournalError, match=f"{tmp_path} with mode 0755 and 'notes' in it.*give a folder of its own"):
+    with pytest.raises(
+        JournalError, match=f"{tmp_path} with mode 0755 and the other file 'notes'.*choose a separate folder"
+    ):
         Journal(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["notes"]
     assert modes(tmp_path)["."] == 0o755
@@ -80,5 +82,5 @@ def test_a_folder_of_another_user_that_lets_others_in_is_refused(
 ) -> None:
     tmp_path.chmod(0o750)
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(JournalError, match="with mode 0750 of another user"):
+    with pytest.raises(JournalError, match="with mode 0750 and another owner"):
         Journal(tmp_path)

@@ -261,7 +261,7 @@ def test_a_budget_counts_what_waits_and_what_was_taken_last() -> None:
 def test_a_budget_refuses_if_it_is_to() -> None:
     budget = Budget(10, ResourceLimitError)
     budget.take(7, "a batch")
-    with pytest.raises(ResourceLimitError, match="4 more for a batch, beside 7"):
+    with pytest.raises(ResourceLimitError, match="4 more for a batch, in addition to 7"):
         budget.take(4, "a batch")
     budget.take(-7)
     assert not budget.taken

@@ -186,14 +186,14 @@ def test_the_number_of_steps_is_bounded() -> None:
     for _ in range(MOST_STEPS):
         dataset = dataset.take(5)
     assert list(map(int, dataset)) == [0, 1, 2, 3, 4]
-    with pytest.raises(InvalidComputationError, match=f"at most {MOST_STEPS} steps"):
+    with pytest.raises(InvalidComputationError, match=f"at most {MOST_STEPS} consecutive steps"):
         dataset.take(5)
-    with pytest.raises(InvalidComputationError, match=f"at most {MOST_STEPS} steps"):
+    with pytest.raises(InvalidComputationError, match=f"at most {MOST_STEPS} consecutive steps"):
         dataset.zip(dataset)
     definition = DatasetDefinition()
     definition.CopyFrom(definition_of(Dataset.range(7), Destination(takes_code=True)))
     definition.step.extend([DatasetStep(take=5)] * 100_000)
-    with pytest.raises(InvalidComputationError, match=f"at most {MOST_STEPS} steps"):
+    with pytest.raises(InvalidComputationError, match=f"at most {MOST_STEPS} consecutive steps"):
         read_definition(definition)
 
 

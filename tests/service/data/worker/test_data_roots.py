@@ -73,9 +73,9 @@ def test_ranges_of_one_pass_find_a_file_as_its_first_found_it(
     assert [found(b"first", 0), found(b"first", 1)] == [[(0,)], [(1,)]]
     write(100)
     with pytest.raises(
-        InvalidValueError, match=r"does not change while it is read, .*/a has changed; .* in splits 2 to 3"
+        InvalidValueError, match=r"does not change while it is read, .*/a, which has changed; .* in splits 2 to 3"
     ):
         found(b"first", 2)
     assert [found(b"second", 2), found(b"", 3)] == [[(102,)], [(103,)]]
-    with pytest.raises(InvalidValueError, match="Expected the id of a pass of at most 64 bytes, found 65"):
+    with pytest.raises(InvalidValueError, match="Expected a pass id of at most 64 bytes, found 65"):
         found(bytes(65), 0)

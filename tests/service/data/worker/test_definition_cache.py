@@ -31,7 +31,9 @@ def test_another_definition_than_that_of_the_digest_is_refused(catalogue: Catalo
     digest, other = catalogue.register(Dataset.range(4)), catalogue.register(Dataset.range(1000, 1004))
     catalogue.definitions[digest] = catalogue.definitions[other]
     worker = start_worker()
-    with pytest.raises(InvalidValueError, match=f"Expected the definition of dataset {digest.hex()[:16]}.*another one"):
+    with pytest.raises(
+        InvalidValueError, match=f"Expected the definition of dataset {digest.hex()[:16]}.*a different digest"
+    ):
         read(worker.target, whole(digest), INT)
     catalogue.register(Dataset.range(4))  # nothing wrong is kept
     assert read(worker.target, whole(digest), INT) == [0, 1, 2, 3]

@@ -239,13 +239,13 @@ def test_what_is_not_there_is_an_error(protocol: str, catalogue: Catalogue, star
     worker, digest, element = start_worker(protocol), catalogue.register(dataset), dataset.element_type
     with pytest.raises(InvalidValueError, match="Expected a dataset that is registered"):
         read(worker.target, whole(bytes(32)), element)
-    with pytest.raises(InvalidValueError, match="Expected the 32 bytes of a digest, found 3"):
+    with pytest.raises(InvalidValueError, match="Expected a digest of 32 bytes, found 3"):
         read(worker.target, whole(b"abc"), element)
-    with pytest.raises(InvalidValueError, match="Expected a dataset of 11 splits, as the dispatcher has it, found 10"):
+    with pytest.raises(InvalidValueError, match="Expected a dataset of 11 splits, as on the dispatcher, found 10"):
         read(worker.target, some(digest, 11, 0, 5), element)
-    with pytest.raises(InvalidValueError, match="Expected some of the 10 splits, found 3 to 11"):
+    with pytest.raises(InvalidValueError, match="Expected a range within the 10 splits, found 3 to 11"):
         read(worker.target, some(digest, 10, 3, 11), element)
-    with pytest.raises(InvalidValueError, match="Expected some of the 10 splits, found 7 to 5"):
+    with pytest.raises(InvalidValueError, match="Expected a range within the 10 splits, found 7 to 5"):
         read(worker.target, some(digest, 10, 7, 5), element)
     assert read(worker.target, some(digest, 10, 10, 10), element) == []
     assert read(worker.target, some(digest, 10, 0, 10, 2**63), element) == []
