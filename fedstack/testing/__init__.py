@@ -1,8 +1,8 @@
-"""What users test their computations and executors with.
+"""Tools for testing computations and executors.
 
-`check_executor` and `check_stack` are conformance suites with a row per promise; the executors trace, raise and inject
-faults; `SimulatedCluster` runs a program over workers on simulated time. Importing this package imports none of it,
-because pytest loads it with the plugin when it starts.
+`check_executor` and `check_stack` are conformance suites with one row per promise. The executors in this package trace
+calls, raise errors and inject faults. `SimulatedCluster` runs a program over workers in simulated time. Submodules are
+imported on first use, because pytest imports this package with the plugin at startup.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Writes computations in the language's intermediate representation, without its front end.
+"""Builds computations in the language's intermediate representation, without the front end.
 
-Conformance needs what the front end never emits: intrinsics that it does not offer, names that shadow each other,
-functions that return functions, types that lie. An expression is a proto with its type; functions in here put
-expressions together, and derive the types of intrinsics by the language's rules.
+The conformance suites need constructs that the front end never emits: intrinsics that it does not offer, names that
+shadow each other, functions that return functions, and wrong type declarations. An expression is a proto with its type.
+The functions in this module combine expressions, and derive the types of intrinsics by the language's rules.
 """
 
 import inspect
@@ -28,14 +28,16 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
 
 _numbers = itertools.count(1)
-# These take an all-equal value as such; all others take it as one value per client, as the front end has it.
+# These intrinsics accept all-equal values. All others treat an all-equal value as one value per client, as the front
+# end does.
 _KEEP_ALL_EQUAL = ("federated_map_all_equal", "federated_zip_at_clients", "generic_")
 
 
 class Expression:
-    """Something in the language's intermediate representation, with its type.
+    """An expression of the language's intermediate representation, with its type.
 
-    Call it if it is a function; index it, by position or by name, if it is a struct.
+    An expression that is a function can be called. An expression that is a struct can be indexed by position or by
+    name.
     """
 
     def __init__(self, type_spec: Type, proto: computation_pb2.Computation) -> None:
@@ -44,7 +46,7 @@ class Expression:
 
     def __call__(self, *arguments: "Operand") -> "Expression":
         if not isinstance(self.type, FunctionType):
-            raise TypeError(f"Expected a function, found {self.type}")
+            raise TypeError(f"Expected a function to call, found an expression of type {self.type}")
         function = computation_pb2.Call(function=self.proto)
         if arguments:
             argument = as_expression(arguments[0]) if len(arguments) == 1 else struct(*arguments)
@@ -53,7 +55,7 @@ class Expression:
 
     def __getitem__(self, key: int | str) -> "Expression":
         if not isinstance(self.type, StructType):
-            raise TypeError(f"Expected a struct, found {self.type}")
+            raise TypeError(f"Expected a struct to index, found an expression of type {self.type}")
         fields = fields_of(self.type)
         index = key if isinstance(key, int) else [name for name, _ in fields].index(key)
         return _expression(fields[index][1], selection=computation_pb2.Selection(source=self.proto, index=index))
@@ -63,7 +65,7 @@ class Expression:
 
 
 Operand: TypeAlias = Expression | ConcreteComputation
-# By number of parameters, so that the parameters of a lambda have a type.
+# One alternative per number of parameters, so that type checkers infer the types of a lambda's parameters.
 Body: TypeAlias = (
     Callable[[], Operand]
     | Callable[[Expression], Operand]
@@ -78,30 +80,30 @@ def _expression(type_spec: Type, **kind: Any) -> Expression:
 
 
 def as_expression(operand: Operand) -> Expression:
-    """Returns an operand as an expression; a computation becomes the block that stands for it."""
+    """Returns an operand as an expression; a computation is converted to its building block."""
     if isinstance(operand, Expression):
         return operand
-    operand.to_building_block()  # as the front end does it: a leaf learns that copies of it will be around
+    operand.to_building_block()  # as the front end does: it tells a leaf that copies of the leaf will exist
     return Expression(operand.type_signature, operand.to_proto())
 
 
 def at_clients(member: object, all_equal: bool = False) -> FederatedType:
-    """Returns the type of a value at clients."""
+    """Returns the type of a value placed at clients."""
     return FederatedType(member, CLIENTS, all_equal)
 
 
 def at_server(member: object) -> FederatedType:
-    """Returns the type of a value at the server."""
+    """Returns the type of a value placed at the server."""
     return FederatedType(member, SERVER)
 
 
 def reference(name: str, type_spec: object) -> Expression:
-    """Returns a reference to a name that something around it binds."""
+    """Returns a reference to a name that an enclosing expression binds."""
     return _expression(to_type(type_spec), reference=computation_pb2.Reference(name=name))
 
 
 def struct(*members: Operand, **named: Operand) -> Expression:
-    """Returns a struct of unnamed members, then of named ones."""
+    """Returns a struct of the unnamed members, followed by the named members."""
     pairs = [("", as_expression(member)) for member in members]
     pairs += [(name, as_expression(member)) for name, member in named.items()]
     elements = [computation_pb2.Struct.Element(name=name, value=member.proto) for name, member in pairs]
@@ -110,19 +112,19 @@ def struct(*members: Operand, **named: Operand) -> Expression:
 
 
 def literal(value: Any, dtype: type[Any], shape: Sequence[int] = ()) -> Expression:
-    """Returns a literal of a tensor type; the value is of exactly that type."""
+    """Returns a literal of a tensor type; the value must have exactly this type."""
     tensor = TensorType(dtype, shape)
     array = array_to_proto(value, tensor.dtype, tensor.shape, path="the literal", as_list=True)
     return _expression(tensor, literal=computation_pb2.Literal(value=array))
 
 
 def data(uri: str, type_spec: object) -> Expression:
-    """Returns a `data` block that only names the data."""
+    """Returns a `data` block that refers to the data by its URI."""
     return _expression(to_type(type_spec), data=computation_pb2.Data(uri=uri))
 
 
 def block(local_values: Sequence[tuple[str, Operand]], result: Expression) -> Expression:
-    """Returns a block: later locals see earlier ones, and one name may be bound twice."""
+    """Returns a block. Later locals can refer to earlier ones, and a name may be bound more than once."""
     bound = [computation_pb2.Block.Local(name=name, value=as_expression(value).proto) for name, value in local_values]
     return _expression(result.type, block=computation_pb2.Block(local=bound, result=result.proto))
 
@@ -131,10 +133,10 @@ def function(body: Body, *parameter_types: object, name: str | None = None) -> E
     """Returns a lambda.
 
     Args:
-      body: Gets one expression per parameter and returns the result.
-      *parameter_types: With one, that is the parameter's type; with several the parameter is a struct, named after the
-        parameters of `body`.
-      name: What the lambda calls its parameter; a fresh name by default.
+      body: A function of one expression per parameter that returns the lambda's result.
+      *parameter_types: The types of the parameters. Several types make the lambda's parameter a struct whose members
+        are named after the parameters of `body`.
+      name: The name of the lambda's parameter. By default a fresh name.
     """
     chosen = f"p{next(_numbers)}" if name is None else name
     call = cast("Callable[..., Operand]", body)
@@ -155,7 +157,7 @@ def function(body: Body, *parameter_types: object, name: str | None = None) -> E
 
 
 def intrinsic_function(uri: str, parameter: Type, result: Type) -> Expression:
-    """Returns an intrinsic that is not called yet."""
+    """Returns an intrinsic as a function, without calling the intrinsic."""
     return _expression(FunctionType(parameter, result), intrinsic=computation_pb2.Intrinsic(uri=uri))
 
 
@@ -163,9 +165,9 @@ def intrinsic(uri: str, *operands: Operand, result_type: Type | None = None) -> 
     """Returns a call of an intrinsic.
 
     Args:
-      uri: Its name in the intermediate representation.
-      *operands: Its arguments, functions among them.
-      result_type: The declared result type; by default what the intrinsic's rule derives.
+      uri: The URI of the intrinsic in the intermediate representation.
+      *operands: The arguments of the intrinsic, including functions.
+      result_type: The declared result type. By default, the type that the intrinsic's rule derives.
     """
     arguments = [as_expression(operand) for operand in operands]
     types = [argument.type for argument in arguments]
@@ -177,7 +179,7 @@ def intrinsic(uri: str, *operands: Operand, result_type: Type | None = None) -> 
 
 
 def generic_zero(type_spec: object) -> Expression:
-    """Returns the intrinsic that is a value: zero of a type."""
+    """Returns the intrinsic `generic_zero`, which is a value and not a function: the zero of a type."""
     return _expression(to_type(type_spec), intrinsic=computation_pb2.Intrinsic(uri="generic_zero"))
 
 
@@ -187,12 +189,12 @@ def _member(type_spec: Type) -> Type:
 
 
 def computation(body: Body, *parameter_types: object) -> ConcreteComputation:
-    """Returns a computation that contexts and executors take; arguments as for `function`."""
+    """Returns a computation that contexts and executors accept. The arguments are those of `function`."""
     return as_computation(function(body, *parameter_types))
 
 
 def as_computation(expression: Expression) -> ConcreteComputation:
-    """Returns the computation of a functional expression."""
+    """Returns a functional expression as a computation."""
     assert isinstance(expression.type, FunctionType)
     return ConcreteComputation(
         computation_proto=expression.proto, context_stack=get_context_stack(), annotated_type=expression.type

@@ -1,11 +1,11 @@
-"""Runs the conformance suites: every promise, one row each, against executors or stacks that the caller makes.
+"""Runs the conformance suites, which check executors or stacks with one row per promise.
 
 def test_my_executor_conforms():
-fedstack.testing.check_executor(lambda num_clients: MyExecutor(num_clients))
+    fedstack.testing.check_executor(lambda num_clients: MyExecutor(num_clients))
 
 @pytest.mark.parametrize("row", fedstack.testing.stack_rows())
 def test_my_stack_keeps_its_promise(row):
-row.check(my_executor_factory)
+    row.check(my_executor_factory)
 """
 
 import asyncio
@@ -57,11 +57,14 @@ ALL_TAGS: tuple[Tag, ...] = get_args(Tag)
 
 
 class ConformanceError(AssertionError):
-    """A promise is not kept; the message has the row, the promise, what was expected and what was found."""
+    """Raised when a promise is broken.
+
+    The message contains the name of the row, the promise, and the expected and actual behaviour.
+    """
 
 
 def promises() -> list[Promise]:
-    """Returns all promises, in the order of the documentation."""
+    """Returns all promises, in the order in which the documentation lists them."""
     return [value for module in _MODULES for value in vars(module).values() if isinstance(value, Promise)]
 
 
@@ -70,22 +73,22 @@ class Row:
     """One row of a suite.
 
     Attributes:
-      promise: What is checked.
+      promise: The promise that the row checks.
     """
 
     promise: Promise
 
     @property
     def name(self) -> str:
-        """The row's name, a sentence."""
+        """The name of the row, which reads as a sentence."""
         return self.promise.name
 
     @property
-    def __name__(self) -> str:  # pytest shows it in the names of parametrised tests
+    def __name__(self) -> str:  # pytest shows this name in the ids of parametrised tests
         return self.promise.name
 
     def _run(self, make_subject: Callable[[], Any]) -> None:
-        """Runs the check in a thread of its own: it works under a running event loop, and what hangs is reported."""
+        """Runs the check on a new thread, so that callers may run an event loop and a hanging check is reported."""
         subject = make_subject()
         errors: list[BaseException] = []
         thread = threading.Thread(
@@ -94,7 +97,11 @@ class Row:
         thread.start()
         thread.join(_LIMIT_SECONDS)
         if thread.is_alive():
-            raise ConformanceError(self._message(subject, f"Expected an end, found none after {_LIMIT_SECONDS:.0f} s"))
+            raise ConformanceError(
+                self._message(
+                    subject, f"Expected the check to finish, found it still running after {_LIMIT_SECONDS:.0f} s"
+                )
+            )
         if errors:
             error = errors[0]
             shown = str(error) if isinstance(error, AssertionError) else f"Expected no error, found {error!r}"
@@ -111,10 +118,10 @@ class ExecutorRow(Row):
         """Checks the promise.
 
         Args:
-          make_executor: Returns an executor for a number of clients; the row closes it.
+          make_executor: Returns a new executor for a number of clients. The row closes the executor.
 
         Raises:
-          ConformanceError: If the promise is not kept.
+          ConformanceError: If the promise is broken.
         """
         self._run(lambda: ExecutorSubject(make_executor))
 
@@ -128,21 +135,21 @@ class StackRow(Row):
         """Checks the promise.
 
         Args:
-          make_factory: Returns an executor factory; the row closes it.
-          retry_policy: What contexts do about retryable errors; five attempts by default.
-          default_num_clients: The number of clients that the factory gives where arguments do not tell.
+          make_factory: Returns a new executor factory. The row closes the factory.
+          retry_policy: The retry policy of the contexts. By default five attempts.
+          default_num_clients: The number of clients that the factory uses if the arguments contain no client values.
 
         Raises:
-          ConformanceError: If the promise is not kept.
+          ConformanceError: If the promise is broken.
         """
         self._run(lambda: StackSubject(make_factory, retry_policy, default_num_clients))
 
 
 def _checked(given: object, choice: object, name: str) -> frozenset[object]:
-    """Returns what was given of a choice.
+    """Returns the selected options as a set.
 
     Raises:
-      InvalidValueError: If it is no collection of things to choose from.
+      InvalidValueError: If `given` is neither an option of `choice` nor a collection of options.
     """
     known = sorted(get_args(choice))
     several: list[object] = [given]
@@ -150,7 +157,7 @@ def _checked(given: object, choice: object, name: str) -> frozenset[object]:
         several = list(cast("Collection[object]", given))
     unknown = [item for item in several if item not in known]
     if unknown:
-        raise InvalidValueError(f"Expected a list of some of {known} as `{name}`, found {unknown[0]!r}")
+        raise InvalidValueError(f"Expected `{name}` to be a list of names from {known}, found {unknown[0]!r}")
     return frozenset(several)
 
 
@@ -160,22 +167,24 @@ def _chosen(without: object, tags: object) -> list[Promise]:
 
 
 def executor_rows(*, without: Collection[Need] = (), tags: Collection[Tag] = ALL_TAGS) -> list[ExecutorRow]:
-    """Returns the rows of `check_executor`, to parametrise a test with.
+    """Returns the rows of `check_executor`, for parametrising a test.
 
     Args:
-      without: What the executors under test do not have; rows that need it are left out. See `check_executor`.
-      tags: What the rows are about. Executors that pass values on unchanged keep promises about `values` if their
-        targets do; for these, `["errors", "timing"]` is enough.
+      without: The features that the executors under test lack. Rows that need one of these features are left out. See
+        `check_executor`.
+      tags: The subjects of the rows to return. An executor that passes values on unchanged keeps the promises about
+        `values` if its target does, so `["errors", "timing"]` is enough for it.
     """
     return [ExecutorRow(promise) for promise in _chosen(without, tags) if promise.of_executors]
 
 
 def stack_rows(*, without: Collection[Need] = (), tags: Collection[Tag] = ALL_TAGS) -> list[StackRow]:
-    """Returns the rows of `check_stack`, to parametrise a test with.
+    """Returns the rows of `check_stack`, for parametrising a test.
 
     Args:
-      without: What the stacks under test do not have; rows that need it are left out. See `check_executor`.
-      tags: What the rows are about. See `executor_rows`.
+      without: The features that the stacks under test lack. Rows that need one of these features are left out. See
+        `check_stack`.
+      tags: The subjects of the rows to return. See `executor_rows`.
     """
     return [StackRow(promise) for promise in _chosen(without, tags) if promise.of_stacks]
 
@@ -189,14 +198,14 @@ def check_executor(make_executor: MakeExecutor, *, without: Collection[Need] = (
     >>> check_executor(make)
 
     Args:
-      make_executor: Returns an executor for a number of clients. It takes every computation of the language, as what
-        has a `ReferenceResolvingExecutor` on top does. It is closed in the end.
-      without: What the executors do not have, so that promises that need it are left out: `concurrency`, several leaf
-        functions at the same time; `same process`, leaf functions that run where they were made; `lazy arguments`,
-        sequences that reach leaf functions without being sent.
+      make_executor: Returns a new executor for a number of clients. The executor must accept every computation of the
+        language, as a stack with a `ReferenceResolvingExecutor` on top does. It is closed after the check.
+      without: The features that the executors lack. Promises that need one of these features are not checked. The
+        features are `concurrency` (several leaf functions run at the same time), `same process` (leaf functions run in
+        the process that created them) and `lazy arguments` (sequences are passed to leaf functions without being sent).
 
     Raises:
-      ConformanceError: If promises are not kept; it names all of them.
+      ConformanceError: If promises are broken. The message lists all of them.
     """
     _check_all([lambda row=row: row.check(make_executor) for row in executor_rows(without=without)])
 
@@ -214,14 +223,15 @@ def check_stack(
     >>> check_stack(fedstack.local_executor_factory)
 
     Args:
-      make_factory: Returns an executor factory. It is closed in the end, if it can be.
-      without: What the stacks do not have, so that promises that need it are left out: `concurrency` and `same process`
-        as for `check_executor`; `one attempt`, no retries that run leaf functions again.
-      retry_policy: What contexts do about retryable errors; five attempts by default.
-      default_num_clients: The number of clients that the factory gives where arguments do not tell.
+      make_factory: Returns a new executor factory. The factory is closed after the check if it has a `close` method.
+      without: The features that the stacks lack. Promises that need one of these features are not checked. The
+        features are `concurrency` and `same process`, as for `check_executor`, and `one attempt` (no retry runs a leaf
+        function again).
+      retry_policy: The retry policy of the contexts. By default five attempts.
+      default_num_clients: The number of clients that the factory uses if the arguments contain no client values.
 
     Raises:
-      ConformanceError: If promises are not kept; it names all of them.
+      ConformanceError: If promises are broken. The message lists all of them.
     """
 
     def check(row: StackRow) -> None:
@@ -240,7 +250,7 @@ def _check_all(checks: Sequence[Callable[[], None]]) -> None:
     if broken:
         details = "\n".join(map(str, broken))
         raise ConformanceError(
-            f"Expected {len(checks)} promises to be kept, found {len(broken)} that are not:\n{details}"
+            f"Expected all {len(checks)} promises to be kept, found {len(broken)} broken promises:\n{details}"
         ) from broken[0]
 
 

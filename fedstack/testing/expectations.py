@@ -1,4 +1,4 @@
-"""Compares what an executor gave with what was promised, and says both when they differ."""
+"""Assertions that compare an executor's results with the promised values, and show both if they differ."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -13,20 +13,21 @@ _MAX_SHOWN = 400
 
 
 def expect(condition: bool, expected: object, found: object) -> None:
-    """Raises `AssertionError` with what was expected and what was found, unless the condition holds."""
+    """Raises an `AssertionError` that shows `expected` and `found`, unless the condition holds."""
     if not condition:
         raise _difference(expected, found)
 
 
-# What is shown is made only where something differs: to print an array takes longer than to compare it.
+# Texts are only built for values that differ, because formatting an array takes longer than comparing it.
 def _difference(expected: object, found: object) -> AssertionError:
     return AssertionError(f"Expected {_shorten(str(expected))}, found {_shorten(str(found))}")
 
 
 def expect_same(found: object, expected: object, where: str = "the result") -> None:
-    """Expects equal values in every part: same members, same dtypes and shapes; NaN equals NaN.
+    """Expects equal values with the same members, dtypes and shapes. NaN equals NaN.
 
-    Containers count by what they hold: a struct is a dictionary if it has names, and a list or tuple if it has none.
+    Only the members of a container are compared, not its class: a struct equals a dictionary if its members are named,
+    and a list or tuple if they are not.
     """
     found, expected = plain(found), plain(expected)
     if isinstance(expected, dict):
@@ -47,19 +48,19 @@ def expect_same(found: object, expected: object, where: str = "the result") -> N
 
 
 def expect_same_bits(found: object, expected: object, where: str = "the result") -> None:
-    """Expects equal values down to the last bit of every number."""
+    """Expects equal values, and numbers that are bitwise identical."""
     expect_same(found, expected, where)
     if _bytes_of(plain(found)) != _bytes_of(plain(expected)):
         raise _difference(f"the bits {_show(expected, where)}", _show(found))
 
 
 async def expect_error(awaitable: Awaitable[object], error_class: type[_E], *fragments: str) -> _E:
-    """Expects an awaitable to raise; returns the error.
+    """Expects an awaitable to raise, and returns the error.
 
     Args:
-      awaitable: What should fail.
-      error_class: The class that the error must be of.
-      *fragments: What its message must contain.
+      awaitable: The awaitable that should fail.
+      error_class: The expected class of the error.
+      *fragments: Texts that the error message must contain.
     """
     try:
         value = await awaitable
@@ -74,7 +75,7 @@ async def expect_error(awaitable: Awaitable[object], error_class: type[_E], *fra
 
 
 def plain(value: object) -> object:
-    """Returns structs as dictionaries or tuples, whatever container they come in."""
+    """Converts structs in a value, of any container class, to dictionaries or tuples."""
     if isinstance(value, Struct):
         pairs = struct_elements(value)
         if pairs and all(name is not None for name, _ in pairs):

@@ -1,4 +1,4 @@
-"""Makes client work slow, fail and get lost, by a plan that a seed decides.
+"""Injects delays, errors and lost results into client work, as a seeded plan decides.
 
 plan = FaultPlan(seed=7, latency=0.01, error_rate=0.1, drop_rate=0.05)
 factory = fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
@@ -28,19 +28,19 @@ from fedstack.foundations.number_checks import check_number, number_validator, w
 from fedstack.foundations.value_text import describe
 from fedstack.testing.tracing_executor import check_executor_below
 
-# Slow clients are driven one by one; more than this at a time would only queue up for threads.
+# The maximum number of delayed clients that run at the same time. More clients would only queue for threads.
 _MAX_AT_ONCE = 64
 
 
 @attrs.frozen
 class Fault:
-    """What happens to one client in one phase.
+    """The fault of one client in one phase.
 
     Attributes:
-      phase: The number of the phase, from 0, over all executors that share the plan.
+      phase: The number of the phase. Phases are counted from 0 over all executors that share the plan.
       client: The index of the client.
-      latency: How long it waits before it begins, in seconds.
-      outcome: `ok`; `error`, nothing of the phase runs; or `drop`, everything runs and the results are lost.
+      latency: The delay before the client starts, in seconds.
+      outcome: `ok`, `error` (nothing of the phase runs) or `drop` (the whole phase runs and its results are lost).
     """
 
     phase: int
@@ -50,22 +50,22 @@ class Fault:
 
 
 def rate_validator(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-    """Checks a field of attrs that says how often something happens, from 0 to 1."""
+    """Validates an attrs field that is a rate from 0 to 1."""
     check_number(attribute.name, value)
     if value > 1:
-        raise InvalidValueError(f"Expected {attribute.name} from 0 to 1, found {value}")
+        raise InvalidValueError(f"Expected {attribute.name} to be a rate from 0 to 1, found {value}")
 
 
 def _makes_errors(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     if not callable(value):
         raise InvalidValueError(
-            f"Expected {attribute.name} as a class of exceptions or a function that makes one out of a message, found "
-            f"{describe(value)}"
+            f"Expected {attribute.name} to be an exception class or a function that returns an exception for a "
+            f"message, found {describe(value)}"
         )
 
 
 class _Progress:
-    """What a plan has handed out so far."""
+    """The number of phases that a plan has decided so far, and the number of consecutive failures at their end."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -75,22 +75,24 @@ class _Progress:
 
 @attrs.frozen(kw_only=True)
 class FaultPlan:
-    """Decides what goes wrong. Two plans of one seed decide the same for the same sequence of phases.
+    """A plan of the faults to inject. Plans with the same seed inject the same faults into the same sequence of phases.
 
-    A phase is what all clients do between two aggregations. Executors that share a plan share its sequence of phases,
-    so that a second attempt meets other faults than the first.
+    A phase is the work of all clients between two aggregations. Executors that share a plan share its sequence of
+    phases, so a retry meets different faults than the first attempt.
 
     Attributes:
-      seed: What the decisions are drawn from.
-      latency: The longest wait of a client before it begins, in seconds; drawn evenly from zero on.
-      error_rate: How often a client fails before it begins, from 0 to 1.
-      drop_rate: How often the result of a client gets lost after its work is done, from 0 to 1.
-      failures_in_a_row: After so many phases that failed one after the other, one succeeds.
-      error: Makes the error out of its message; a retryable one by default.
-      injected: What was decided so far, but for clients to whom nothing happened.
+      seed: The seed of the random decisions.
+      latency: The maximum delay before a client starts, in seconds. Delays are drawn uniformly between zero and this
+        maximum.
+      error_rate: The probability that a client fails before it starts, from 0 to 1.
+      drop_rate: The probability that a client's result is lost after its work, from 0 to 1.
+      failures_in_a_row: The maximum number of consecutive phases that fail. The phase after them succeeds.
+      error: An exception class, or a function that returns an exception for a message. By default the error is
+        retryable.
+      injected: The faults injected so far. Clients without a delay, an error or a lost result are left out.
 
     Raises:
-      InvalidValueError: If a value is out of its range, or the two rates are more than 1 together.
+      InvalidValueError: If a value is out of its range, or the sum of the two rates is greater than 1.
     """
 
     seed: int = attrs.field(default=0, validator=whole_number_validator(0))
@@ -105,17 +107,17 @@ class FaultPlan:
     def __attrs_post_init__(self) -> None:
         if self.error_rate + self.drop_rate > 1:
             raise InvalidValueError(
-                "Expected error_rate and drop_rate of at most 1 together, since one client has one fault, found "
-                f"{self.error_rate} and {self.drop_rate}"
+                "Expected the sum of error_rate and drop_rate to be at most 1, because a client has at most one fault, "
+                f"found {self.error_rate} and {self.drop_rate}; lower one of the rates"
             )
 
     @classmethod
     def none(cls) -> "FaultPlan":
-        """Returns the plan in which nothing goes wrong."""
+        """Returns a plan without faults."""
         return cls()
 
     def next_phase(self, clients: range) -> list[Fault]:
-        """Decides what happens to each of some clients in the next phase."""
+        """Returns the fault of each of the clients in the next phase."""
         with self._progress.lock:
             phase = self._progress.phases
             self._progress.phases += 1
@@ -142,7 +144,7 @@ class FaultPlan:
 
 
 class FaultEngine(PassingEngine):
-    """Lets a plan decide what goes wrong in the work of clients; see `FaultInjectingExecutor`."""
+    """An engine that injects the faults of a plan into client work; see `FaultInjectingExecutor`."""
 
     def __init__(self, target: ProgramEngine, plan: FaultPlan) -> None:
         super().__init__(target)
@@ -150,7 +152,7 @@ class FaultEngine(PassingEngine):
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        return None  # so that nothing is folded past the plan
+        return None  # so that no column is folded on these threads, past the plan
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         with _faults(self._plan, clients) as faults:
@@ -177,35 +179,38 @@ class FaultEngine(PassingEngine):
 
 @contextlib.contextmanager
 def _faults(plan: FaultPlan, clients: range) -> Generator[Sequence[Fault], None, None]:
-    """Decides what happens to some clients in the block, and raises before it or after it if their results get lost."""
+    """Yields the faults of the clients in the next phase.
+
+    Raises the plan's error before the block if a client fails, and after the block if a client's result is lost.
+    """
     faults = plan.next_phase(clients)
     for fault in faults:
         if fault.outcome == "error":
-            raise plan.error(f"Expected client {fault.client} to answer, found that its worker is gone")
+            raise plan.error(f"Expected client {fault.client} to run, found its worker unavailable (injected fault)")
     yield faults
     for fault in faults:
         if fault.outcome == "drop":
-            raise plan.error(f"Expected a result of client {fault.client}, found that it got lost on its way")
+            raise plan.error(f"Expected the result of client {fault.client}, found it lost in transit (injected fault)")
 
 
 class FaultInjectingExecutor(WrapperExecutor):
-    """Lets a plan decide what goes wrong in client work, and leaves the rest to its target.
+    """An executor that injects the faults of a plan into the client work of its target.
 
-    Over an executor that shows no clients, each `compute()` is the work of client 0.
+    If the target has no engine that runs client work, each `compute()` counts as the work of client 0.
 
     Args:
-      target: The executor of client work. It is closed with this one.
-      plan: Decides.
+      target: The executor that runs the client work. It is closed together with this executor.
+      plan: The plan of the faults.
 
     Raises:
-      InvalidValueError: If an argument is of the wrong kind.
+      InvalidValueError: If `target` is not an executor or `plan` is not a `FaultPlan`.
     """
 
     def __init__(self, target: Executor, plan: FaultPlan) -> None:
         check_executor_below(target)
         if not isinstance(cast(object, plan), FaultPlan):
             raise InvalidValueError(
-                f"Expected a FaultPlan, found {describe(plan)}; give FaultPlan.none() for no faults"
+                f"Expected a FaultPlan, found {describe(plan)}; pass FaultPlan.none() to inject no faults"
             )
         super().__init__(target, lambda engine: FaultEngine(engine, plan))
         self.plan = plan
@@ -222,7 +227,7 @@ class FaultInjectingExecutor(WrapperExecutor):
 
 
 class _Nowhere:
-    """Takes results that get lost."""
+    """A sink that discards the results of a phase."""
 
     ordered = False
 

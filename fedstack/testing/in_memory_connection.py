@@ -1,19 +1,19 @@
-"""Connects a stub to a service in this process without a network between them."""
+"""Connects a stub to a service in the same process, without a network."""
 
 from fedstack.transport.peers.local_connection import LocalConnection, methods_by_path
 from fedstack.transport.peers.methods import Method, Service
 
 
 class InMemoryConnection(LocalConnection):
-    """Calls the methods of a service right away, and says which were called.
+    """A connection that calls the methods of a service directly, and records the calls.
 
     Args:
-      service: The service.
-      address: What it is called in messages.
+      service: The service to connect to.
+      address: The address of the service in messages.
 
     Attributes:
-      service: The service.
-      calls: The paths of the methods that were called.
+      service: The service to connect to.
+      calls: The paths of the called methods, in the order of the calls.
     """
 
     def __init__(self, service: Service, address: str = "memory") -> None:

@@ -1,4 +1,4 @@
-"""Holds the leaf computations that several conformance rows use."""
+"""Leaf computations that several conformance rows share."""
 
 import threading
 from collections import OrderedDict
@@ -28,37 +28,37 @@ def double(x: Any) -> Any:
 
 @python_computation([], np.int32)
 def seven() -> Any:
-    """Returns seven, without a parameter."""
+    """Returns seven, and has no parameters."""
     return np.int32(7)
 
 
 @python_computation([np.int32], np.int32)
 def fail(x: Any) -> Any:
-    """Raises."""
+    """Raises a `KeyError`."""
     raise KeyError(f"no luck with {x}")
 
 
 @python_computation([np.float32], np.float32)
 def halve(x: Any) -> Any:
-    """Halves a floating number."""
+    """Halves a floating-point number."""
     return x * np.float32(0.5)
 
 
 @python_computation([np.str_, np.str_], np.str_)
 def concatenate(x: Any, y: Any) -> Any:
-    """Joins two strings: an operation that tells in which order it was used."""
+    """Concatenates two strings, so that the result shows the order of the operations."""
     return x + y
 
 
 @python_computation([SequenceType((np.float32, [4]))], np.float32)
 def add_all(arrays: Any) -> Any:
-    """Adds all elements of all arrays in a sequence."""
+    """Sums all elements of all arrays in a sequence."""
     return np.float32(sum(float(array.sum()) for array in arrays))
 
 
 @python_computation([SequenceType((np.float32, [4]))], np.float32)
 def add_all_at_once(arrays: Any) -> Any:
-    """Adds all elements of all arrays in a sequence, all of which it holds first."""
+    """Sums all elements of all arrays in a sequence, after collecting the arrays in a list."""
     return np.float32(sum(float(array.sum()) for array in list(arrays)))
 
 
@@ -72,34 +72,34 @@ _scratch = _Scratch()
 
 @python_computation([np.float32], [(np.float32, [4]), (np.float32, [2])])
 def fill_scratch(x: Any) -> Any:
-    """Returns an array that it fills anew in each call, and a view of it."""
+    """Returns an array that every call reuses and overwrites, and a view of the array."""
     _scratch.array[:] = x
     return [_scratch.array, _scratch.array[::2]]
 
 
 @python_computation([np.float32], SequenceType((np.float32, [4])))
 def list_scratch(x: Any) -> Any:
-    """Returns a list with an array that it fills anew in each call."""
+    """Returns a list with an array that every call reuses and overwrites."""
     _scratch.array[:] = x
     return [_scratch.array]
 
 
 @python_computation([np.float32], SequenceType((np.float32, [None])))
 def batch_scratch(x: Any) -> Any:
-    """Returns batches of an array that it fills anew in each call."""
+    """Returns batches of an array that every call reuses and overwrites."""
     _scratch.array[:] = x
     return batches(_scratch.array, 2)
 
 
 @python_computation([SequenceType([("b", np.int32), ("a", np.int32)])], np.int32)
 def pick_elements(pairs: Any) -> Any:
-    """Returns what tells whether length, indices and slices of a sequence of structs are right."""
+    """Returns a number that shows whether the length, indices and slices of a sequence of structs are correct."""
     first, last, middle = pairs[0], pairs[-1], pairs[1:3]
     return np.int32(1000 * len(pairs) + 100 * first.a + 10 * last["b"] + len(middle) + sum(pair.a for pair in middle))
 
 
 class Pair(NamedTuple):
-    """A named tuple."""
+    """A named tuple with two members."""
 
     first: Any
     second: Any
@@ -107,7 +107,7 @@ class Pair(NamedTuple):
 
 @attrs.frozen
 class Point:
-    """An attrs class."""
+    """An attrs class with two members."""
 
     x: Any
     y: Any
@@ -125,7 +125,7 @@ _STRUCTS: dict[str, object] = {
 
 @python_computation([_STRUCTS], np.str_)
 def tell_containers(x: Any) -> Any:
-    """Tells in what it got each member of its parameter: what iterating yields, or of which class it is."""
+    """Describes the container of each member of the parameter: the names that it yields, or its class."""
     told = ["".join(x), "".join(x["dict"]), "".join(x["ordered"]), str(isinstance(x["pair"], Pair))]
     told += [type(x["pair"].second).__name__, str(type(x["point"]) is Point), type(x["point"].y).__name__]
     told += [str([int(member) for member in x["record"]]), *("".join(element) for element in x["elements"])]
@@ -133,7 +133,7 @@ def tell_containers(x: Any) -> Any:
 
 
 def identity(type_spec: object) -> ConcreteComputation:
-    """Returns a leaf that returns its argument."""
+    """Returns a leaf computation that returns its argument."""
 
     def same(x: Any) -> Any:
         return x

@@ -1,21 +1,21 @@
-"""Lets functions that should run side by side wait for each other, so that a test of concurrency needs no clock."""
+"""Synchronisation between functions that should run concurrently, so that tests of concurrency need no clock."""
 
 import asyncio
 import threading
 import time
 from typing import Any
 
-# Far longer than any hand-over between threads takes, and short enough to wait for in a test that fails.
+# Far longer than any switch between threads takes, and short enough for a failing test.
 LIMIT_SECONDS = 15.0
 
 
 class Meeting:
-    """Holds up everybody who arrives until all who are expected have arrived once; afterwards everybody passes.
+    """A barrier that blocks its participants until all of them have arrived, and is open afterwards.
 
-    Other than at a barrier it does no harm to arrive twice, as a function does that is tried again.
+    Unlike at a `threading.Barrier`, a participant may arrive more than once, as a retried function does.
 
     Args:
-      *expected: The names of those who must arrive.
+      *expected: The names of the participants.
     """
 
     def __init__(self, *expected: object) -> None:
@@ -24,10 +24,13 @@ class Meeting:
         self._complete = threading.Event()
 
     def arrive(self, name: object) -> None:
-        """Waits for the others.
+        """Marks a participant as arrived, and waits for the others.
+
+        Args:
+          name: The name of the participant.
 
         Raises:
-          TimeoutError: If they do not come; then they are not running side by side.
+          TimeoutError: If a participant does not arrive within `LIMIT_SECONDS`, so that not all run concurrently.
         """
         with self._lock:
             self._missing.discard(name)
@@ -36,27 +39,29 @@ class Meeting:
         if not self._complete.wait(LIMIT_SECONDS):
             with self._lock:
                 missing = sorted(map(str, self._missing))
-            raise TimeoutError(f"Expected all to run side by side, found that {', '.join(missing)} had not started")
+            raise TimeoutError(
+                f"Expected all functions to run concurrently, found that {', '.join(missing)} had not started"
+            )
 
 
 async def until_set(event: threading.Event, *running: "asyncio.Task[Any]") -> None:
-    """Waits in a coroutine for an event that something running on a thread sets.
+    """Waits in a coroutine for an event that a function on another thread sets.
 
-    Polls, because the pool of threads that could wait for it may be what the event is about.
+    This function polls, because a thread that waits for the event might be taken from the thread pool under test.
 
     Args:
-      event: What to wait for.
-      *running: The tasks in which it should happen; when one ends before, there is nothing to wait for.
+      event: The event to wait for.
+      *running: The tasks that should cause the event. If a task ends before the event is set, waiting stops.
 
     Raises:
-      Exception: What one of the tasks raised.
-      TimeoutError: If it does not happen.
+      Exception: The error of a task that failed before the event was set.
+      TimeoutError: If a task returned before the event was set, or the event was not set within `LIMIT_SECONDS`.
     """
     deadline = time.monotonic() + LIMIT_SECONDS
     while not event.is_set():
         for task in running:
             if task.done():
-                raise TimeoutError(f"Expected a function to be running, found the end of its task: {task.result()!r}")
+                raise TimeoutError(f"Expected a running function, found that its task has returned {task.result()!r}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Expected a function to get going within {LIMIT_SECONDS:.0f} s, found it has not")
+            raise TimeoutError(f"Expected a function to start within {LIMIT_SECONDS:.0f} s, found none started")
         await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Defines what a row of a conformance suite is: one promise, in a sentence, and the coroutine that checks it."""
+"""Defines promises, the rows of the conformance suites: a promise is a sentence, and a coroutine that checks it."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection
@@ -17,17 +17,18 @@ class Promise:
     """A promise about executors, about stacks, or about both.
 
     Attributes:
-      name: A short name that is a sentence, too.
-      sentence: The promise.
-      check: Raises unless the subject keeps the promise.
-      of_executors: Whether it is checked on executors, through the verbs.
-      of_stacks: Whether it is checked on stacks, through contexts.
-      needs: What not everything under test has: `concurrency`, several leaf functions at the same time; `one attempt`,
-        no retries that run leaf functions again; `same process`, leaf functions that run where they were made; `lazy
-        arguments`, sequences that reach leaf functions as they are, not sent there whole.
-      intrinsics: The intrinsics whose meaning the promise is about.
-      tag: What the promise is about: `values`, what comes out; `errors`, what is refused, and how; `timing`, what runs
-        when, how often and beside what.
+      name: A short name, which reads as a sentence.
+      sentence: The text of the promise.
+      check: A coroutine function that raises if the subject breaks the promise.
+      of_executors: Whether the promise is checked on executors, through the verbs.
+      of_stacks: Whether the promise is checked on stacks, through contexts.
+      needs: The features that the check needs and that not every subject has: `concurrency` (several leaf functions run
+        at the same time), `one attempt` (no retry runs a leaf function again), `same process` (leaf functions run in
+        the process that created them) and `lazy arguments` (sequences are passed to leaf functions lazily, not sent
+        whole).
+      intrinsics: The intrinsics whose meaning the promise defines.
+      tag: The subject of the promise: `values` (results), `errors` (which inputs are rejected, and how) or `timing`
+        (when, how often and how concurrently functions run).
     """
 
     name: str
@@ -54,19 +55,19 @@ def _decorator(
 def promise_of_executors(
     *, needs: Collection[Need] = (), intrinsics: Collection[str] = (), tag: Tag = "values"
 ) -> Callable[[Callable[[ExecutorSubject], Awaitable[None]]], Promise]:
-    """Returns a decorator for a promise that can only be seen through the verbs; the docstring is its sentence."""
+    """Returns a decorator for a promise about the verbs of executors. The docstring of the check is its sentence."""
     return _decorator(True, False, needs, intrinsics, tag)
 
 
 def promise_of_stacks(
     *, needs: Collection[Need] = (), intrinsics: Collection[str] = (), tag: Tag = "values"
 ) -> Callable[[Callable[[StackSubject], Awaitable[None]]], Promise]:
-    """Returns a decorator for a promise about contexts and factories; the docstring is its sentence."""
+    """Returns a decorator for a promise about contexts and factories. The docstring of the check is its sentence."""
     return _decorator(False, True, needs, intrinsics, tag)
 
 
 def promise_of_both(
     *, needs: Collection[Need] = (), intrinsics: Collection[str] = (), tag: Tag = "values"
 ) -> Callable[[Callable[[Runner], Awaitable[None]]], Promise]:
-    """Returns a decorator for a promise about results, however they are asked for; the docstring is its sentence."""
+    """Returns a decorator for a promise about executors and stacks. The docstring of the check is its sentence."""
     return _decorator(True, True, needs, intrinsics, tag)

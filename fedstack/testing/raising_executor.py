@@ -1,4 +1,4 @@
-"""Defines the executor that fails, to see what happens above it."""
+"""Defines an executor that always fails, for testing how the layers above it handle errors."""
 
 from typing import Any, NoReturn, cast
 
@@ -9,13 +9,13 @@ from fedstack.foundations.value_text import describe
 
 
 class RaisingExecutor(ClosesOnExit, Executor):
-    """Raises from every verb; only `close()` does not.
+    """An executor whose verbs raise an error. Only `close()` does not raise.
 
     Args:
-      error: What to raise: an exception, or a class of exceptions without arguments.
+      error: The exception to raise, or an exception class that can be called without arguments.
 
     Raises:
-      InvalidValueError: If it is neither.
+      InvalidValueError: If `error` is neither an exception nor an exception class.
     """
 
     def __init__(self, error: Exception | type[Exception]) -> None:
@@ -23,7 +23,7 @@ class RaisingExecutor(ClosesOnExit, Executor):
         kind = given if isinstance(given, type) else type(given)
         if not issubclass(kind, BaseException):
             raise InvalidValueError(
-                f"Expected an exception or a class of exceptions to raise, found {describe(error)}; give "
+                f"Expected an exception or an exception class to raise, found {describe(error)}; pass "
                 "ValueError('no luck'), for example"
             )
         self._error = error

@@ -1,4 +1,4 @@
-"""Gives conformance rows what they check: executors, and whole stacks behind contexts, each closed in the end."""
+"""The subjects of conformance rows: executors, and stacks behind contexts. A subject closes all that it creates."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -23,13 +23,18 @@ MakeFactory: TypeAlias = Callable[[], ExecutorFactory]
 
 
 class Runner(abc.ABC):
-    """Runs computations, for promises that executors and stacks share."""
+    """Runs computations for promises about both executors and stacks."""
 
     @abc.abstractmethod
     async def run(self, computation: ConcreteComputation, *arguments: object) -> object:
         """Runs a computation on one argument per parameter.
 
-        The number of clients is that of the arguments, so a computation without client values gets an unused one.
+        The number of clients is taken from the arguments. A computation whose arguments contain no client values
+        therefore needs an additional, unused argument with client values.
+
+        Args:
+          computation: The computation.
+          *arguments: The arguments, one per parameter.
 
         Returns:
           The result, with structs as dictionaries or tuples.
@@ -40,7 +45,7 @@ class ExecutorSubject(Runner):
     """Executors of one kind, driven through the four verbs.
 
     Args:
-      make_executor: Makes an executor for a number of clients.
+      make_executor: Returns a new executor for a number of clients.
     """
 
     def __init__(self, make_executor: MakeExecutor) -> None:
@@ -49,7 +54,7 @@ class ExecutorSubject(Runner):
         self._by_clients: dict[int, Executor] = {}
 
     def executor(self, num_clients: int = 0) -> Executor:
-        """Returns a new executor."""
+        """Returns a new executor for a number of clients."""
         executor = self._make(num_clients)
         self._made.append(executor)
         return executor
@@ -65,7 +70,7 @@ class ExecutorSubject(Runner):
         return plain(await called.compute())
 
     async def call(self, executor: Executor, computation: ConcreteComputation, *arguments: object) -> ExecutorValue:
-        """Returns a value for the call of a computation, which nobody has pulled yet."""
+        """Returns the value of a call of a computation, without computing the value."""
         function = await executor.create_value(computation)
         parameters = _parameters_of(computation.type_signature.parameter, len(arguments))
         values = [await executor.create_value(value, t) for value, (_, t) in zip(arguments, parameters)]
@@ -76,7 +81,7 @@ class ExecutorSubject(Runner):
         return await executor.create_call(function, await executor.create_struct(values))
 
     def close(self) -> None:
-        """Closes all executors."""
+        """Closes all executors that the subject created."""
         for executor in self._made:
             executor.close()
 
@@ -88,9 +93,9 @@ class StackSubject(Runner):
     """Stacks of one kind, driven through contexts.
 
     Args:
-      make_factory: Makes a factory of executors.
-      retry_policy: What contexts do about retryable errors.
-      default_num_clients: The number of clients that the factories give where arguments do not tell.
+      make_factory: Returns a new executor factory.
+      retry_policy: The retry policy of the contexts.
+      default_num_clients: The number of clients that the factories use if the arguments contain no client values.
     """
 
     def __init__(
@@ -103,19 +108,19 @@ class StackSubject(Runner):
         self._context: AsyncExecutionContext | None = None
 
     def factory(self) -> ExecutorFactory:
-        """Returns a new factory."""
+        """Returns a new executor factory."""
         factory = self._make_factory()
         self._made.append(factory)
         return factory
 
     def sync_context(self) -> SyncExecutionContext:
-        """Returns a new context that runs a computation when it is called."""
+        """Returns a new context whose calls return results."""
         context = SyncExecutionContext(self.factory(), retry_policy=self._retry_policy)
         self._made.append(context)
         return context
 
     def async_context(self) -> AsyncExecutionContext:
-        """Returns a new context whose calls are awaited."""
+        """Returns a new context whose calls return coroutines."""
         context = AsyncExecutionContext(self.factory(), retry_policy=self._retry_policy)
         self._made.append(context)
         return context
@@ -124,14 +129,14 @@ class StackSubject(Runner):
         if self._context is None:
             self._context = self.async_context()
         with use_context(self._context):
-            # Only the call has to find the context: what it returns is a coroutine that knows it.
+            # The context only has to be in force during the call: the returned coroutine refers to it.
             called = computation(*arguments)
         return plain(await called)
 
     def close(self) -> None:
-        """Closes all contexts and factories."""
+        """Closes all contexts and factories that the subject created."""
         for made in reversed(self._made):
-            close = getattr(made, "close", None)  # the language's factories need not have it
+            close = getattr(made, "close", None)  # factories of the language need not have a `close` method
             if close is not None:
                 close()
 
@@ -146,7 +151,7 @@ def _parameters_of(parameter: Type | None, count: int) -> Sequence[tuple[str | N
 
 
 def _count_clients(value: object, type_spec: Type) -> int:
-    """Counts as promised: the length of the first list of client values, wherever it is in the argument."""
+    """Returns the number of clients in a value: the greatest length of a list of client values in it, or 0."""
     if is_client_valued(type_spec):
         return len(cast("Sequence[object]", value)) if isinstance(value, (list, tuple)) else 0
     if isinstance(type_spec, StructType) and isinstance(value, (list, tuple)):

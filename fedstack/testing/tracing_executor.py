@@ -1,4 +1,4 @@
-"""Defines the executor that writes down what is asked of it, and asks another executor."""
+"""Defines an executor that records the calls of its verbs and passes them on to another executor."""
 
 import contextlib
 import threading
@@ -24,7 +24,7 @@ class ValueCreated:
 
 @attrs.frozen
 class CallCreated:
-    """`create_call` returned value number `index`; the function and the argument are numbers of values, too."""
+    """`create_call` returned value number `index`; `function` and `argument` are the numbers of its operands."""
 
     index: int
     function: int
@@ -34,7 +34,7 @@ class CallCreated:
 
 @attrs.frozen
 class StructCreated:
-    """`create_struct` returned value number `index`, out of named and unnamed values."""
+    """`create_struct` returned value number `index`; `elements` are the names and numbers of its members."""
 
     index: int
     elements: tuple[tuple[str | None, int], ...]
@@ -53,7 +53,7 @@ class SelectionCreated:
 
 @attrs.frozen
 class Computed:
-    """`compute()` of value number `index` returned."""
+    """`compute()` of value number `index` returned `result`."""
 
     index: int
     result: object
@@ -61,7 +61,7 @@ class Computed:
 
 @attrs.frozen
 class Raised:
-    """A verb raised."""
+    """A verb or `compute()` raised `error`."""
 
     verb: str
     error: Exception
@@ -76,19 +76,19 @@ TraceEvent: TypeAlias = ValueCreated | CallCreated | StructCreated | SelectionCr
 
 
 def check_executor_below(target: object) -> None:
-    """Checks what is to be wrapped.
+    """Checks that a wrapper's target is an executor.
 
     Raises:
-      InvalidValueError: If it is no executor.
+      InvalidValueError: If `target` is not an executor.
     """
     if not isinstance(target, Executor):
         raise InvalidValueError(
-            f"Expected an executor to wrap, found {describe(target)}; give a LeafExecutor(), for example"
+            f"Expected an executor to wrap, found {describe(target)}; pass a LeafExecutor(), for example"
         )
 
 
 class TracedValue(ExecutorValue):
-    """A value of a tracing executor, by its number."""
+    """A value of a tracing executor, identified by its number."""
 
     def __init__(self, executor: "TracingExecutor", index: int, target: ExecutorValue) -> None:
         self.executor = executor
@@ -111,13 +111,14 @@ class TracedValue(ExecutorValue):
 
 
 class TracingExecutor(ClosesOnExit, Executor):
-    """Passes every verb on and records it, in the order in which verbs return.
+    """An executor that passes every verb on to its target, and records it when it returns.
 
     Args:
-      target: Any executor. It is closed with this one.
+      target: Any executor. It is closed together with this executor.
 
     Attributes:
-      events: What has happened so far. Values are numbered from 0 in the order of their creation.
+      events: The recorded events, in the order in which the verbs returned. Values are numbered from 0 in the order of
+        their creation.
     """
 
     def __init__(self, target: Executor) -> None:
@@ -154,7 +155,7 @@ class TracingExecutor(ClosesOnExit, Executor):
         return self._created(made, lambda number: SelectionCreated(number, struct.index, index, made.type_signature))
 
     async def computed(self, value: TracedValue) -> object:
-        """Computes a value of the target."""
+        """Computes a value on the target executor, and records the result."""
         with self._recorded("compute"):
             result = await value.target.compute()
         self._record(Computed(value.index, result))
@@ -197,7 +198,7 @@ class TracingExecutor(ClosesOnExit, Executor):
 
 
 def _pairs_of(elements: object) -> list[tuple[str | None, object]]:
-    """Returns the elements of a container in the only form that all executors take, with their names."""
+    """Returns the names and elements of a container. All executors accept a `Struct` of these pairs."""
     if isinstance(elements, Struct):
         return struct_elements(elements)
     if isinstance(elements, Mapping):

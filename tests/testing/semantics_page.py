@@ -62,11 +62,11 @@ def intrinsic_table() -> Iterator[str]:
     stacks = {**EXECUTORS, **FACTORIES}
     kinds = list(dict.fromkeys(stack.kind for stack in stacks.values()))
     yield "\n## Intrinsics and stacks\n"
-    yield "How many rows check what an intrinsic of the language gives, over every stack of a kind:\n"
+    yield "The number of rows that check an intrinsic of the language, over every stack of a kind:\n"
     for kind in kinds:
         yield f"* {kind}: {', '.join(name for name, stack in stacks.items() if stack.kind == kind and is_whole(name))}"
     passing = ", ".join(name for name in stacks if not is_whole(name))
-    yield f"\nThese pass values on just as others do, and run the rows about errors and timing only: {passing}."
+    yield f"\nThese stacks pass values on unchanged, so only the rows about errors and timing run over them: {passing}."
     yield f"\n| intrinsic | {' | '.join(kinds)} |"
     yield f"| --- |{' --- |' * len(kinds)}"
     for uri in language_intrinsics():

@@ -132,7 +132,7 @@ def test_a_row_that_hangs_is_reported_and_left_behind(monkeypatch) -> None:
         made.append(StuckExecutor(make(num_clients)))
         return made[-1]
 
-    with pytest.raises(ConformanceError, match="Expected an end, found none"):
+    with pytest.raises(ConformanceError, match="Expected the check to finish, found it still running"):
         row_of(executor_rows(), "map_runs_once_per_client").check(make_stuck)
     # What was left behind ends with its executor.
     made[0].loop.call_soon_threadsafe(made[0].going_on.set)
@@ -156,7 +156,7 @@ def test_check_executor_names_all_promises_that_are_not_kept() -> None:
     with pytest.raises(ConformanceError) as caught:
         check_executor(lambda n: RaisingExecutor(ConnectionError("gone")))
     message = str(caught.value)
-    assert message.startswith(f"Expected {len(executor_rows())} promises to be kept, found ")
+    assert message.startswith(f"Expected all {len(executor_rows())} promises to be kept, found ")
     assert "map_runs_once_per_client: " in message
     assert "sums_over_nobody_are_zero: " in message
 
@@ -236,7 +236,7 @@ def test_rows_that_need_something_can_be_left_out(rows, need) -> None:
 @pytest.mark.parametrize("without", ["concurency", ["concurency"], 5])
 def test_what_no_row_needs_cannot_be_left_out(rows, without) -> None:
     with pytest.raises(
-        InvalidValueError, match=r"Expected a list of some of \['concurrency', .*\] as `without`, found"
+        InvalidValueError, match=r"Expected `without` to be a list of names from \['concurrency', .*\], found"
     ):
         rows(without=without)
 
@@ -254,7 +254,7 @@ def test_rows_can_be_chosen_by_what_they_are_about(rows) -> None:
 @pytest.mark.parametrize("rows", [executor_rows, stack_rows])
 @pytest.mark.parametrize("tags", ["error", ["error"], 5])
 def test_what_no_row_is_about_cannot_be_chosen(rows, tags) -> None:
-    with pytest.raises(InvalidValueError, match=r"Expected a list of some of \['errors', .*\] as `tags`, found"):
+    with pytest.raises(InvalidValueError, match=r"Expected `tags` to be a list of names from \['errors', .*\], found"):
         rows(tags=tags)
 
 

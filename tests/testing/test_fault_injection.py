@@ -56,12 +56,12 @@ def test_plans_are_compared_by_what_they_are_to_do() -> None:
 
 
 def test_a_client_that_fails_raises_a_retryable_error_that_names_it() -> None:
-    with pytest.raises(RetryLimitError, match="WorkerUnavailableError: Expected client 0 to answer"):
+    with pytest.raises(RetryLimitError, match="WorkerUnavailableError: Expected client 0 to run"):
         run(FaultPlan(error_rate=1.0), [1, 2])
 
 
 def test_the_error_is_the_plans() -> None:
-    with pytest.raises(OSError, match="Expected client 0 to answer"):
+    with pytest.raises(OSError, match="Expected client 0 to run"):
         run(FaultPlan(error_rate=1.0, error=OSError), [1, 2])
 
 
@@ -138,12 +138,12 @@ def test_long_vectors_are_not_folded_past_the_plan() -> None:
         *(({field: -1}, field) for field in ("seed", "error_rate", "drop_rate", "latency", "failures_in_a_row")),
         *(({field: float("nan")}, field) for field in ("seed", "error_rate", "drop_rate", "latency")),
         *(({field: "0.1"}, f"{field} .*found str") for field in ("seed", "error_rate", "latency")),
-        ({"error_rate": 1.5}, "error_rate from 0 to 1, found 1.5"),
+        ({"error_rate": 1.5}, "error_rate to be a rate from 0 to 1, found 1.5"),
         ({"latency": float("inf")}, "latency of at least 0, and finite"),
         ({"seed": 1.0}, "seed of at least 0 as a whole number, found float"),
         ({"failures_in_a_row": None}, "failures_in_a_row of at least 0 as a whole number, found None"),
-        ({"error_rate": 0.7, "drop_rate": 0.4}, "at most 1 together, .* found 0.7 and 0.4"),
-        ({"error": "no luck"}, "error as a class of exceptions or a function .*, found str 'no luck'"),
+        ({"error_rate": 0.7, "drop_rate": 0.4}, "to be at most 1, .* found 0.7 and 0.4; lower"),
+        ({"error": "no luck"}, "error to be an exception class or a function .*, found str 'no luck'"),
     ],
 )
 def test_what_a_plan_cannot_be_made_of_is_refused_by_name(fields, message) -> None:
@@ -152,9 +152,9 @@ def test_what_a_plan_cannot_be_made_of_is_refused_by_name(fields, message) -> No
 
 
 def test_an_executor_is_made_of_an_executor_and_a_plan() -> None:
-    with pytest.raises(InvalidValueError, match="Expected an executor to wrap, found None; give"):
+    with pytest.raises(InvalidValueError, match="Expected an executor to wrap, found None; pass"):
         FaultInjectingExecutor(None, FaultPlan.none())
-    with pytest.raises(InvalidValueError, match="Expected a FaultPlan, found int 3; give FaultPlan.none"):
+    with pytest.raises(InvalidValueError, match="Expected a FaultPlan, found int 3; pass FaultPlan.none"):
         FaultInjectingExecutor(fedstack.executors.LeafExecutor(), 3)
 
 

@@ -54,5 +54,5 @@ def test_a_context_gives_up_after_its_attempts_and_closes_each_executor() -> Non
 
 @pytest.mark.parametrize("error", [None, "no luck", int])
 def test_what_cannot_be_raised_is_refused_when_it_is_given(error) -> None:
-    with pytest.raises(InvalidValueError, match="Expected an exception or a class of exceptions to raise, found"):
+    with pytest.raises(InvalidValueError, match="Expected an exception or an exception class to raise, found"):
         RaisingExecutor(error)

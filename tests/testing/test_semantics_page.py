@@ -28,5 +28,5 @@ def test_every_intrinsic_is_checked_over_every_stack(kind) -> None:
     assert [uri for uri in language_intrinsics() if rows_over(kind, uri) < 1] == []
     for name, stack in (*EXECUTORS.items(), *FACTORIES.items()):
         if stack.kind == kind:
-            place = rf"^\* {kind}: " if is_whole(name) else "^These pass values on "
+            place = rf"^\* {kind}: " if is_whole(name) else "^These stacks pass values on "
             assert re.search(rf"{place}.*\b{name}\b", TEXT, re.MULTILINE), name

@@ -1,1 +1,1 @@
-"""The rows of the conformance suites: a promise each."""
+"""The rows of the conformance suites, one promise per row."""

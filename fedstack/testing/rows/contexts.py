@@ -1,4 +1,4 @@
-"""Checks contexts over a stack: arguments and results, threads and tasks at once, errors of one that spare others."""
+"""Conformance rows about contexts: arguments, results, concurrent invocations, errors, and closing."""
 
 import asyncio
 import functools
@@ -51,14 +51,14 @@ def _run_in(context: Any, called: Callable[[], Any]) -> Any:
 
 
 class _Side:
-    """Calls computations side by side: in tasks with an async context, or in threads with a sync one."""
+    """Calls computations concurrently: in tasks with an async context, or in threads with a sync context."""
 
     def __init__(self, subject: StackSubject, threads: bool) -> None:
         self._threads = threads
         self._context: Any = subject.sync_context() if threads else subject.async_context()
 
     async def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Returns what the calls returned or raised."""
+        """Returns the result or the error of each call."""
         in_context = [functools.partial(_run_in, self._context, call) for call in calls]
         if self._threads:
             return await _in_threads(in_context)
@@ -66,7 +66,7 @@ class _Side:
 
 
 async def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Runs functions in a thread each, and returns what they returned or raised."""
+    """Runs each function in its own thread, and returns the result or the error of each function."""
     outcomes: list[Any] = [None] * len(calls)
 
     def run(index: int) -> None:
@@ -80,13 +80,13 @@ async def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         thread.start()
     for thread in threads:
         await asyncio.to_thread(thread.join, 2 * LIMIT_SECONDS)
-        expect(not thread.is_alive(), "an end", "a call that hangs")
+        expect(not thread.is_alive(), "the call to finish", "a hanging call")
     return outcomes
 
 
 @promise_of_stacks(intrinsics=["federated_sum", "federated_map"])
 async def sync_and_async_contexts_give_the_same(subject: StackSubject) -> None:
-    """A sync context returns the result; an async one returns a coroutine that gives the same result."""
+    """A call in a sync context returns the result. In an async context it returns a coroutine with the same result."""
     made = computation(
         lambda x: struct(intrinsic("federated_sum", x), intrinsic("federated_map", double, x)), at_clients(np.int32)
     )
@@ -99,7 +99,7 @@ async def sync_and_async_contexts_give_the_same(subject: StackSubject) -> None:
 
 @promise_of_stacks(intrinsics=["federated_sum", "federated_map"])
 async def results_come_in_the_annotated_containers(subject: StackSubject) -> None:
-    """Structs come back in the containers of the annotated type: named tuple, attrs, dictionaries, tuple, list."""
+    """Result structs have the containers of the annotated type: named tuple, attrs class, dictionary, tuple or list."""
     context = subject.sync_context()
     members = (np.int32(1), np.float32(2))
     containers: list[tuple[Any, Any]] = [
@@ -127,24 +127,24 @@ async def results_come_in_the_annotated_containers(subject: StackSubject) -> Non
         for value in (found[0], found[1][0], found[1][1], found[3]):
             expect(type(value) is type(expected), f"a {type(expected).__name__}", repr(value))
             expect_same(value, expected)
-        expect(type(found[2]) is type(expected), f"a {type(expected).__name__} from a sum", repr(found[2]))
+        expect(type(found[2]) is type(expected), f"a {type(expected).__name__} as the sum", repr(found[2]))
     with use_context(context):
         plain = computation(lambda s, u: s, StructType([("a", np.int32)]), np.int32)((1,), 0)
         pair = computation(lambda s, u: s, StructType([np.int32]), np.int32)((1,), 0)
-    expect(type(plain) is OrderedDict, "an OrderedDict for a struct of no container with names", repr(plain))
-    expect(type(pair) is tuple, "a tuple for a struct of no container without names", repr(pair))
+    expect(type(plain) is OrderedDict, "an OrderedDict for a named struct without a container", repr(plain))
+    expect(type(pair) is tuple, "a tuple for an unnamed struct without a container", repr(pair))
 
 
 @promise_of_stacks(tag="errors")
 async def results_with_names_for_some_members_are_refused(subject: StackSubject) -> None:
-    """A struct with names for some of its members only fits no Python container; the error says to name all or none."""
+    """A result struct with both named and unnamed members raises an error that says to name all members or none."""
     some = computation(lambda x: struct(x, named_one=x), np.int32)
     await expect_error(subject.run(some, 1), InvalidComputationError, "named_one", "none")
 
 
 @promise_of_stacks(intrinsics=["federated_sum"])
 async def arguments_are_matched_before_clients_are_counted(subject: StackSubject) -> None:
-    """Arguments may be given by name in any order; clients are counted in the members that are client values."""
+    """Arguments may be passed by name in any order. Only client values determine the number of clients."""
     made = computation(
         lambda x, rest: struct(intrinsic("federated_sum", x), rest), at_clients(np.int32), to_type([np.int32] * 3)
     )
@@ -160,7 +160,7 @@ async def arguments_are_matched_before_clients_are_counted(subject: StackSubject
 
 @promise_of_stacks(intrinsics=["federated_sum"], tag="errors")
 async def numbers_of_clients_must_agree(subject: StackSubject) -> None:
-    """Client values of different lengths in one call are an error that names both lengths and places."""
+    """Client values of different lengths in a call raise an error that names both lengths and both parameters."""
     made = computation(
         lambda x, y: struct(intrinsic("federated_sum", x), intrinsic("federated_sum", y)),
         at_clients(np.int32),
@@ -172,7 +172,7 @@ async def numbers_of_clients_must_agree(subject: StackSubject) -> None:
 
 @promise_of_stacks(intrinsics=["federated_eval_at_clients", "federated_sum", "federated_value_at_clients"])
 async def the_default_number_of_clients_is_used(subject: StackSubject) -> None:
-    """Where the arguments do not tell, a computation runs with the default number of clients, and else with theirs."""
+    """The default number of clients applies to calls without client values; otherwise the client values decide."""
     clients = subject.default_num_clients
     counted = computation(
         lambda s: struct(
@@ -187,7 +187,7 @@ async def the_default_number_of_clients_is_used(subject: StackSubject) -> None:
 
 @promise_of_stacks(intrinsics=["federated_sum"], tag="timing")
 async def invocations_overlap(subject: StackSubject) -> None:
-    """Any number of invocations of one async context run at the same time, with numbers of clients of their own."""
+    """Any number of invocations of an async context may overlap, each with its own number of clients."""
     context = subject.async_context()
     calls = [_run_in(context, lambda n=n: _total()([1] * n)) for n in range(30)]
     expect_same(list(await asyncio.gather(*calls)), [np.int32(n) for n in range(30)])
@@ -195,7 +195,7 @@ async def invocations_overlap(subject: StackSubject) -> None:
 
 @promise_of_stacks(tag="errors")
 async def one_error_spares_the_others(subject: StackSubject) -> None:
-    """Of five invocations at once one raises, and the other four succeed, in tasks and in threads; so does the next."""
+    """If one of five concurrent invocations fails, the other four and later ones succeed, in tasks and in threads."""
     numbers = [3, 4, -1, 5, 6]
 
     @python_computation([np.int32], np.int32)
@@ -210,7 +210,7 @@ async def one_error_spares_the_others(subject: StackSubject) -> None:
     for threads in (False, True):
         run = _Side(subject, threads)
         outcomes = await run.all([lambda n=n: made([n, 1]) for n in numbers])
-        expect(isinstance(outcomes[2], LeafError), "LeafError", repr(outcomes[2]))
+        expect(isinstance(outcomes[2], LeafError), "a LeafError from the third invocation", repr(outcomes[2]))
         for number, outcome in zip(numbers, outcomes):
             if number >= 0:
                 expect_same(outcome, np.int32(number + 1))
@@ -219,7 +219,7 @@ async def one_error_spares_the_others(subject: StackSubject) -> None:
 
 @promise_of_stacks(needs=["same process", "concurrency"], tag="timing")
 async def clients_of_several_computations_run_side_by_side(subject: StackSubject) -> None:
-    """Five computations at once whose clients all wait for each other finish, in tasks and in threads."""
+    """Five concurrent computations whose clients all wait for each other finish, in tasks and in threads."""
     for threads in (False, True):
         made = _who_meet([(call, client) for call in range(5) for client in range(2)])
         outcomes = await _Side(subject, threads).all([lambda k=k, made=made: made([(k, 0), (k, 1)]) for k in range(5)])
@@ -227,7 +227,7 @@ async def clients_of_several_computations_run_side_by_side(subject: StackSubject
 
 
 def _who_meet(names: Sequence[object]) -> ConcreteComputation:
-    """Returns a computation whose clients go on when all those named have begun, whichever invocation they are in."""
+    """Returns a computation whose clients continue once all named clients, across invocations, have started."""
     meeting = Meeting(*names)
 
     @python_computation([np.int32, np.int32], np.int32)
@@ -243,7 +243,7 @@ def _who_meet(names: Sequence[object]) -> ConcreteComputation:
 
 @promise_of_stacks(needs=["same process"], tag="timing")
 async def cancelling_an_invocation_spares_the_others(subject: StackSubject) -> None:
-    """An invocation that is cancelled ends at once, and others of its context go on."""
+    """A cancelled invocation ends at once, and other invocations of its context continue."""
     started, released = threading.Event(), threading.Event()
 
     @python_computation([np.int32], np.int32)
@@ -270,7 +270,7 @@ async def cancelling_an_invocation_spares_the_others(subject: StackSubject) -> N
 
 @promise_of_stacks()
 async def leaves_may_call_computations(subject: StackSubject) -> None:
-    """A leaf function that calls a computation gets its result there, whatever the kind of the context outside."""
+    """A leaf function that calls a computation receives the result, both in a sync and in an async context."""
     inner = _total()
 
     @python_computation([np.int32], np.int32)
@@ -285,7 +285,7 @@ async def leaves_may_call_computations(subject: StackSubject) -> None:
 
 @promise_of_stacks()
 async def results_of_two_calls_share_nothing(subject: StackSubject) -> None:
-    """Whoever writes into a result changes no later result of the same computation, and no argument."""
+    """Modifying a result changes neither later results of the same computation nor arguments."""
     mine = np.ones(3, np.float32)
     constant = literal(np.ones(3, np.float32), np.float32, [3])
     texts = literal(np.array([b"a", b"b"], object), np.str_, [2])
@@ -303,7 +303,7 @@ async def results_of_two_calls_share_nothing(subject: StackSubject) -> None:
 
 @promise_of_stacks(tag="errors")
 async def closed_contexts_refuse(subject: StackSubject) -> None:
-    """A context may be closed again and again; afterwards a call raises `ClosedError`."""
+    """A context can be closed repeatedly. Calls in a closed context raise `ClosedError`."""
     sync_context, async_context = subject.sync_context(), subject.async_context()
     expect_same(_run_in(sync_context, lambda: double(2)), np.int32(4))
     await expect_error(_run_in(async_context, lambda: fail(2)), LeafError)
@@ -320,14 +320,14 @@ async def closed_contexts_refuse(subject: StackSubject) -> None:
 
 @promise_of_stacks(tag="errors")
 async def a_block_puts_its_context_in_force(subject: StackSubject) -> None:
-    """In a `with` or `async with` block its context runs what is called in that thread; the last block closes it."""
+    """In a `with` or `async with` block, the context runs the calls of its thread. The outermost block closes it."""
     for context in (subject.sync_context(), subject.async_context()):
         other = subject.sync_context()
         async with context as entered:
-            expect(entered is context, "the context itself", repr(entered))
+            expect(entered is context, "the block to return the context itself", repr(entered))
             with other, context:
-                expect(get_context_stack().current is context, "the context of the innermost block", "another one")
-            expect(get_context_stack().current is context, "the context of the block around it", "another one")
+                expect(get_context_stack().current is context, "the context of the innermost block", "another context")
+            expect(get_context_stack().current is context, "the context of the enclosing block", "another context")
             called: Any = double(2)
             expect_same(await called if asyncio.iscoroutine(called) else called, np.int32(4))
             await expect_error(_doubled_in(other), ClosedError, "closed")

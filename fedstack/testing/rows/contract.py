@@ -1,4 +1,4 @@
-"""Checks the verbs: what they take, what they refuse and when, whom a value belongs to, and what closing means."""
+"""Conformance rows about the verbs: accepted and rejected inputs, the ownership of values, and closing."""
 
 import gc
 from typing import Any, cast
@@ -38,7 +38,7 @@ _PAIR = StructType([("a", np.int32), ("b", StructType([np.float32, TensorType(np
 
 @promise_of_executors()
 async def values_come_back_as_they_were_created(subject: ExecutorSubject) -> None:
-    """A computed value is a NumPy scalar or array, `bytes`, a `Struct` with the type's names, or a list."""
+    """`compute()` returns a NumPy scalar or array, `bytes`, a `Struct` with the names of its type, or a list."""
     executor = subject.executor(2)
     for value, type_spec in [
         (np.int32(3), np.int32),
@@ -52,11 +52,11 @@ async def values_come_back_as_they_were_created(subject: ExecutorSubject) -> Non
         created = await executor.create_value(value, type_spec)
         computed = await created.compute()
         if isinstance(value, np.ndarray):
-            expect(isinstance(computed, np.ndarray), "an array", repr(computed))
+            expect(isinstance(computed, np.ndarray), "a NumPy array", repr(computed))
         expect(str(created.type_signature) == str(_type(type_spec)), _type(type_spec), created.type_signature)
         if isinstance(computed, Struct):
             names = [name for name, _ in struct_elements(computed)]
-            expect(names == ["a", "b"], "the names a, b", names)
+            expect(names == ["a", "b"], "a struct with the names ['a', 'b']", names)
     pair = await executor.create_value({"b": (2.0, [1.0, 2.0, 3.0]), "a": 1}, _PAIR)
     expect_same(await pair.compute(), {"a": np.int32(1), "b": (np.float32(2), np.array([1.0, 2.0, 3.0], np.float32))})
     clients = await executor.create_value((1, 2), at_clients(np.int32))
@@ -69,7 +69,7 @@ def _type(type_spec: Any) -> object:
 
 @promise_of_executors()
 async def computations_and_arrays_carry_their_type(subject: ExecutorSubject) -> None:
-    """A computation, its message or an `Array` message needs no type; a type that is given must be its own."""
+    """Computations, their messages and `Array` messages need no type. A type that is passed must match their own."""
     executor = subject.executor()
     four = literal(np.array([4.0, 5.0], np.float32), np.float32, [2])
     for value in (four.proto, array_to_proto(np.array([4.0, 5.0], np.float32), np.dtype(np.float32))):
@@ -85,7 +85,7 @@ async def computations_and_arrays_carry_their_type(subject: ExecutorSubject) -> 
 
 @promise_of_executors(tag="errors")
 async def a_plain_value_needs_a_type(subject: ExecutorSubject) -> None:
-    """A value that is no computation is refused without a type."""
+    """`create_value` raises `TypeError` if a value that is not a computation is passed without a type."""
     executor = subject.executor()
     await expect_error(executor.create_value(3), TypeError, "type")
     await expect_error(executor.create_value([1, 2]), TypeError, "type")
@@ -93,7 +93,7 @@ async def a_plain_value_needs_a_type(subject: ExecutorSubject) -> None:
 
 @promise_of_executors(tag="errors")
 async def a_misfit_raises_at_creation_with_its_path(subject: ExecutorSubject) -> None:
-    """A value or an argument that does not fit its type raises when it is created, with both types and the path."""
+    """A value or an argument of a wrong type raises an error at creation, with both types and the path."""
     executor = subject.executor(2)
     for value, type_spec, *fragments in [
         ((1, (2.0, [1.0, 2.0])), _PAIR, "b[1]", "[3]", "[2]"),
@@ -117,7 +117,7 @@ async def a_misfit_raises_at_creation_with_its_path(subject: ExecutorSubject) ->
 
 @promise_of_executors(tag="errors")
 async def calls_check_that_there_is_a_function_and_an_argument(subject: ExecutorSubject) -> None:
-    """Calling what is no function, a missing argument and one too many raise at creation."""
+    """`create_call` raises `TypeError` if the callee is not a function, or an argument is missing or unexpected."""
     executor = subject.executor()
     doubled, nullary = await executor.create_value(double), await executor.create_value(seven)
     three = await executor.create_value(3, np.int32)
@@ -130,7 +130,7 @@ async def calls_check_that_there_is_a_function_and_an_argument(subject: Executor
 
 @promise_of_executors(tag="errors")
 async def a_function_cannot_be_computed(subject: ExecutorSubject) -> None:
-    """Computing a value that is a function is a `TypeError`."""
+    """`compute()` raises `TypeError` if the value is a function."""
     executor = subject.executor()
     await expect_error((await executor.create_value(add)).compute(), TypeError, "function")
     body = await executor.create_value(function(lambda x: x, np.int32).proto)
@@ -139,7 +139,7 @@ async def a_function_cannot_be_computed(subject: ExecutorSubject) -> None:
 
 @promise_of_executors()
 async def structs_keep_names_and_order(subject: ExecutorSubject) -> None:
-    """`create_struct` takes any container of values, keeps its names and order; selection goes by position."""
+    """`create_struct` accepts any container of values, and keeps names and order. Selection is by position."""
     executor = subject.executor()
     one, two = await executor.create_value(1, np.int32), await executor.create_value(2.0, np.float32)
     for elements, expected in [
@@ -160,7 +160,7 @@ async def structs_keep_names_and_order(subject: ExecutorSubject) -> None:
 
 @promise_of_executors(tag="errors")
 async def a_selection_out_of_range_raises_at_creation(subject: ExecutorSubject) -> None:
-    """Selecting from what is no struct, or a member that is not there, raises at creation."""
+    """`create_selection` raises `TypeError` if the source is not a struct or the position is out of range."""
     executor = subject.executor()
     one = await executor.create_value(1, np.int32)
     made = await executor.create_struct([one, one])
@@ -171,7 +171,7 @@ async def a_selection_out_of_range_raises_at_creation(subject: ExecutorSubject) 
 
 @promise_of_executors(tag="errors")
 async def a_value_belongs_to_the_executor_that_made_it(subject: ExecutorSubject) -> None:
-    """Using a value in another executor than its own raises `TypeError` at creation and names both."""
+    """Passing a value to a verb of another executor raises `TypeError`. The message names both executors."""
     ours, theirs = subject.executor(1), subject.executor(1)
     function_here, value_here = await ours.create_value(double), await ours.create_value(3, np.int32)
     function_there, value_there = await theirs.create_value(double), await theirs.create_value(3, np.int32)
@@ -186,7 +186,7 @@ async def a_value_belongs_to_the_executor_that_made_it(subject: ExecutorSubject)
 
 @promise_of_executors()
 async def intrinsics_are_called_through_the_verbs_too(subject: ExecutorSubject) -> None:
-    """An intrinsic is a value of a functional type; functions are members of its argument struct."""
+    """An intrinsic is a value of a functional type. Functions are passed as members of its argument struct."""
     executor = subject.executor(3)
     values = await executor.create_value([1, 2, 3], at_clients(np.int32))
     signature = FunctionType(StructType([double.type_signature, values.type_signature]), values.type_signature)
@@ -202,7 +202,7 @@ async def intrinsics_are_called_through_the_verbs_too(subject: ExecutorSubject) 
 
 @promise_of_executors(tag="errors")
 async def the_number_of_client_values_is_that_of_the_executor(subject: ExecutorSubject) -> None:
-    """Client values of another number than the executor's clients are refused before any work is done with them."""
+    """A number of client values that differs from the executor's number of clients raises an error before any work."""
     executor = subject.executor(2)
 
     async def run() -> object:
@@ -221,7 +221,7 @@ def _mapped(leaf: ConcreteComputation, member: object) -> ConcreteComputation:
 
 @promise_of_executors(tag="errors")
 async def arguments_of_leaves_cannot_be_changed(subject: ExecutorSubject) -> None:
-    """An array that a leaf function gets is read-only: an in-place update raises, and the error says to copy."""
+    """Leaf functions receive read-only arrays. An in-place update raises an error that suggests a copy."""
     pair = StructType([TensorType(np.float32, [3]), SequenceType(TensorType(np.float32, [3]))])
 
     @python_computation([pair], TensorType(np.float32, [3]))
@@ -240,13 +240,13 @@ async def arguments_of_leaves_cannot_be_changed(subject: ExecutorSubject) -> Non
     for leaf in (change_first, change_element):
         await expect_error(subject.run(leaf, (mine, [mine])), Exception, "read-only", "copy")
         await expect_error(subject.run(_mapped(leaf, pair), [(mine, [mine])] * 2), Exception, "read-only", "copy")
-    mine += 1  # the caller's own array stays the caller's
+    mine += 1  # the caller's own array remains writable
     expect_same(mine, np.ones(3, np.float32))
 
 
 @promise_of_executors(needs=["same process"])
 async def a_returned_array_is_nobody_elses_buffer(subject: ExecutorSubject) -> None:
-    """A returned array is writable and independent of arguments, of what leaves keep, and of what is returned again."""
+    """A returned array is writable, and shares no memory with arguments, with leaves or with other results."""
     vector = TensorType(np.float32, [3])
     mine, kept = np.ones(3, np.float32), np.ones(3, np.float32)
 
@@ -278,12 +278,12 @@ async def _scribble_and_compare(value: Any) -> None:
     before = _arrays_in(await value.compute())
     wanted = [np.array(array) for array in before]
     for array, other in zip(before, [*before[1:], None]):
-        expect(array.flags.writeable, "a writable array", "a read-only one")
+        expect(array.flags.writeable, "a writable array", "a read-only array")
         array[:] = -1
         if other is not None:
-            expect(not np.shares_memory(array, other), "arrays of their own in one result", "shared memory")
+            expect(not np.shares_memory(array, other), "separate arrays in one result", "arrays that share memory")
     for array, original in zip(_arrays_in(await value.compute()), wanted):
-        expect_same(array, original, "the value computed again after its first result was changed")
+        expect_same(array, original, "the second result of a value after a change of its first result")
 
 
 def _arrays_in(value: Any) -> list[Any]:
@@ -295,7 +295,7 @@ def _arrays_in(value: Any) -> list[Any]:
 
 @promise_of_executors(tag="timing")
 async def a_value_keeps_its_function_alive(subject: ExecutorSubject) -> None:
-    """A function stays loadable as long as a value refers to it, even if nobody keeps the decorated computation."""
+    """A value keeps its leaf functions alive, even after the decorated computation has been garbage-collected."""
     executor = subject.executor(2)
 
     def make(shift: int) -> ConcreteComputation:
@@ -321,7 +321,7 @@ async def a_value_keeps_its_function_alive(subject: ExecutorSubject) -> None:
 
 @promise_of_executors(tag="errors")
 async def closing_is_final_and_can_be_repeated(subject: ExecutorSubject) -> None:
-    """`close()` may be called again and never raises; afterwards every verb and `compute()` raise `ClosedError`."""
+    """`close()` never raises and can be repeated. Afterwards every verb and `compute()` raise `ClosedError`."""
     executor = subject.executor(1)
     function_value = await executor.create_value(double)
     three = await executor.create_value(3, np.int32)
@@ -347,12 +347,12 @@ async def closing_is_final_and_can_be_repeated(subject: ExecutorSubject) -> None
 
 @promise_of_executors(tag="errors")
 async def the_last_block_closes_the_executor(subject: ExecutorSubject) -> None:
-    """`with` and `async with` give the executor; blocks may be inside each other, and the end of the last closes it."""
+    """`with` and `async with` return the executor. Blocks can be nested; the end of the outermost block closes it."""
     executor: Any = subject.executor(1)
     async with executor as entered:
-        expect(entered is executor, "the executor itself", repr(entered))
+        expect(entered is executor, "the block to return the executor itself", repr(entered))
         with executor as entered_again:
-            expect(entered_again is executor, "the executor itself", repr(entered_again))
+            expect(entered_again is executor, "the inner block to return the executor itself", repr(entered_again))
         three = await executor.create_value(3, np.int32)
         expect_same(await three.compute(), np.int32(3))
     await expect_error(three.compute(), ClosedError, "closed")

@@ -1,4 +1,4 @@
-"""Checks executor factories: executors for numbers of clients, and what cleaning up does."""
+"""Conformance rows about executor factories: executors for numbers of clients, cleaning up, and closing."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ async def _doubled(executor: Any, number: int) -> object:
 
 @promise_of_stacks()
 async def factories_make_executors_for_cardinalities(subject: StackSubject) -> None:
-    """A factory makes an executor for any number of clients, also none, and for cardinalities that do not say."""
+    """A factory creates executors for any number of clients, including zero, and for cardinalities without clients."""
     factory = subject.factory()
     for cardinalities in ({}, {CLIENTS: 0}, {CLIENTS: 1}, {CLIENTS: 7}):
         executor = factory.create_executor(cardinalities)
@@ -39,7 +39,7 @@ async def factories_make_executors_for_cardinalities(subject: StackSubject) -> N
 
 @promise_of_stacks(tag="timing")
 async def cleaning_up_closes_the_executor(subject: StackSubject) -> None:
-    """Cleaning up closes the executor of those cardinalities, and the next one is new; else it does nothing."""
+    """Cleaning up closes the executor of the cardinalities, if it exists. The next executor for them is a new one."""
     factory = subject.factory()
     factory.clean_up_executor({CLIENTS: 3})
     executor, other = factory.create_executor({CLIENTS: 2}), factory.create_executor({CLIENTS: 1})
@@ -53,18 +53,18 @@ async def cleaning_up_closes_the_executor(subject: StackSubject) -> None:
 
 @promise_of_stacks(needs=["same process"], tag="timing")
 async def cleaning_up_spares_who_is_at_work(subject: StackSubject) -> None:
-    """Cleaning up while an invocation runs lets it finish."""
+    """Cleaning up during an invocation lets the invocation finish."""
     await _finishes_after(subject, lambda context: context.executor_factory.clean_up_executor({CLIENTS: 2}))
 
 
 @promise_of_stacks(needs=["same process"], tag="timing")
 async def closing_spares_who_is_at_work(subject: StackSubject) -> None:
-    """Closing a context while an invocation runs lets it finish."""
+    """Closing a context during an invocation lets the invocation finish."""
     await _finishes_after(subject, AsyncExecutionContext.close)
 
 
 async def _finishes_after(subject: StackSubject, end: Callable[[AsyncExecutionContext], None]) -> None:
-    """Checks that an invocation goes on that is running when something happens to its context."""
+    """Checks that a running invocation finishes when `end` is called on its context."""
     started, released = threading.Event(), threading.Event()
 
     @python_computation([np.int32], np.int32)
@@ -86,7 +86,7 @@ async def _finishes_after(subject: StackSubject, end: Callable[[AsyncExecutionCo
 
 @promise_of_stacks(tag="errors")
 async def negative_numbers_of_clients_are_refused(subject: StackSubject) -> None:
-    """A negative number of clients is an error that says so."""
+    """A negative number of clients raises a `ValueError` that names the number."""
     factory = subject.factory()
 
     async def create() -> object:
@@ -97,12 +97,12 @@ async def negative_numbers_of_clients_are_refused(subject: StackSubject) -> None
 
 @promise_of_stacks(tag="errors")
 async def the_last_block_closes_the_factory(subject: StackSubject) -> None:
-    """`with` and `async with` give a factory that can be closed; the end of the last block closes it."""
+    """`with` and `async with` return the factory, if it can be closed. It closes when the outermost block ends."""
     factory: Any = subject.factory()
     if not hasattr(factory, "close"):
-        return  # the language's factories need not have it
+        return  # factories of the language need not have a `close` method
     async with factory as entered:
-        expect(entered is factory, "the factory itself", repr(entered))
+        expect(entered is factory, "the block to return the factory itself", repr(entered))
         with factory:
             executor = factory.create_executor({CLIENTS: 2})
         expect_same(await _doubled(executor, 4), np.int32(8))

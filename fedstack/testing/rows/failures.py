@@ -1,4 +1,4 @@
-"""Checks what is refused, and that errors say what happened, where, and what to do."""
+"""Conformance rows about rejected computations and failing leaves, and about the content of error messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,20 +30,28 @@ from fedstack.testing.subjects import Runner
 
 @promise_of_both(tag="errors")
 async def an_error_in_a_leaf_says_which_and_where(runner: Runner) -> None:
-    """An error in a leaf is a `LeafError` with function, client, class and text, and the user's own lines only."""
+    """An error in a leaf raises a `LeafError` with function, client, error class, text, and only the user's lines."""
     refuse = python_computation([np.int32], np.int32)(_users_function())
     error = await expect_error(
         runner.run(refuse, -3), LeafError, "'refuse'", "ValueError", "negative: -3", "user_code.py"
     )
-    expect(error.computation_name == "refuse" and error.client_index is None, "'refuse', no client", vars(error))
+    expect(
+        error.computation_name == "refuse" and error.client_index is None,
+        "an error of 'refuse' without a client",
+        vars(error),
+    )
     mapped = computation(lambda x: intrinsic("federated_map", refuse, x), at_clients(np.int32))
     error = await expect_error(runner.run(mapped, [1, 2, -3, 4, 5]), LeafError, "negative: -3", "client 2", "line 3")
-    expect(error.computation_name == "refuse" and error.client_index == 2, "'refuse' at client 2", vars(error))
-    expect("conformance" not in str(error) and "asyncio" not in str(error), "the user's own lines only", error)
+    expect(
+        error.computation_name == "refuse" and error.client_index == 2,
+        "an error of 'refuse' with client 2",
+        vars(error),
+    )
+    expect("conformance" not in str(error) and "asyncio" not in str(error), "only lines of the user's code", error)
 
 
 def _users_function() -> Callable[..., object]:
-    """Returns a function that does not belong to this package, whose lines an error leaves out."""
+    """Returns a function from outside this package, because errors omit the lines of this package."""
     source = "def refuse(x):\n    if x < 0:\n        raise ValueError(f'negative: {x}')\n    return x\n"
     names: dict[str, Any] = {}
     exec(compile(source, "user_code.py", "exec"), names)
@@ -52,7 +60,7 @@ def _users_function() -> Callable[..., object]:
 
 @promise_of_both(tag="errors")
 async def a_leaf_must_return_what_it_declares(runner: Runner) -> None:
-    """A leaf that returns another type than it declares raises; the error has its name, both types and the path."""
+    """A leaf that returns a value of a wrong type raises an error with its name, both types and the path."""
     pair = StructType([("a", np.int32), ("b", (np.float32, [2]))])
 
     @python_computation([np.int32], pair)
@@ -84,7 +92,7 @@ async def a_leaf_must_return_what_it_declares(runner: Runner) -> None:
 
 @promise_of_both(tag="errors")
 async def unbound_references_are_refused(runner: Runner) -> None:
-    """A reference to a name that nothing binds, or only an inner scope binds, raises and names it."""
+    """A reference to a name that is unbound, or only bound in an inner scope, raises an error with the name."""
     inner = function(lambda x: as_expression(double)(x), np.int32, name="inner")
     for body in (
         function(lambda x: reference("missing", np.int32), np.int32),
@@ -100,7 +108,7 @@ async def unbound_references_are_refused(runner: Runner) -> None:
 
 @promise_of_both(tag="errors")
 async def an_unknown_intrinsic_is_refused_by_name(runner: Runner) -> None:
-    """An intrinsic that the language does not have raises `UnsupportedIntrinsicError` with its name."""
+    """An unknown intrinsic raises an `UnsupportedIntrinsicError` with its name."""
     unknown = intrinsic_function("federated_guess", at_clients(np.int32), at_server(np.int32))
     called = computation(lambda x: unknown(x), at_clients(np.int32))
     await expect_error(runner.run(called, [1, 2]), UnsupportedIntrinsicError, "federated_guess")
@@ -108,7 +116,7 @@ async def an_unknown_intrinsic_is_refused_by_name(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_sum", "federated_map", "federated_mean", "sequence_reduce"], tag="errors")
 async def an_intrinsic_with_a_type_that_lies_is_refused(runner: Runner) -> None:
-    """An intrinsic whose declared type contradicts its rule raises, instead of giving a wrong result."""
+    """An intrinsic whose declared type contradicts its rule raises an error instead of returning a wrong result."""
     clients = at_clients(np.int32)
     for uri, parameter, result in [
         ("federated_sum", clients, at_server(np.float32)),
@@ -127,7 +135,7 @@ async def an_intrinsic_with_a_type_that_lies_is_refused(runner: Runner) -> None:
 
 @promise_of_both(tag="errors")
 async def a_call_that_does_not_fit_is_refused(runner: Runner) -> None:
-    """A call inside a computation whose argument does not fit raises with both types and the path."""
+    """A call with an argument of a wrong type inside a computation raises an error with both types and the path."""
     wrong = as_expression(add)
     body = function(lambda x: wrong(x, _converted(x)), np.int32)
     await expect_error(runner.run(as_computation(body), 1), TypeError, "int32", "float32", "arg[1]")
@@ -143,7 +151,7 @@ def _converted(x: Expression) -> Expression:
 
 @promise_of_both(tag="errors")
 async def a_computation_of_no_kind_is_refused(runner: Runner) -> None:
-    """A message that says nothing to execute raises, and does not bring the executor down."""
+    """A computation message without content raises `InvalidComputationError`."""
     nothing = Expression(
         add.type_signature.result, computation_pb2.Computation(type=add.type_signature.result.to_proto())
     )

@@ -1,4 +1,4 @@
-"""Checks names and functions: captured, curried, shadowed, passed around, used twice."""
+"""Conformance rows about names and functions: captured, curried, shadowed, passed as values, and used repeatedly."""
 
 import itertools
 
@@ -34,7 +34,7 @@ def _ints(*values: int) -> list[np.int32]:
 
 @promise_of_both(intrinsics=["federated_map", "federated_apply", "federated_aggregate"])
 async def functions_use_values_from_around_them(runner: Runner) -> None:
-    """A function that is mapped, applied or folded may use unplaced values of the computation around it."""
+    """A function that is mapped, applied or folded may use unplaced values of the enclosing computation."""
     shifted = computation(
         lambda x, s, k: struct(
             intrinsic("federated_map", function(lambda v: _add(v, k), np.int32), x),
@@ -63,7 +63,7 @@ async def functions_use_values_from_around_them(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_map", "sequence_map"])
 async def functions_may_return_functions(runner: Runner) -> None:
-    """A mapped function may be what a call of another function returns, as the front end writes `sequence_map`."""
+    """A mapped function may be the result of a call, as in the code that the front end emits for `sequence_map`."""
     signature = FunctionType(np.int32, np.int32)
     sequence = SequenceType(np.int32)
     curried = function(
@@ -84,7 +84,7 @@ async def functions_may_return_functions(runner: Runner) -> None:
 
 @promise_of_both()
 async def functions_are_passed_around(runner: Runner) -> None:
-    """A function may be an argument, a member of a struct, a local, and be selected and called from there."""
+    """A function may be an argument, a local, or a member of a struct that is selected and then called."""
     signature = FunctionType(np.int32, np.int32)
     twice = function(lambda f, x: f(f(x)), signature, np.int32)
     called = computation(lambda x: twice(double, x), np.int32)
@@ -101,7 +101,7 @@ async def functions_are_passed_around(runner: Runner) -> None:
 
 @promise_of_both()
 async def an_inner_name_hides_an_outer_one(runner: Runner) -> None:
-    """The innermost binding counts; a local may be bound anew from its own old value; a closure keeps what it saw."""
+    """The innermost binding applies. A local may be rebound from its old value; closures keep the old value."""
     x = reference("x", np.int32)
     inner = function(lambda v: as_expression(double)(v), np.int32, name="x")
     hidden = computation(
@@ -129,7 +129,7 @@ async def an_inner_name_hides_an_outer_one(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_map"])
 async def one_leaf_is_used_many_times(runner: Runner) -> None:
-    """The same leaf may be called many times in one computation, in all places, and by several computations."""
+    """A leaf may be called many times in a computation, at every placement, and by several computations."""
     body = function(lambda v: _add(as_expression(double)(v), as_expression(double)(as_expression(double)(v))), np.int32)
     everywhere = computation(
         lambda x, k: struct(
@@ -150,7 +150,7 @@ async def one_leaf_is_used_many_times(runner: Runner) -> None:
 
 @promise_of_both()
 async def computations_without_parameter_run(runner: Runner) -> None:
-    """A function without parameter may be called, inside and from outside; literals are values."""
+    """Functions without parameters can be called, also inside other functions. Literals are values."""
     called = computation(lambda: struct(as_expression(seven)(), literal(np.float32(1.5), np.float32)))
     expect_same(await runner.run(called), (np.int32(7), np.float32(1.5)))
     nested = computation(lambda: function(lambda: as_expression(seven)())())
@@ -161,7 +161,7 @@ async def computations_without_parameter_run(runner: Runner) -> None:
 
 @promise_of_both()
 async def long_chains_of_locals_run(runner: Runner) -> None:
-    """A block of hundreds of locals, each using the one before, runs."""
+    """A block of hundreds of locals, each of which uses the previous local, runs."""
     length = 300
     names = ["start"] + [f"step{k}" for k in range(length)]
     adding, one = as_expression(add), literal(np.int32(1), np.int32)
@@ -172,7 +172,7 @@ async def long_chains_of_locals_run(runner: Runner) -> None:
 
 @promise_of_both()
 async def selections_go_by_position_in_the_type(runner: Runner) -> None:
-    """A selection takes the member at its position, from arguments, results, structs and federated structs' maps."""
+    """A selection returns the member at its position: from arguments, structs, and members of mapped client values."""
     pair = StructType([("b", np.int32), ("a", np.int32)])
     swapped = computation(lambda s, unused: struct(s["a"], s["b"], s[0]), pair, np.int32)
     expect_same(await runner.run(swapped, {"a": 1, "b": 2}, 0), (np.int32(1), np.int32(2), np.int32(2)))

@@ -1,4 +1,4 @@
-"""Checks when things run: only when pulled, once, side by side, and no longer once nobody waits."""
+"""Conformance rows about the time of execution: lazily, once, concurrently, and not after a cancellation."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from fedstack.testing.subjects import ExecutorSubject, Runner
 
 
 class Noted:
-    """A leaf function that adds one, and keeps what it was called with."""
+    """A leaf function that adds one to its argument, and records its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -29,13 +29,15 @@ class Noted:
         return x + np.int32(1)
 
     def expect_calls(self, *expected: int) -> None:
-        """Expects to have been called with exactly these values, in any order."""
-        expect(sorted(self.calls) == sorted(expected), f"calls with {sorted(expected)}", sorted(self.calls))
+        """Expects that the function was called with exactly these arguments, in any order."""
+        expect(
+            sorted(self.calls) == sorted(expected), f"calls with the arguments {sorted(expected)}", sorted(self.calls)
+        )
 
 
 @promise_of_executors(needs=["same process"], tag="timing")
 async def what_nobody_pulls_never_runs(subject: ExecutorSubject) -> None:
-    """Creating runs nothing; of a struct or a result only the member that is computed runs."""
+    """Creating a value runs no function. Computing a member of a struct or result runs only the member's functions."""
     noted, other = Noted(), Noted()
     executor = subject.executor()
     called = await subject.call(executor, noted.leaf, 1)
@@ -55,7 +57,7 @@ async def what_nobody_pulls_never_runs(subject: ExecutorSubject) -> None:
 
 @promise_of_both(needs=["same process"], tag="timing")
 async def unused_locals_never_run(runner: Runner) -> None:
-    """A local that the result does not need never runs, so its error never shows."""
+    """A local that the result does not use never runs, so an error in it is never raised."""
     noted = Noted()
     called = computation(
         lambda x: block(
@@ -74,7 +76,7 @@ async def unused_locals_never_run(runner: Runner) -> None:
 
 @promise_of_both(needs=["same process", "one attempt"], tag="timing")
 async def a_shared_local_runs_once(runner: Runner) -> None:
-    """A local that several parts of the result need runs once."""
+    """A local that several parts of the result use runs once."""
     noted = Noted()
     shared = reference("shared", np.int32)
     body = struct(as_expression(double)(shared), shared, as_expression(noted.leaf)(shared))
@@ -85,7 +87,7 @@ async def a_shared_local_runs_once(runner: Runner) -> None:
 
 @promise_of_executors(needs=["same process"], tag="timing")
 async def a_value_is_computed_once_and_kept(subject: ExecutorSubject) -> None:
-    """A call runs once, however often and by however many it is pulled, alone or as part of something else."""
+    """A call runs once, regardless of how often it is computed, alone or as a part of other values."""
     noted = Noted()
     executor = subject.executor()
     called = await subject.call(executor, noted.leaf, 1)
@@ -98,7 +100,7 @@ async def a_value_is_computed_once_and_kept(subject: ExecutorSubject) -> None:
 
 @promise_of_executors(needs=["same process"], tag="timing")
 async def an_error_is_kept_like_a_value(subject: ExecutorSubject) -> None:
-    """What raised raises again when it is pulled again, without running again, and for all that need it."""
+    """A failed value raises the same error, without running again, when it or a dependent value is computed."""
     calls: list[int] = []
 
     @python_computation([np.int32], np.int32)
@@ -111,12 +113,12 @@ async def an_error_is_kept_like_a_value(subject: ExecutorSubject) -> None:
     dependent = await executor.create_call(await executor.create_value(double), called)
     for value in (called, called, dependent, await executor.create_struct([called])):
         await expect_error(value.compute(), LeafError, "KeyError", "no luck")
-    expect(calls == [1], "one call", calls)
+    expect(calls == [1], "one call, with the argument 1", calls)
 
 
 @promise_of_both(needs=["same process", "concurrency"], tag="timing")
 async def independent_nodes_run_side_by_side(runner: Runner) -> None:
-    """Parts of a result that do not wait for each other run at the same time."""
+    """Independent parts of a result run concurrently."""
     left, right = _who_meet("left", "right")
     called = computation(lambda x: struct(as_expression(left)(x), as_expression(right)(x)), np.int32)
     expect_same(await runner.run(called, 3), (np.int32(3), np.int32(3)))
@@ -124,7 +126,7 @@ async def independent_nodes_run_side_by_side(runner: Runner) -> None:
 
 @promise_of_executors(needs=["same process", "concurrency"], tag="timing")
 async def values_that_are_computed_together_run_side_by_side(subject: ExecutorSubject) -> None:
-    """Computes that overlap, and members of one struct, run at the same time."""
+    """Values that are computed at the same time, and the members of a struct, run concurrently."""
     executor = subject.executor()
     values = [await subject.call(executor, leaf, 1) for leaf in _who_meet("left", "right")]
     expect_same(list(await asyncio.gather(*(value.compute() for value in values))), [np.int32(1)] * 2)
@@ -133,7 +135,7 @@ async def values_that_are_computed_together_run_side_by_side(subject: ExecutorSu
 
 
 def _who_meet(*names: str) -> list[ConcreteComputation]:
-    """Returns leaf functions that return their argument once all of them are running."""
+    """Returns leaf functions that return their argument once all of these functions are running."""
     meeting = Meeting(*names)
 
     def make(name: str) -> ConcreteComputation:
@@ -149,7 +151,7 @@ def _who_meet(*names: str) -> list[ConcreteComputation]:
 
 @promise_of_executors(needs=["same process"], tag="timing")
 async def leaf_work_does_not_block_the_event_loop(subject: ExecutorSubject) -> None:
-    """While a leaf function runs, the event loop goes on: it can let that function go on."""
+    """The event loop stays responsive while a leaf function runs, so that a coroutine can unblock the function."""
     started, released = threading.Event(), threading.Event()
 
     @python_computation([np.int32], np.bool_)
@@ -163,11 +165,11 @@ async def leaf_work_does_not_block_the_event_loop(subject: ExecutorSubject) -> N
 
     called = await subject.call(subject.executor(), wait, 1)
     found, _ = await asyncio.gather(called.compute(), release())
-    expect_same(found, np.bool_(True), "whether the function was released by the loop")
+    expect_same(found, np.bool_(True), "whether the event loop released the function")
 
 
 class Held:
-    """A leaf function that waits until it is released, followed by one that must not run once nobody waits."""
+    """A leaf function that blocks until it is released, and a following one that must not run after a cancellation."""
 
     def __init__(self) -> None:
         self.started, self.released, self.returned = threading.Event(), threading.Event(), threading.Event()
@@ -191,25 +193,25 @@ class Held:
 
 @promise_of_executors(needs=["same process"], tag="timing")
 async def cancelling_one_of_several_waiters_leaves_the_others(subject: ExecutorSubject) -> None:
-    """A node goes on as long as anybody waits for it."""
+    """A node keeps running as long as a task waits for it."""
     held = Held()
     executor = subject.executor()
     called = await subject.call(executor, held.computation, 3)
     first, second = asyncio.create_task(called.compute()), asyncio.create_task(called.compute())
     await until_set(held.started, first, second)
-    # Where work runs elsewhere, the second waiter is on its way there ahead of this one.
+    # On a remote executor, the call of the second waiter is sent before this call.
     expect_same(await (await executor.create_value(np.int32(4), np.int32)).compute(), np.int32(4))
     first.cancel()
     await asyncio.wait([first], timeout=LIMIT_SECONDS)
     expect(first.cancelled(), "a cancelled task", first)
     held.released.set()
     expect_same(await second, np.int32(3))
-    expect(held.starts == [3], "one call", held.starts)
+    expect(held.starts == [3], "one call, with the argument 3", held.starts)
 
 
 @promise_of_executors(needs=["same process"], tag="timing")
 async def cancelling_the_last_waiter_cancels_the_node(subject: ExecutorSubject) -> None:
-    """The last waiter is cancelled at once, what would have followed never runs, and the node can be pulled anew."""
+    """Cancelling the last waiter takes effect at once and skips later functions. The node can be computed again."""
     held = Held()
     executor = subject.executor()
     called = await subject.call(executor, held.computation, 3)
@@ -219,13 +221,15 @@ async def cancelling_the_last_waiter_cancels_the_node(subject: ExecutorSubject) 
         waiter.cancel()
     await asyncio.wait(waiters, timeout=LIMIT_SECONDS)
     expect(all(waiter.cancelled() for waiter in waiters), "cancelled tasks", waiters)
-    expect(not held.returned.is_set(), "a cancellation that does not wait for the function", "one that did")
-    # Where work runs elsewhere, the cancellation is on its way there ahead of this call.
+    expect(
+        not held.returned.is_set(), "a cancellation that does not wait for the function", "a cancellation that waited"
+    )
+    # On a remote executor, the cancellation is sent before this call.
     expect_same(await (await subject.call(executor, double, 1)).compute(), np.int32(2))
     held.released.set()
     await until_set(held.returned)
-    # Whatever the first function's return sets off is ahead of this call.
+    # The effects of the first function's return precede this call.
     expect_same(await (await subject.call(executor, double, 1)).compute(), np.int32(2))
-    expect(held.after == [], "no call of the function that follows", held.after)
+    expect(held.after == [], "no call of the following function", held.after)
     expect_same(await called.compute(), np.int32(3))
-    expect(held.starts == [3, 3], "a second call", held.starts)
+    expect(held.starts == [3, 3], "two calls, with the argument 3", held.starts)

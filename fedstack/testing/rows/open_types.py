@@ -1,4 +1,4 @@
-"""Checks values of narrower types than what takes them declares: two numbers where any number of them is asked for."""
+"""Conformance rows about values whose types are narrower than declared: two elements where any number is accepted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,25 +30,25 @@ TWO = TensorType(np.float32, [2])
 
 @python_computation([OPEN, OPEN], OPEN)
 def join(a: Any, b: Any) -> Any:
-    """Joins two arrays."""
+    """Concatenates two arrays."""
     return np.concatenate([a, b])
 
 
 @python_computation([OPEN, np.float32], OPEN)
 def append(a: Any, x: Any) -> Any:
-    """Adds a number at the end of an array."""
+    """Appends a number to an array."""
     return np.append(a, x)
 
 
 @python_computation(result_type=NONE)
 def nothing() -> Any:
-    """Returns an array without elements, and its type says so."""
+    """Returns an empty array; the result type has the size 0."""
     return np.zeros(0, np.float32)
 
 
 @python_computation([np.float32], TWO)
 def pair_of(x: Any) -> Any:
-    """Returns an array of two elements, and its type says so."""
+    """Returns an array of two elements; the result type has the size 2."""
     return np.array([x, 10 * x], np.float32)
 
 
@@ -57,12 +57,12 @@ def _call(leaf: Operand, *arguments: Operand) -> Expression:
 
 
 def _narrow(value: Expression, wide: object, body: Callable[[Expression], Expression]) -> Expression:
-    """Calls a function of a wide type with a narrower value: its body is written with the wide type."""
+    """Calls a function whose parameter has a wide type with a narrower value. `body` receives the wide parameter."""
     return function(body, wide)(value)
 
 
 def _collected(zero: Expression, values: Expression, *more: Expression) -> Expression:
-    """Returns an aggregation that begins with `zero` and appends each value; reports join `more` to it."""
+    """Returns an aggregation that appends each value to `zero`, and whose report appends the arrays of `more`."""
 
     def report(a: Expression) -> Expression:
         whole = a
@@ -79,7 +79,7 @@ def _collected(zero: Expression, values: Expression, *more: Expression) -> Expre
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def an_accumulator_may_be_wider_than_zero(runner: Runner) -> None:
-    """`federated_aggregate` may begin with fewer elements than it accumulates: reservoirs, concatenations, medians."""
+    """The zero of `federated_aggregate` may have fewer elements than the accumulator, as in reservoirs and medians."""
     for zero in (_call(nothing), literal(np.zeros(0, np.float32), np.float32, [0])):
         collected = computation(lambda x, zero=zero: _collected(zero, x), at_clients(np.float32))
         for clients in (0, 1, 2, 5):
@@ -89,7 +89,7 @@ async def an_accumulator_may_be_wider_than_zero(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def accumulators_in_structs_may_be_wider_than_zero(runner: Runner) -> None:
-    """The same for members of structs, with names, and for functions that use narrower values from around them."""
+    """The zero of a struct accumulator may have narrower members, and functions may capture narrower values."""
     state = StructType([("kept", OPEN), ("count", np.int32)])
 
     @python_computation([state, np.float32], state)
@@ -120,7 +120,7 @@ async def accumulators_in_structs_may_be_wider_than_zero(runner: Runner) -> None
 
 @promise_of_both(intrinsics=["sequence_reduce"])
 async def a_reduction_may_be_wider_than_its_zero(runner: Runner) -> None:
-    """`sequence_reduce` may begin with fewer elements than it returns, at clients and at the server."""
+    """The zero of `sequence_reduce` may have fewer elements than the result, on clients and on the server."""
 
     def reduced(values: Expression) -> Expression:
         return _narrow(_call(nothing), OPEN, lambda z: intrinsic("sequence_reduce", values, z, append))
@@ -142,7 +142,7 @@ async def a_reduction_may_be_wider_than_its_zero(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["generic_plus", "federated_sum", "federated_map"])
 async def functions_take_narrower_values_than_they_declare(runner: Runner) -> None:
-    """Maps, operators and folds take values whose sizes are known where the declared type leaves them open."""
+    """Maps, operators and folds accept values of a known size where the declared type leaves the size open."""
 
     def doubled(x: Expression) -> Expression:
         pair = _call(pair_of, x)
@@ -168,7 +168,7 @@ async def functions_take_narrower_values_than_they_declare(runner: Runner) -> No
 
 @promise_of_both(intrinsics=["federated_aggregate", "federated_map"])
 async def functions_use_narrower_values_from_around_them(runner: Runner) -> None:
-    """A value that a function uses from around it may be narrower than what takes it inside."""
+    """A captured value may have a narrower type than the parameter it is passed to inside the function."""
 
     def body(x: Expression) -> Expression:
         around = _call(pair_of, literal(np.float32(3), np.float32))

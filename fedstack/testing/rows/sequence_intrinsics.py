@@ -1,4 +1,4 @@
-"""Checks map, reduce and sum over sequences, at the server and at clients."""
+"""Conformance rows about `sequence_map`, `sequence_reduce` and `sequence_sum`, on the server and on clients."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ from fedstack.testing.subjects import Runner
 
 @promise_of_both(intrinsics=["sequence_map"])
 async def sequence_map_results_go_anywhere(runner: Runner) -> None:
-    """What `sequence_map` gives can be returned, reduced, summed, mapped again, passed to leaves, and broadcast."""
+    """Results of `sequence_map` can be returned, reduced, summed, mapped again, passed to leaves, and broadcast."""
 
     @python_computation([INTS], np.int32)
     def count(s: Any) -> Any:
@@ -68,7 +68,7 @@ async def sequence_map_results_go_anywhere(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["sequence_map"], needs=["same process", "one attempt"], tag="timing")
 async def sequence_map_is_lazy(runner: Runner) -> None:
-    """`sequence_map` runs its function for the elements that somebody asks for, when they do."""
+    """`sequence_map` is lazy: it calls its function for an element when the element is read."""
     calls: list[int] = []
 
     @python_computation([np.int32], np.int32)
@@ -82,7 +82,7 @@ async def sequence_map_is_lazy(runner: Runner) -> None:
 
     started = computation(lambda s, unused: as_expression(first)(intrinsic("sequence_map", note, s)), INTS, np.int32)
     expect_same(await runner.run(started, [5, 6, 7], 0), np.int32(5))
-    expect(calls == [5], "a call for the first element", calls)
+    expect(calls == [5], "one call, for the first element 5", calls)
     unused = computation(
         lambda s, x: struct(x, function(lambda ignored: x, INTS)(intrinsic("sequence_map", fail, s))), INTS, np.int32
     )
@@ -91,7 +91,7 @@ async def sequence_map_is_lazy(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["sequence_map"])
 async def mapped_batches_keep_their_orders_in_later_phases(runner: Runner) -> None:
-    """What `sequence_map` makes of shuffled batches has a new order in each pass, in each phase that reads it."""
+    """Mapped shuffled batches have a new order in each pass, in every phase that reads them."""
     rows = TensorType(np.int32, [None])
 
     @python_computation([SequenceType(rows)], np.int32)
@@ -120,14 +120,14 @@ async def mapped_batches_keep_their_orders_in_later_phases(runner: Runner) -> No
     try:
         found = await runner.run(computation(body, at_clients(SequenceType(rows))), data())
     except InvalidValueError as error:
-        expect("give reshuffle=False" in str(error), "advice for what is refused", error)
+        expect("reshuffle=False" in str(error), "an error that suggests reshuffle=False", error)
         return
     expect_same(found, [2 * np.concatenate([*sequence, *sequence]) + total for sequence in data()])
 
 
 @promise_of_both(intrinsics=["sequence_reduce"])
 async def sequence_reduce_is_a_left_fold(runner: Runner) -> None:
-    """`sequence_reduce` folds from the left, starting from zero, which it never changes and gives for no elements."""
+    """`sequence_reduce` is a left fold from zero, which it never modifies. An empty sequence reduces to zero."""
     joined = computation(
         lambda s, z: struct(
             intrinsic("sequence_reduce", s, z, concatenate), intrinsic("sequence_reduce", s, z, concatenate), z
@@ -154,7 +154,7 @@ async def sequence_reduce_is_a_left_fold(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["sequence_reduce", "sequence_map"])
 async def elements_keep_the_order_of_their_type(runner: Runner) -> None:
-    """Struct elements keep the order of the type in functions over sequences, whatever their names or nesting."""
+    """Functions over sequences receive struct elements in the order of their type, regardless of names or nesting."""
     element = StructType([("b", StructType([np.int32, np.int32])), ("a", np.int32)])
 
     @python_computation([np.int32, element], np.int32)
@@ -175,7 +175,7 @@ async def elements_keep_the_order_of_their_type(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["sequence_sum"])
 async def sequence_sums_keep_dtype_and_structure(runner: Runner) -> None:
-    """`sequence_sum` adds structs of numbers in their own dtype; integers wrap; no elements give zeros."""
+    """`sequence_sum` adds structs of numbers in their own dtype. Integers wrap; an empty sequence sums to zero."""
     for dtype in (*INTEGERS, *FLOATS, *COMPLEX):
         element = StructType([("b", dtype), ("a", StructType([(dtype, [2])]))])
         added = computation(lambda s, unused: intrinsic("sequence_sum", s), SequenceType(element), np.int32)
@@ -192,7 +192,7 @@ def _sum_of(element: object) -> Expression:
 
 @promise_of_both(intrinsics=["sequence_reduce", "sequence_map", "sequence_sum"])
 async def sequences_work_in_all_places(runner: Runner) -> None:
-    """Functions over sequences run at clients and at the server, may capture values, and feed aggregations."""
+    """Functions over sequences run on clients and the server, and may capture values. Results can be aggregated."""
     shifted = computation(
         lambda c, s, k: struct(
             intrinsic(

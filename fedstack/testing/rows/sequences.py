@@ -1,4 +1,4 @@
-"""Checks sequences: what counts as one, and how leaf functions read and return them."""
+"""Conformance rows about sequences: the accepted kinds of iterables, and how leaf functions read and return them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,12 +33,12 @@ INTS = SequenceType(np.int32)
 
 
 def ints(*values: int) -> list[np.int32]:
-    """Returns the elements of a sequence of `INTS`."""
+    """Returns integers as elements of a sequence of type `INTS`."""
     return [np.int32(value) for value in values]
 
 
 class _Countdown:
-    """A re-iterable that is no list, and counts how often it was started."""
+    """A re-iterable that is not a list, and counts its iterations."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -58,7 +58,7 @@ def _refill() -> Iterator[Any]:
 
 @promise_of_both()
 async def a_generator_may_fill_one_array_again_and_again(runner: Runner) -> None:
-    """What makes a sequence may yield one array each time, filled anew: each element is what it was when it came."""
+    """A generator may yield the same array each time and overwrite it in between. Earlier elements do not change."""
     arrays = SequenceType((np.float32, [4]))
     expected = [np.full(4, number, np.float32) for number in range(3)]
     passed = computation(lambda s, unused: s, arrays, np.int32)
@@ -71,7 +71,7 @@ async def a_generator_may_fill_one_array_again_and_again(runner: Runner) -> None
 
 @promise_of_both()
 async def a_leaf_may_return_sequences_over_one_array(runner: Runner) -> None:
-    """A leaf may return a sequence over one array that it fills anew: each result is what it was when it came."""
+    """A leaf may return sequences over an array that later calls overwrite. Earlier results do not change."""
     values = [np.float32(number) for number in (1, 2, 4)]
     for leaf, size in ((list_scratch, 4), (batch_scratch, 2)):
         mapped = computation(lambda x, leaf=leaf: intrinsic("federated_map", leaf, x), at_clients(np.float32))
@@ -81,7 +81,7 @@ async def a_leaf_may_return_sequences_over_one_array(runner: Runner) -> None:
 
 @promise_of_both()
 async def leaves_pick_elements_of_sequences(runner: Runner) -> None:
-    """A leaf may ask for the length of a list or of batches, for elements by index and for slices."""
+    """A leaf may read the length of a list or of batches, elements by index, and slices."""
     elements = [{"b": np.int32(b), "a": np.int32(a)} for b, a in [(1, 2), (3, 4), (5, 6), (7, 8)]]
     expect_same(await runner.run(pick_elements, elements), np.int32(4282))
     mapped = computation(
@@ -108,7 +108,7 @@ def _second(sequence: Any) -> Any:
 
 @promise_of_both(intrinsics=["sequence_map"])
 async def passes_over_shuffled_batches_are_counted_in_each_call(runner: Runner) -> None:
-    """Shuffled batches have a new order in each pass, counted from 0 in each call; who gets only elements refuses."""
+    """Shuffled batches have a new order in each pass, counted from 0 per call. Stacks that send elements raise."""
     rows = TensorType(np.int32, [None])
     taken = python_computation([SequenceType(rows)], rows)(_three_passes)
     seconds = python_computation([SequenceType(rows)], rows)(_second)
@@ -136,19 +136,19 @@ async def passes_over_shuffled_batches_are_counted_in_each_call(runner: Runner) 
         second = [_second(list(sequence)) for sequence in data(**options)]
         given = data(**options)
         for sequence in given:
-            next(iter(sequence), None)  # what happens elsewhere changes nothing
+            next(iter(sequence), None)  # a pass outside of the computation does not change the orders
         try:
             results = await runner.run(everything, given)
         except InvalidValueError as error:
-            expect(not options and "give reshuffle=False" in str(error), "advice for what is refused", error)
+            expect(not options and "reshuffle=False" in str(error), "an error that suggests reshuffle=False", error)
             continue
         expect_same(results, (found, found, [2 * order for order in found], second))
-    expect(len(set(map(bytes, np.split(_three_passes(data()[0]), 3)))) == 3, "three orders", data()[0])
+    expect(len(set(map(bytes, np.split(_three_passes(data()[0]), 3)))) == 3, "three different orders", data()[0])
 
 
 @promise_of_both()
 async def any_re_iterable_is_a_sequence(runner: Runner) -> None:
-    """A sequence may be a list, a tuple, a range or any object that can be iterated again; it comes back as a list."""
+    """Any re-iterable object is accepted as a sequence, such as a list, tuple or range. The result is a list."""
     for value, expected in [
         ([3, 2, 1], ints(3, 2, 1)),
         ((3, 2, 1), ints(3, 2, 1)),
@@ -171,7 +171,7 @@ async def any_re_iterable_is_a_sequence(runner: Runner) -> None:
 
 @promise_of_both(tag="errors")
 async def one_shot_iterators_are_refused_by_name(runner: Runner) -> None:
-    """One-shot iterators, text, bytes and mappings are refused by name with a hint; misfit elements by their place."""
+    """One-shot iterators, text, bytes and mappings raise an error with their class, wrong elements with their index."""
     passed = computation(lambda s, unused: s, INTS, np.int32)
     clients = computation(lambda c: c, at_clients(INTS))
     for value, fragments in [
@@ -191,7 +191,7 @@ async def one_shot_iterators_are_refused_by_name(runner: Runner) -> None:
 
 @promise_of_both(needs=["same process", "one attempt", "lazy arguments"], tag="timing")
 async def leaves_stream_sequences(runner: Runner) -> None:
-    """A leaf iterates over a sequence as often as it likes; elements are made while it does, never all at once."""
+    """A leaf may iterate over a sequence several times. Elements are created during the iteration, not in advance."""
     alive: list[int] = []
 
     def elements() -> Iterator[int]:
@@ -210,16 +210,16 @@ async def leaves_stream_sequences(runner: Runner) -> None:
         return np.int32(total)
 
     expect_same(await runner.run(first_three_twice, from_generator(elements)), np.int32(6))
-    expect(alive == [0, 1, 2, 0, 1, 2], "three elements, twice", len(alive))
+    expect(alive == [0, 1, 2, 0, 1, 2], "three elements in each of two passes", len(alive))
     alive.clear()
     mapped = computation(lambda c: intrinsic("federated_map", first_three_twice, c), at_clients(INTS))
     expect_same(await runner.run(mapped, [from_generator(elements)] * 2), ints(6, 6))
-    expect(len(alive) == 12, "twelve elements", len(alive))
+    expect(len(alive) == 12, "12 elements from 4 passes", len(alive))
 
 
 @promise_of_both(needs=["same process"])
 async def a_returned_sequence_is_a_list(runner: Runner) -> None:
-    """A leaf may return any re-iterable as a sequence, and what is computed is a list of its elements."""
+    """A leaf may return any re-iterable object as a sequence. The computed value is a list of its elements."""
 
     @python_computation([np.int32], INTS)
     def count_down(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checks values and their types: every dtype, structs by name and by position, sequences, strings, client lists."""
+"""Conformance rows about values and types: every dtype, structs by name and position, strings, and client values."""
 
 import warnings
 from collections import OrderedDict
@@ -23,7 +23,7 @@ COMPLEX = (np.complex64, np.complex128)
 
 
 def samples_of_every_dtype() -> Iterator[tuple[type[Any], list[Any]]]:
-    """Yields each of the language's dtypes with values of it, extremes among them; strings as `bytes`."""
+    """Yields each dtype of the language with sample values, including extremes. Strings are `bytes`."""
     yield np.bool_, [np.bool_(False), np.bool_(True)]
     for dtype in INTEGERS:
         info = np.iinfo(dtype)
@@ -36,13 +36,13 @@ def samples_of_every_dtype() -> Iterator[tuple[type[Any], list[Any]]]:
 
 
 def array_of(dtype: type[Any], values: list[Any]) -> Any:
-    """Returns an array of the values; strings in an array of objects, which alone keeps their NULs."""
+    """Returns an array of the values. Strings are stored as objects, because NumPy's own dtype drops trailing NULs."""
     return np.array(values, object if dtype is np.str_ else dtype)
 
 
 @promise_of_both()
 async def every_dtype_comes_back_exactly(runner: Runner) -> None:
-    """Scalars and arrays of all 16 dtypes keep dtype, shape and value through leaves, at the server and at clients."""
+    """Scalars and arrays of all 16 dtypes keep dtype, shape and value, unplaced and at clients."""
     for dtype, values in samples_of_every_dtype():
         whole = array_of(dtype, values)
         scalar, array, empty = TensorType(dtype), TensorType(dtype, whole.shape), TensorType(dtype, [2, 0])
@@ -62,7 +62,7 @@ async def every_dtype_comes_back_exactly(runner: Runner) -> None:
 
 @promise_of_both(needs=["same process"])
 async def leaves_get_exactly_the_declared_dtype(runner: Runner) -> None:
-    """A leaf gets NumPy scalars and arrays of the declared dtype, whatever the caller wrote; strings as `bytes`."""
+    """A leaf receives NumPy scalars and arrays of the declared dtype, and `bytes`, for all kinds of arguments."""
     seen: list[Any] = []
     types = [np.float32, np.int8, np.uint64, np.complex64, np.bool_, np.str_, (np.float64, [2]), (np.str_, [2])]
 
@@ -74,12 +74,12 @@ async def leaves_get_exactly_the_declared_dtype(runner: Runner) -> None:
     await runner.run(look, 1.5, 3, 2**63, 1j, True, "é", [1.0, 2.0], ["a", b"b"])
     expected = [np.float32(1.5), np.int8(3), np.uint64(2**63), np.complex64(1j), np.bool_(True), "é".encode()]
     expected += [np.array([1.0, 2.0]), np.array([b"a", b"b"], object)]
-    expect_same(seen[-1], expected, "what the leaf saw")
+    expect_same(seen[-1], expected, "the arguments of the leaf")
 
 
 @promise_of_both()
 async def leaves_see_structs_in_the_containers_of_their_types(runner: Runner) -> None:
-    """A leaf gets a struct in the container of its declared type: a dict yields names wherever the leaf runs."""
+    """A leaf receives a struct in the container of its declared type, on every stack and at every placement."""
     value: dict[str, object] = {
         "dict": {"a": 1, "b": 2},
         "ordered": OrderedDict([("d", 1), ("c", 2)]),
@@ -97,7 +97,7 @@ async def leaves_see_structs_in_the_containers_of_their_types(runner: Runner) ->
 
 @promise_of_both(tag="errors")
 async def lossy_conversions_are_refused(runner: Runner) -> None:
-    """A value of another kind, or beyond the range of its dtype, is refused with both types; nothing is cut off."""
+    """A value of a wrong kind, or outside the range of its dtype, raises an error with both types."""
     for value, dtype, found in [
         (np.float64(1), np.float32, "float64"),
         (np.int64(1), np.int32, "int64"),
@@ -120,7 +120,7 @@ async def lossy_conversions_are_refused(runner: Runner) -> None:
 
 @promise_of_both()
 async def python_numbers_are_rounded_to_their_dtype(runner: Runner) -> None:
-    """A Python float is rounded to the nearest number of its dtype, a tiny one to a subnormal number or to zero."""
+    """A Python float is rounded to the nearest value of its dtype; a tiny float becomes a subnormal number or zero."""
     for value, dtype, bits in [(0.1, np.float32, 0x3DCCCCCD), (1e-45, np.float32, 1), (-1e-60, np.float32, 1 << 31)]:
         expect_same_bits(await runner.run(identity(dtype), value), np.uint32(bits).view(dtype))
     for value, expected in [(65519.0, 65504.0), (6e-8, 2.0**-24), (1e-10, 0.0)]:
@@ -131,7 +131,7 @@ async def python_numbers_are_rounded_to_their_dtype(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_map"])
 async def results_of_leaves_fit_as_arguments_do(runner: Runner) -> None:
-    """A leaf returns Python's numbers where they fit; NumPy's are never narrowed, scalars included."""
+    """A leaf may return Python numbers that fit its result type. NumPy arrays and scalars are never narrowed."""
     narrow = StructType([("f", np.float32), ("h", np.float16), ("b", BFLOAT16), ("c", np.complex64)])
     ratios = StructType([("mean", narrow), ("list", SequenceType(np.float32))])
 
@@ -165,7 +165,7 @@ async def results_of_leaves_fit_as_arguments_do(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_map", "federated_sum"])
 async def a_leaf_may_return_one_array_again_and_again(runner: Runner) -> None:
-    """A leaf may return one array in each call, filled anew, or a view: each result is what it was when it came."""
+    """A leaf may return the same array from every call and overwrite it in between. Earlier results do not change."""
     mapped = computation(lambda x: intrinsic("federated_map", fill_scratch, x), at_clients(np.float32))
     total = computation(
         lambda x: intrinsic("federated_sum", intrinsic("federated_map", fill_scratch, x)), at_clients(np.float32)
@@ -178,7 +178,7 @@ async def a_leaf_may_return_one_array_again_and_again(runner: Runner) -> None:
 
 @promise_of_both()
 async def a_view_comes_back_as_it_is_seen(runner: Runner) -> None:
-    """A leaf may return a reversed, transposed, broadcast or sliced array: what comes back has the same elements."""
+    """A leaf may return a reversed, transposed, broadcast or sliced array. The result has the same elements."""
     square, vector = TensorType(np.float32, [3, 3]), TensorType(np.float32, [3])
     whole = np.arange(9, dtype=np.float32).reshape(3, 3)
     types = [vector, square, square, vector]
@@ -208,7 +208,7 @@ class _Pair:
 
 @promise_of_both()
 async def structs_are_matched_by_name_or_by_position(runner: Runner) -> None:
-    """Dictionaries, named tuples and attrs are matched by name whatever their order; lists and tuples by position."""
+    """Dictionaries, named tuples and attrs objects are matched by name, in any order; lists and tuples by position."""
     type_spec = StructType([("x", np.int32), ("y", StructType([("b", np.int32), ("a", np.float32)]))])
     expected = {"x": np.int32(1), "y": {"b": np.int32(2), "a": np.float32(3)}}
     values: list[Any] = [
@@ -220,7 +220,7 @@ async def structs_are_matched_by_name_or_by_position(runner: Runner) -> None:
         [1, [2, 3.0]],
     ]
     for value in values:
-        # Two parameters, so that a container counts as one argument and is not spread over the parameters.
+        # With two parameters, a container is one argument. With one, its members could be taken for the arguments.
         both = computation(lambda s, unused: s, type_spec, np.int32)
         expect_same(await runner.run(both, value, 0), expected)
     passed = computation(lambda c: c, at_clients(type_spec))
@@ -229,7 +229,7 @@ async def structs_are_matched_by_name_or_by_position(runner: Runner) -> None:
 
 @promise_of_both(tag="errors")
 async def missing_and_extra_names_are_errors(runner: Runner) -> None:
-    """A missing or an extra name, or a wrong number of members, is an error that says which and where."""
+    """A missing or unexpected name, or a wrong number of members, raises an error with the name or number."""
     type_spec = StructType([("x", np.int32), ("y", StructType([("b", np.int32), ("a", np.float32)]))])
     both = computation(lambda s, unused: s, type_spec, np.int32)
     wrong: list[tuple[Any, tuple[str, ...]]] = [
@@ -250,7 +250,7 @@ async def missing_and_extra_names_are_errors(runner: Runner) -> None:
 
 @promise_of_both()
 async def structs_of_all_shapes_come_back(runner: Runner) -> None:
-    """Empty, nested, named and unnamed structs come back in the type's order, at the server and at clients."""
+    """Empty, nested, named and unnamed structs keep the order of their type, with and without a placement."""
     empty = StructType([])
     for type_spec, value in [
         (empty, ()),
@@ -272,7 +272,7 @@ async def structs_of_all_shapes_come_back(runner: Runner) -> None:
 
 @promise_of_both()
 async def placed_values_come_back_as_lists_or_bare(runner: Runner) -> None:
-    """A value per client comes back as a list in client order; an all-equal or server value as the bare value."""
+    """Client values are returned as a list in client order; all-equal values and server values as single values."""
     values = computation(
         lambda c, e, s: struct(c, e, s), at_clients(np.int32), at_clients(np.int32, all_equal=True), at_server(np.int32)
     )
@@ -284,7 +284,7 @@ async def placed_values_come_back_as_lists_or_bare(runner: Runner) -> None:
 
 @promise_of_both(tag="errors")
 async def client_values_are_a_list_or_a_tuple(runner: Runner) -> None:
-    """Client values given as str, bytes, array or mapping are refused with a hint, instead of being taken apart."""
+    """Client values passed as a string, bytes, an array or a mapping raise an error with a hint; they are not split."""
     for member, value, fragments in [
         (np.str_, "abc", ("'abc'", "list")),
         (np.str_, b"abc", ("list",)),
@@ -300,7 +300,7 @@ async def client_values_are_a_list_or_a_tuple(runner: Runner) -> None:
 
 @promise_of_both()
 async def strings_keep_every_byte(runner: Runner) -> None:
-    """Strings are `bytes` and arrays of `bytes`: NULs and bytes that are no UTF-8 are kept; text is encoded."""
+    """Strings are `bytes`, and keep NULs and bytes that are not valid UTF-8. Text arguments are encoded as UTF-8."""
     odd = [b"a\x00", b"\x00", b"\xff\x00", b""]
     vector = TensorType(np.str_, [None])
     mapped = computation(lambda c: intrinsic("federated_map", identity(vector), c), at_clients(vector))
@@ -312,7 +312,7 @@ async def strings_keep_every_byte(runner: Runner) -> None:
 
 @promise_of_both()
 async def open_dimensions_take_any_size(runner: Runner) -> None:
-    """A dimension that the type leaves open may differ from value to value, also between clients."""
+    """The size of a dimension that the type leaves open may differ between values, also between clients."""
     open_type = TensorType(np.int32, [None, 2])
     mapped = computation(lambda c: intrinsic("federated_map", identity(open_type), c), at_clients(open_type))
     arrays = [np.arange(2 * k, dtype=np.int32).reshape(k, 2) for k in (0, 1, 3)]
@@ -322,7 +322,7 @@ async def open_dimensions_take_any_size(runner: Runner) -> None:
 
 @promise_of_both()
 async def running_gives_no_warnings(runner: Runner) -> None:
-    """Overflow, NaN and division by zero in folds and operators follow NumPy's arithmetic without any warning."""
+    """Overflow, NaN and division by zero in folds and operators follow NumPy's arithmetic, without warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         total = computation(lambda x: intrinsic("federated_sum", x), at_clients(np.int8))

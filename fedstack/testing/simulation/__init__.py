@@ -1,1 +1,1 @@
-"""A cluster in one thread: simulated time, a simulated network, and everything else as it is."""
+"""A cluster in one thread, with simulated time and a simulated network. All other code is the production code."""

@@ -1,4 +1,4 @@
-"""A process of a simulation that calls another one: what happens to it happens to its calls."""
+"""The calling side of a simulated connection: faults of the calling process affect its calls."""
 
 import asyncio
 
@@ -7,12 +7,12 @@ from fedstack.testing.simulation.simulated_worker import KEEPALIVE_SECONDS, Simu
 
 
 class SimulatedCaller:
-    """One process as it is now, until it crashes, and the way from it to another one.
+    """A calling process, from its current start to its next crash, and the network path from it to a worker.
 
     Args:
-      process: The process.
-      worker: The other one.
-      network: Knows which ways are cut.
+      process: The calling process.
+      worker: The called worker.
+      network: The network, which records the paths that are cut.
     """
 
     def __init__(self, process: SimulatedWorker, worker: SimulatedWorker, network: SimulatedNetwork) -> None:
@@ -22,15 +22,15 @@ class SimulatedCaller:
         self._start = process.starts
 
     async def leave(self) -> None:
-        """Returns when a message goes on its way, or has come to it.
+        """Waits until the process can send or receive a message.
 
         Raises:
-          WorkerUnavailableError: If it does not.
+          WorkerUnavailableError: If the process has crashed, or its path stays cut for `KEEPALIVE_SECONDS`.
         """
         process, now = self._process, self._network.io.time
         until = now() + KEEPALIVE_SECONDS
         while not self._has_ended and (process.is_stalled or self._is_parted):
-            # A process that stands still does not notice how long that takes.
+            # A stalled process does not notice that time passes, so its calls do not time out.
             seconds = None if process.is_stalled else max(0.0, until - now())
             await asyncio.wait([self._network.changed], timeout=seconds)
             if not process.is_stalled and self._is_parted and now() >= until:

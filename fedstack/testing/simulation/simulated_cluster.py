@@ -1,4 +1,4 @@
-"""Runs a program over workers of a simulation, and checks what must hold whatever happens to them."""
+"""Runs a program over simulated workers, and checks invariants that must hold for any faults of the workers."""
 
 import asyncio
 import contextlib
@@ -24,47 +24,47 @@ from fedstack.transport.peers.methods import Service
 
 _T = TypeVar("_T")
 _LAST_LINES = 40
-# How long after the end of its lease a session may still be there.
+# How long a session may outlive its lease.
 _SWEEP_SECONDS = 2.0
-# Longer than any lease that a service gives.
+# Longer than any lease that a service grants.
 _SETTLE_SECONDS = 200.0
-# At the end, tasks that are cancelled may start others that end something: so many times over at most.
+# At the end of a run, cancelled tasks may start cleanup tasks. This is the maximum number of rounds of cancellation.
 _MOST_ENDINGS = 10
-# How long that may take in real time.
+# The time limit of these rounds, in real seconds.
 _END_SECONDS = 60.0
-# A task that another one asks for by way of the loop begins after so many steps of it.
+# A task that a callback of the loop creates starts within this number of iterations of the loop.
 _STEPS_TO_BEGIN = 3
 
 
 class SimulationError(FedstackError, AssertionError):
-    """A program over a simulated cluster failed, or something was not as it must be.
+    """Raised when a program over a simulated cluster fails, or an invariant of the simulation is violated.
 
-    The message has the seed, with which it happens again exactly so, and the last lines of what happened.
+    The message contains the seed, which reproduces the failure exactly, and the last lines of the trace.
     """
 
 
 class SimulatedCluster:
-    """Workers in this process, without threads, sockets or waiting: the same code as ever on simulated time.
+    """A cluster of simulated workers that run the production code in one thread and in simulated time.
 
-    cluster = SimulatedCluster(workers=3, seed=7, faults=SimulatedFaults.rough())
+        cluster = SimulatedCluster(workers=3, seed=7, faults=SimulatedFaults.rough())
 
-    async def program(cluster):
-        context = fedstack.contexts.AsyncExecutionContext(fedstack.remote_executor_factory(cluster.stubs()))
-        ...
+        async def program(cluster):
+            context = fedstack.contexts.AsyncExecutionContext(fedstack.remote_executor_factory(cluster.stubs()))
+            ...
 
-    cluster.run(program)
+        cluster.run(program)
 
-    Two runs with the same seed are the same. All that is awaited in the program must belong to the simulation:
-    asyncio's own timers and tasks, and executors, contexts and coordinators over the stubs. Leaf functions run at once.
+    Runs with the same seed are identical. A program may only await objects of the simulation: asyncio's timers and
+    tasks, and executors, contexts and coordinators over the stubs. Leaf functions take no simulated time.
 
     Args:
-      workers: How many workers there are.
-      seed: Decides all that is left to chance.
-      faults: What goes wrong; by default nothing but that messages take a while.
-      seconds: How long the program may take, in simulated seconds.
-      real_seconds: How long it may take in real seconds: what goes round in circles ends then.
-      make_services: Makes what each worker serves, each time that it starts; by default an executor service. It gets
-        what tells the time.
+      workers: The number of workers.
+      seed: The seed of all random decisions.
+      faults: The faults to simulate. By default messages are delayed, and nothing fails.
+      seconds: The time limit of the program, in simulated seconds.
+      real_seconds: The time limit of the program, in real seconds. It stops endless loops.
+      make_services: Returns the services of a worker, given a function that returns the simulated time. It is called
+        each time that a worker starts. By default a worker has an executor service.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class SimulatedCluster:
 
     @property
     def time(self) -> float:
-        """The simulated seconds so far."""
+        """The current simulated time, in seconds since the start."""
         return self._network.io.time()
 
     @property
     def trace(self) -> str:
-        """What has happened: the simulated second, the call or the worker, and what became of it, a line each."""
+        """The events so far, one per line: the simulated time, the call or worker, and what happened to it."""
         return "\n".join(self._network.lines)
 
     def stubs(self) -> list[ExecutorStub]:
-        """Returns a new stub for each worker, for all that takes targets."""
+        """Returns a new stub for each worker. The stubs can be passed to every API that accepts targets."""
         return [ExecutorStub(SimulatedConnection(worker, self._network)) for worker in self.workers]
 
     def say(self, text: str) -> None:
@@ -115,19 +115,25 @@ class SimulatedCluster:
         self._network.say(text)
 
     def run(self, program: "Callable[[SimulatedCluster], Coroutine[Any, Any, _T]]") -> _T:
-        """Runs a program to its end, once, and returns its result.
+        """Runs a program until it ends, and returns its result. A cluster can run only one program.
+
+        Args:
+          program: A coroutine function that is called with this cluster.
 
         Raises:
-          ContextError: If the caller's event loop runs.
-          SimulationError: If it fails or takes too long, an error is lost on the way, or something is left of it.
+          ContextError: If the calling thread runs an event loop.
+          SimulationError: If the cluster has already run a program, the program fails or exceeds a time limit, an error
+            in a task is never retrieved, or a worker still holds sessions after all leases have expired.
         """
         if _is_in_loop():
             raise ContextError(
-                "Expected a program without a running event loop, found one in it: a simulation has a loop of its own; "
-                "write `await asyncio.to_thread(cluster.run, program)`"
+                "Expected a calling thread without a running event loop, found a running event loop; a simulation has "
+                "its own loop, so write `await asyncio.to_thread(cluster.run, program)`"
             )
         if self._has_run:
-            raise SimulationError("Expected a cluster that has not run yet, found one that has; make a new one")
+            raise SimulationError(
+                "Expected a cluster that has not run yet, found one that has already run; create a new cluster"
+            )
         self._has_run = True
         try:
             with without_threads(), _seeded(self.seed), ids_from(random.Random(self.seed)):
@@ -157,7 +163,10 @@ class SimulatedCluster:
             if checks.done():
                 checks.result()
             if not running.done():
-                raise SimulationError(f"The program did not end within {self._seconds:g} simulated seconds")
+                raise SimulationError(
+                    f"Expected the program to end within {self._seconds:g} simulated seconds, found it still running; "
+                    "check the trace for calls without an answer, or increase `seconds`"
+                )
             result = running.result()
             self.say("the program has ended")
             self.calm()
@@ -172,7 +181,7 @@ class SimulatedCluster:
                 task.cancel()
 
     def calm(self) -> None:
-        """Lets nothing happen to workers from now on; those that stand still go on, and all ways are open."""
+        """Stops injecting faults into workers, resumes stalled workers, and restores the network paths to workers."""
         for task in self._happening:
             task.cancel()
         for worker in self.workers:
@@ -180,7 +189,7 @@ class SimulatedCluster:
             worker.resume()
 
     def _chaos(self, worker: SimulatedWorker) -> list[Coroutine[Any, Any, None]]:
-        """Returns what happens to a worker, kind by kind."""
+        """Returns coroutines that inject faults into a worker, one for each kind of fault."""
         network, faults, later = self._network, self._faults, self._loop.call_later
 
         def part() -> None:
@@ -203,7 +212,11 @@ class SimulatedCluster:
         self._loop.call_later(self._network.chance.uniform(*self._faults.restart_seconds), worker.start)
 
     async def _check(self) -> None:
-        """Raises when a session outlives its lease."""
+        """Checks sessions periodically, until one outlives its lease.
+
+        Raises:
+          SimulationError: If a session outlives its lease.
+        """
         due: dict[str, float] = {}
         while True:
             await asyncio.sleep(1.0)
@@ -212,20 +225,20 @@ class SimulatedCluster:
                     if session.lease_seconds_left > 0:
                         due[session.id] = self.time + session.lease_seconds_left + _SWEEP_SECONDS
                     elif self.time > due.get(session.id, self.time):
-                        raise SimulationError(f"Session {session.id} at {worker.address} outlived its lease")
+                        raise SimulationError(f"Session {session.id} on {worker.address} outlived its lease")
 
     def _check_empty(self, worker: SimulatedWorker) -> None:
         left = [f"session {session.id} with {session.values} values" for session in worker.sessions]
         if left:
             raise SimulationError(
-                f"Expected nothing left at {worker.address} after all leases, found {', '.join(left)}; close what the "
-                "program opens"
+                f"Expected no sessions on {worker.address} after all leases have expired, found {', '.join(left)}; "
+                "close the contexts, executors and clients that the program opens"
             )
 
     def _out_of_time(self) -> Exception:
         return SimulationError(
-            f"The program did not end within {self._real_seconds:g} real seconds; it may go round in circles, or this "
-            "machine is slow: see what happened last, or give more real_seconds"
+            f"Expected the program to end within {self._real_seconds:g} real seconds, found it still running; check "
+            "the last lines of the trace for an endless loop, or increase `real_seconds` if this machine is slow"
         )
 
     def _lost_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -237,13 +250,13 @@ class SimulatedCluster:
         lines = "\n".join(self._network.lines[-_LAST_LINES:])
         return SimulationError(
             f"The simulation with seed {self.seed} failed after {self.time:.4f} simulated seconds: {why}\n"
-            f"The last of what happened (all of it is in `trace`; the same seed does it again):\n{lines}"
+            f"The last lines of the trace (`trace` contains all lines; the same seed reproduces them):\n{lines}"
         )
 
     def _end(self) -> None:
-        """Ends what still runs."""
+        """Cancels the remaining tasks."""
         for _ in range(_MOST_ENDINGS):
-            for _ in range(_STEPS_TO_BEGIN):  # what is cancelled before it has begun does nothing of what it should
+            for _ in range(_STEPS_TO_BEGIN):  # a task that is cancelled before it starts would skip its cleanup
                 self._loop.run_until_complete(asyncio.sleep(0))
             tasks = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
             if not tasks:
@@ -268,7 +281,7 @@ def _is_in_loop() -> bool:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Generator[None, None, None]:
-    """Lets pauses that are drawn at random follow from the seed for the block."""
+    """Seeds the global `random` module in the block, so that random pauses are reproducible."""
     state = random.getstate()
     random.seed(seed)
     try:

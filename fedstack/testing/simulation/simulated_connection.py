@@ -1,4 +1,4 @@
-"""A connection to a worker of a simulation."""
+"""Connects stubs to a simulated worker, over the simulated network."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -16,12 +16,13 @@ from fedstack.transport.wire.parcels import Parcel, Piece
 
 
 class SimulatedConnection(Connection):
-    """Calls a worker of a simulation, over its network.
+    """A connection to a simulated worker over the simulated network.
 
     Args:
-      worker: The worker.
-      network: The network.
-      caller: The process that calls: what happens to it happens to its calls. By default nothing happens to it.
+      worker: The worker to call.
+      network: The simulated network.
+      caller: The calling process. Its faults affect its calls: a crash fails them, for example. By default the caller
+        is a process without faults.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class SimulatedConnection(Connection):
 
     @property
     def address(self) -> str:
-        """What the worker is called."""
+        """The address of the worker."""
         return self._worker.address
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
@@ -53,14 +54,16 @@ class SimulatedConnection(Connection):
         self, path: str, handle: Callable[[InMemoryConnection], Awaitable[bytes]], timeout: float | None
     ) -> bytes:
         self._check_open()
-        # Not `wait_for`: that cannot be told from a TimeoutError of the call's own.
+        # Not `asyncio.wait_for`, whose `TimeoutError` could not be distinguished from a `TimeoutError` of the call.
         call = asyncio.ensure_future(self._made(_name(path), handle))
         try:
             await asyncio.wait([call], timeout=timeout)
             if call.done():
                 await self._leave()
                 return call.result()
-            raise DeadlineExceededError(f"{self.address} did not answer {_name(path)} within {timeout} seconds")
+            raise DeadlineExceededError(
+                f"Expected a response of {self.address} to {_name(path)} within {timeout} seconds, found none"
+            )
         finally:
             call.cancel()
 
@@ -88,7 +91,9 @@ class SimulatedConnection(Connection):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"The connection to {self.address} is closed; make a new context, client or coordinator")
+            raise ClosedError(
+                f"The connection to {self.address} is closed; create a new context, client or coordinator"
+            )
 
     async def wait_ready(self, seconds: float) -> None:
         self._check_open()
@@ -124,5 +129,5 @@ def _name(path: str) -> str:
 
 
 def _copy_of(parcel: Parcel) -> Parcel:
-    """Returns a parcel with memory of its own: what is on its way does not care what its sender does meanwhile."""
+    """Returns a copy of a parcel, so that the sender can change its memory while the copy is in transit."""
     return Parcel(parcel.header, [memoryview(joined([segment])) for segment in parcel.segments], parcel.chunk_bytes)

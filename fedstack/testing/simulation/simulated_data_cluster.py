@@ -1,4 +1,4 @@
-"""A data service in a simulation: a dispatcher with its journal, data workers, and processes that consume."""
+"""A simulated data service: a dispatcher with its journal, data workers and consumers."""
 
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,26 +23,27 @@ from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.methods import Service
 
 _T = TypeVar("_T")
-# Blocks are small, so that even small ranges have several.
+# Blocks are small, so that even small ranges consist of several blocks.
 _LIMITS = DataWorkerLimits(max_block_bytes=64)
-# How long it takes to make some of them.
+# The minimum and maximum duration of a worker's thread job, such as reading elements.
 _READ_SECONDS = (0.0, 0.02)
 
 
 class SimulatedDataCluster(SimulatedCluster):
-    """A dispatcher, data workers and consumers in this process; see `SimulatedCluster`.
+    """A simulated dispatcher, data workers and consumers in this process; see `SimulatedCluster`.
 
     Args:
-      workers: How many data workers there are.
-      consumers: How many processes there are that consume.
-      seed: Decides all that is left to chance.
-      faults: What goes wrong.
-      seconds: How long the program may take, in simulated seconds.
-      real_seconds: How long it may take in real seconds.
+      workers: The number of data workers.
+      consumers: The number of processes that consume datasets.
+      seed: The seed of all random decisions.
+      faults: The faults to simulate. By default messages are delayed, and nothing fails.
+      seconds: The time limit of the program, in simulated seconds.
+      real_seconds: The time limit of the program, in real seconds.
 
     Attributes:
-      dispatcher: The dispatcher; its journal is in real files.
-      consumers: The processes that consume. They do not crash by themselves.
+      dispatcher: The dispatcher. Its journal is stored in real files.
+      data_workers: The data workers.
+      consumers: The processes that consume datasets. The simulation does not crash them.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class SimulatedDataCluster(SimulatedCluster):
         return worker
 
     def connections(self, consumer: SimulatedWorker) -> Connections:
-        """Returns the ways from a process to the dispatcher and to data workers."""
+        """Returns the connections from a consumer to the dispatcher and to the data workers."""
         return _Connections(self, consumer, self._network)
 
     def _chaos(self, worker: SimulatedWorker) -> list[Coroutine[Any, Any, None]]:
@@ -116,7 +117,7 @@ class SimulatedDataCluster(SimulatedCluster):
 
 
 class _Dispatcher(SimulatedWorker):
-    """A dispatcher, which loses power together with its disk."""
+    """A simulated dispatcher. A crash is a power loss, which also affects the dispatcher's disk."""
 
     disk: SimulatedDisk
 
@@ -139,7 +140,7 @@ class _Dispatcher(SimulatedWorker):
         except JournalError:
             if self.disk.failures == failures:
                 raise
-        except ResourceLimitError:  # there is no room to begin; so it is tried again
+        except ResourceLimitError:  # the disk has no space for the new journal, so the start is tried again later
             self._restart(self)
 
     def crash(self) -> None:
@@ -148,7 +149,7 @@ class _Dispatcher(SimulatedWorker):
 
 
 class _Connections(Connections):
-    """The ways from one process of the simulation."""
+    """The connections of one consumer of the simulation."""
 
     def __init__(self, cluster: SimulatedDataCluster, consumer: SimulatedWorker, network: SimulatedNetwork) -> None:
         self.dispatcher = DispatcherStub(SimulatedConnection(cluster.dispatcher, network, consumer))

@@ -1,4 +1,4 @@
-"""A disk of a simulation, with the real files of a journal: the power fails when they are written, or it is full."""
+"""A simulated disk with the real files of a journal. The power may fail during writes, and the disk may be full."""
 
 import contextlib
 import errno
@@ -13,24 +13,24 @@ from fedstack.testing.simulation.simulated_files import SimulatedFiles, torn
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 
 _WAL = f"{FILE}-wal"
-# `PRAGMA synchronous`: commits are synced from FULL on where the log is written ahead, else from EXTRA on.
+# Levels of `PRAGMA synchronous`: with a write-ahead log commits are synced from FULL on, otherwise from EXTRA on.
 _FULL, _EXTRA = 2, 3
-# A definition is synced, and then its name.
+# A definition takes two syncs: one of its file, then one of the folder with its name.
 _SYNCS_OF_DEFINITION = 2
 _Files = Mapping[str, bytes]
 
 
 class SimulatedDisk:
-    """The disk of one dispatcher. When the dispatcher ends, its power fails: what was not synced may be lost.
+    """The simulated disk of a dispatcher. A crash of the dispatcher is a power loss, which may lose unsynced data.
 
     Args:
-      folder: A real folder for its files.
-      network: Says how often and when the power fails.
-      on_power_loss: Is called then.
+      folder: A real folder for the files of the disk.
+      network: The network, whose faults and random generator determine the power losses.
+      on_power_loss: A function that is called when the power fails.
 
     Attributes:
-      failures: How often the power has failed.
-      definitions: The files of definitions.
+      failures: The number of power losses during writes.
+      definitions: The files of dataset definitions.
     """
 
     def __init__(self, folder: Path, network: SimulatedNetwork, on_power_loss: Callable[[], None]) -> None:
@@ -42,42 +42,42 @@ class SimulatedDisk:
         self.definitions = SimulatedFiles(folder / DEFINITIONS)
 
     def open(self) -> Journal:
-        """Returns the journal as it is on the disk.
+        """Opens the journal from its files on the disk.
 
         Raises:
-          JournalError: If the power fails meanwhile.
+          JournalError: If the power fails while the journal is opened.
         """
         self.cut()
         self._journal = SimulatedJournal(self._folder, self)
         return self._journal
 
     def cut(self) -> None:
-        """Ends the process that has the journal open, as a loss of power does: nobody closes anything."""
+        """Simulates a power loss of the process that has opened the journal. The process closes nothing."""
         if self._journal is not None:
             self._journal.close()
             self.definitions.lose(self._network.chance)
 
     def fails(self) -> bool:
-        """Decides whether the power fails with the commit that comes now."""
+        """Decides whether the power fails during the next commit or definition."""
         return self._network.happens(self._network.faults.power_loss_rate)
 
     def is_full(self) -> bool:
-        """Decides whether there is no room for the change that comes now."""
+        """Decides whether the disk is full for the next change."""
         is_full = self._network.happens(self._network.faults.full_disk_rate)
         if is_full:
             self._network.say("the disk is full")
         return is_full
 
     def fail(self, before: _Files, after: _Files) -> _Files:
-        """Lets the power fail in a commit; returns what is on the disk then.
+        """Simulates a power loss during a commit, and returns the files that it leaves on the disk.
 
         Args:
-          before: What was synced before.
-          after: What the process has written since, any part of which may be there.
+          before: The files at the last sync.
+          after: The files that the process has written since. Any part of the changes may have reached the disk.
         """
-        # The commit is noted when it is over.
+        # The file of the last commit is only updated after the commit, so its old content is kept.
         chance, found = self._network.chance, {**after, LAST: before.get(LAST, b"")}
-        # The log is synced before anything moves from there into the tables.
+        # The log is synced before its pages are moved into the tables, so only one of the two files can be torn.
         last = _WAL if before.get(FILE, b"") == after.get(FILE, b"") else FILE
         share = chance.choice((0.0, chance.random(), 1.0))
         found[last] = torn(before.get(last, b""), after.get(last, b""), share, chance)
@@ -85,7 +85,12 @@ class SimulatedDisk:
         return found
 
     def lost(self, before: _Files, after: _Files) -> _Files:
-        """Returns what is left of what was written and not synced when the power fails."""
+        """Simulates a power loss outside of a commit, and returns the files that it leaves on the disk.
+
+        Args:
+          before: The files at the last sync.
+          after: The files that the process has written since.
+        """
         chance = self._network.chance
         return {
             **after,
@@ -97,17 +102,17 @@ class SimulatedDisk:
         }
 
     def lose_power(self, what: str) -> None:
-        """Lets the power fail."""
+        """Counts a power loss, adds it to the trace, and calls `on_power_loss`."""
         self.failures += 1
         self._network.say(f"the power fails: {what}")
         self._on_power_loss()
 
     def syncs_until_power_loss(self) -> int:
-        """Decides after how many syncs of the definition that comes now the power fails."""
+        """Returns a random number of syncs of the next definition after which the power fails."""
         return self._network.chance.randint(0, _SYNCS_OF_DEFINITION)
 
     def wrong(self, what: str) -> None:
-        """Fails the simulation."""
+        """Records a violated invariant, so that the simulation fails."""
         self._network.wrong(what)
 
     def __repr__(self) -> str:
@@ -115,31 +120,31 @@ class SimulatedDisk:
 
 
 class SimulatedJournal(Journal):
-    """The journal on such a disk.
+    """The journal on a simulated disk.
 
     Args:
-      folder: The folder.
-      disk: The disk.
+      folder: The folder of the journal.
+      disk: The simulated disk.
     """
 
     def __init__(self, folder: Path, disk: SimulatedDisk) -> None:
         self._files = [folder / name for name in (FILE, _WAL, f"{FILE}-journal", LAST)]
         self._disk = disk
         self._is_cut = self._is_open = False
-        # What is on the disk, as long as nothing that has been written since is synced.
+        # The files at the last sync, if a write since then is not synced; otherwise `None`.
         self._unsynced: _Files | None = self._image()
         super().__init__(folder)
         self._is_open = True
 
     @property
     def file(self) -> str:
-        """The same in each run, since messages are in traces; the folder is not."""
+        """The file name of the journal, without the folder: traces contain it, and the folder differs between runs."""
         return FILE
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Tables, None, None]:
         if self._is_cut:
-            raise JournalError("Expected a journal on a disk with power, found one without")
+            raise JournalError("Expected a journal on a disk with power, found a disk whose power has failed")
         before = self._safe() if self._disk.fails() else None
         known = self._content() if self._is_open and self._disk.is_full() else None
         try:
@@ -149,7 +154,7 @@ class SimulatedJournal(Journal):
                     raise sqlite3.OperationalError("database or disk is full")
         except ResourceLimitError:
             if known not in (None, self._content()):
-                self._disk.wrong("A transaction that found the disk full has changed what is known")
+                self._disk.wrong("A transaction that failed because the disk was full has changed the tables")
             raise
         if before is not None:
             self._cut(self._disk.fail(before, self._image()))
@@ -163,7 +168,7 @@ class SimulatedJournal(Journal):
         return level >= (_FULL if mode == "wal" else _EXTRA)
 
     def _safe(self) -> _Files:
-        """Returns what no loss of power takes away."""
+        """Returns the files that survive any power loss."""
         return self._image() if self._unsynced is None else self._unsynced
 
     def _content(self) -> str:
@@ -191,14 +196,14 @@ class SimulatedJournal(Journal):
             raise JournalError("The power failed")
 
     def close(self) -> None:
-        """Leaves the files as they are. Idempotent."""
+        """Closes the journal as a power loss does, which may lose unsynced data. Idempotent."""
         if not self._is_cut:
             image = self._image()
             self._cut(image if self._unsynced is None else self._disk.lost(self._unsynced, image))
 
     def _cut(self, image: _Files) -> None:
         self._is_cut = True
-        super().close()  # which would tidy up
+        super().close()  # this cleans up files, so the files of the image are written afterwards
         for path in self._files:
             if path.name in image:
                 path.write_bytes(image[path.name])

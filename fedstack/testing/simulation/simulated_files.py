@@ -1,4 +1,4 @@
-"""What of the files in a folder a loss of power leaves: what was synced, and any part of all else."""
+"""Simulates the effect of a power loss on files: synced data survives, and any part of the other data may."""
 
 import contextlib
 import os
@@ -7,29 +7,29 @@ import stat
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-# What a disk writes as a whole.
+# The number of bytes that a disk writes atomically.
 _SECTOR = 512
 
 
 class SimulatedFiles:
-    """The files of one folder. A content is safe once its file has been synced, a name once the folder has been.
+    """The files of a folder. Content is safe once its file has been synced, and a name once the folder has been synced.
 
     Args:
-      folder: The folder; it need not be there yet.
+      folder: The folder. It need not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # What is safe: which file has which name, and its content. Files are known by their inodes.
+        # The safe state: the file of each name, and the content of each file. Files are identified by their inodes.
         self._names: dict[str, int] = {}
         self._contents: dict[int, bytes] = {}
 
     @contextlib.contextmanager
     def watched(self, before_sync: Callable[[], None]) -> Generator[None, None, None]:
-        """Notes what is synced in a block.
+        """Records the calls of `os.fsync` in the block.
 
         Args:
-          before_sync: Is called before each time; an error of it is one of syncing.
+          before_sync: A function that is called before each sync. An error that it raises is raised by `os.fsync`.
         """
 
         def fsync(descriptor: int) -> None:
@@ -52,7 +52,7 @@ class SimulatedFiles:
                     self._contents[file] = (self._folder / name).read_bytes()
 
     def lose(self, chance: random.Random) -> None:
-        """Lets the power fail; what is there afterwards is safe."""
+        """Simulates a power loss. The files that it leaves are safe."""
         found = self._found()
         written = {file: (self._folder / name).read_bytes() for name, file in found.items()}
         for name in sorted({*found, *self._names}):
@@ -81,7 +81,14 @@ class SimulatedFiles:
 
 
 def torn(before: bytes, after: bytes, share: float, chance: random.Random) -> bytes:
-    """Returns what is on a disk that was to have one content in place of another when the power failed."""
+    """Returns the content of a file after a power loss during a write.
+
+    Args:
+      before: The content before the write.
+      after: The content that was being written.
+      share: The share of the write that has reached the disk, from 0 to 1.
+      chance: Decides which sectors have been written.
+    """
     size = len(before) + int(share * (len(after) - len(before)))
     old = before[:size].ljust(size, b"\0")
     found = bytearray(old)

@@ -1,4 +1,4 @@
-"""The network of a simulation: what happens to messages on their way, decided by a seed."""
+"""The simulated network, which delays and loses messages. A seed determines all decisions."""
 
 import asyncio
 import random
@@ -14,31 +14,35 @@ from fedstack.transport.peers.io_loop import IoLoop
 
 def _is_span(_: object, attribute: "attrs.Attribute[tuple[float, float]]", value: Sequence[float]) -> None:
     if len(value) != 2 or not 0 <= value[0] <= value[1]:
-        raise InvalidValueError(f"Expected {attribute.name} as the least and the most seconds, found {value!r}")
+        raise InvalidValueError(
+            f"Expected {attribute.name} as a pair of the minimum and maximum number of seconds, found {value!r}"
+        )
 
 
 @attrs.frozen(kw_only=True)
 class SimulatedFaults:
-    """What goes wrong in a simulation, and how often. By default messages take a while, and arrive.
+    """The kinds and rates of simulated faults. By default messages are delayed, and no message is lost.
+
+    Rates are from 0 to 1. Pairs are the minimum and maximum number of seconds. A mean of infinity means never.
 
     Attributes:
-      delay: The least and the most seconds that a message takes. Each has a delay of its own, so calls overtake each
-        other; the messages of one call do not.
-      slow_rate: How many messages, from 0 to 1, take `slow_seconds` more.
-      slow_seconds: See `slow_rate`.
-      lost_rate: How many calls lose their connection before the request is there.
-      answer_lost_rate: How many calls lose it after the work is done, before the answer is there.
-      doubled_rate: How many requests come to the worker twice.
-      crash_seconds: After how many seconds on average a worker crashes; infinity for never.
-      restart_seconds: The least and the most seconds until it is started again.
-      part_seconds: After how many seconds on average the way to a worker is cut, which nobody is told.
-      heal_seconds: The least and the most seconds until it is there again.
-      stall_seconds: After how many seconds on average a worker stands still.
-      resume_seconds: The least and the most seconds until it goes on.
-      cut_seconds: After how many seconds on average one process is cut off from one other; see `heal_seconds`.
-      commit_seconds: The least and the most seconds that a disk takes for a commit.
-      power_loss_rate: In how many commits the power fails, so that any part of them is on the disk.
-      full_disk_rate: How many changes find the disk full, so that nothing of them is kept.
+      delay: The delay of a message. Delays are drawn per message, so calls can overtake each other; the messages of one
+        call keep their order.
+      slow_rate: The rate of messages that take `slow_seconds` longer.
+      slow_seconds: The additional delay of a slow message, in seconds.
+      lost_rate: The rate of calls whose connection breaks before the request arrives.
+      answer_lost_rate: The rate of calls whose connection breaks after the work, before the response arrives.
+      doubled_rate: The rate of requests that are delivered twice.
+      crash_seconds: The mean time between crashes of a worker, in seconds.
+      restart_seconds: The time from a crash to the restart.
+      part_seconds: The mean time between silent cuts of the network path to a worker, in seconds.
+      heal_seconds: The time until a cut path is restored.
+      stall_seconds: The mean time between stalls of a worker, in seconds.
+      resume_seconds: The time until a stalled worker resumes.
+      cut_seconds: The mean time between cuts of the path between two processes, in seconds; see `heal_seconds`.
+      commit_seconds: The duration of a commit on a disk.
+      power_loss_rate: The rate of commits during which the power fails, so that any part of the commit is on the disk.
+      full_disk_rate: The rate of changes that fail because the disk is full. Nothing of a failed change is stored.
     """
 
     delay: tuple[float, float] = attrs.field(default=(0.0005, 0.005), validator=_is_span)
@@ -60,7 +64,7 @@ class SimulatedFaults:
 
     @classmethod
     def rough(cls) -> "SimulatedFaults":
-        """Returns faults of all kinds, so many that a minute sees a dozen of them."""
+        """Returns faults of all kinds, at rates that cause about a dozen faults per simulated minute."""
         return cls(
             slow_rate=0.02,
             lost_rate=0.01,
@@ -77,19 +81,20 @@ class SimulatedFaults:
 
 
 class SimulatedNetwork:
-    """Decides about messages, and writes down what happens.
+    """Decides the fate of messages, and records a trace of the simulation.
 
     Args:
-      loop: The simulation's loop.
-      seed: Decides everything that is left to chance.
-      faults: What goes wrong.
+      loop: The event loop of the simulation.
+      seed: The seed of all random decisions.
+      faults: The faults to simulate.
 
     Attributes:
-      io: The loop, for whoever has a connection.
-      chance: The source of all that is random.
-      lines: What has happened so far, a line each.
-      wrongs: What was found wrong so far, whatever the program makes of it.
-      changed: Is done when something has happened to a process, or the way between two; another one then.
+      io: The event loop, in the form that connections need.
+      faults: The faults to simulate.
+      chance: The random generator of the simulation.
+      lines: The lines of the trace so far.
+      wrongs: The violated invariants so far. They fail the run even if the program handles their errors.
+      changed: A future that is done when the state of a process or a path changes. It is then replaced by a new one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seed: int, faults: SimulatedFaults) -> None:
@@ -103,51 +108,51 @@ class SimulatedNetwork:
         self._cut: set[frozenset[str]] = set()
 
     def say(self, text: str) -> None:
-        """Writes down what happens."""
+        """Adds a line to the trace, with the simulated time."""
         self.lines.append(f"{self.io.time():10.4f}  {text}")
 
     def wrong(self, text: str) -> None:
-        """Writes down what must not be; the run fails."""
+        """Records a violated invariant, so that the run fails."""
         self.say(f"wrong: {text}")
         self.wrongs.append(text)
 
     def change(self, text: str) -> None:
-        """Writes down what has happened to a process or a way, and wakes those who wait for such things."""
+        """Records a state change of a process or a path, and wakes the tasks that wait for `changed`."""
         self.say(f"== {text}")
         changed, self.changed = self.changed, self.io.loop.create_future()
         changed.set_result(None)
 
     def cut(self, one: str, other: str) -> None:
-        """Cuts the way between two processes. Nobody is told."""
+        """Cuts the path between two processes silently: neither process is notified."""
         self._cut.add(frozenset((one, other)))
         self.change(f"{one} and {other} parted")
 
     def join(self, one: str, other: str) -> None:
-        """Restores the way between two processes."""
+        """Restores the path between two processes."""
         if self.is_cut(one, other):
             self._cut.discard(frozenset((one, other)))
             self.change(f"{one} and {other} joined")
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Returns whether the way between two processes is cut."""
+        """Returns whether the path between two processes is cut."""
         return frozenset((one, other)) in self._cut
 
     def number(self) -> int:
-        """Returns the number of a new call."""
+        """Returns the next number of a call."""
         self._calls += 1
         return self._calls
 
     def happens(self, rate: float) -> bool:
-        """Decides whether something happens that does so at a rate from 0 to 1."""
+        """Decides at random whether an event with the given rate, from 0 to 1, happens."""
         return rate > 0 and self.chance.random() < rate
 
     def delay(self) -> float:
-        """Decides how many seconds a message takes."""
+        """Returns a random delay for a message, in seconds."""
         seconds = self.chance.uniform(*self.faults.delay)
         return seconds + self.faults.slow_seconds if self.happens(self.faults.slow_rate) else seconds
 
     async def now_and_then(self, mean_seconds: float, happen: Callable[[], None]) -> None:
-        """Lets something happen again and again, after pauses of a mean length."""
+        """Calls a function repeatedly, after random pauses with the given mean; never if the mean is infinite."""
         while mean_seconds != float("inf"):
             await asyncio.sleep(self.chance.expovariate(1 / mean_seconds))
             happen()

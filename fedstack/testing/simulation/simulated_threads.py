@@ -1,4 +1,4 @@
-"""Threads of a simulation: one after the other, on the loop, and at the time when they are through."""
+"""Simulated threads, which run jobs one after the other on the event loop."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,11 +13,11 @@ _T = TypeVar("_T")
 
 
 class SimulatedThreads(LeafThreads):
-    """Does work in the order in which it comes, each piece after a while.
+    """A simulated thread that runs jobs in the order of submission. A job runs when its simulated duration has passed.
 
     Args:
-      network: Has the loop.
-      seconds: Draws how long a piece of work takes.
+      network: The network of the simulation, whose event loop runs the jobs.
+      seconds: Returns a random duration for a job, in simulated seconds.
     """
 
     def __init__(self, network: SimulatedNetwork, seconds: Callable[[], float]) -> None:
@@ -27,7 +27,7 @@ class SimulatedThreads(LeafThreads):
         self._free = 0.0
 
     def submit(self, work: Callable[[], _T]) -> Job[_T]:
-        # It takes as long as is drawn, however fast this machine is.
+        # The job reads the simulated clock, so that its duration does not depend on the speed of this machine.
         with reading(current_scope(), clock=self._network.io.time).entered():
             job = Job(work)
         self._free = max(self._free, self._network.io.time()) + self._draw()

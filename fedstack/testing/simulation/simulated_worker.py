@@ -1,4 +1,4 @@
-"""A worker of a simulation: services that crash and start anew, and the way of messages to them and back."""
+"""A simulated worker: services that crash and restart, and the paths of messages to and from the services."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -17,14 +17,14 @@ from fedstack.transport.wire.frames import Data
 from fedstack.transport.wire.parcels import Piece
 
 _T = TypeVar("_T")
-# After how long gRPC finds out that a connection leads nowhere.
+# The time after which gRPC detects a dead connection.
 KEEPALIVE_SECONDS = 10.0
-# How much of an answer a worker sends before anybody takes it.
+# The maximum number of pieces of a response that a worker has sent and the caller has not received yet.
 _PIECES_ON_THE_WAY = 4
 
 
 class _Together(Service):
-    """Several services as one."""
+    """Combines several services into one."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = services
@@ -47,22 +47,22 @@ class _Together(Service):
 
 
 class Incarnation:
-    """What a worker is between a start and a crash.
+    """The process of a worker between a start and a crash.
 
     Attributes:
-      service: What it serves.
-      memory: Calls that.
-      ended: Is done once it has crashed.
+      service: The services of the worker, combined into one.
+      memory: A connection that calls `service` directly.
+      ended: A future that is done once the process has crashed.
     """
 
     def __init__(self, services: Sequence[Service], address: str, ended: "asyncio.Future[None]") -> None:
         self.service = _Together(services)
         self.memory = InMemoryConnection(self.service, address)
         self.ended = ended
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, and not as a set has it
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dictionary keeps the order of the tasks, a set does not
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
-        """Runs work here, as a server does: with nothing of the caller's."""
+        """Starts a task in this process. As on a server, the task does not inherit the caller's context variables."""
         task = start_apart(work)
         self._tasks[task] = None
         task.add_done_callback(self._end)
@@ -71,10 +71,10 @@ class Incarnation:
     def _end(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.pop(task, None)
         if not task.cancelled():
-            task.exception()  # nobody may ask for it, and asyncio would complain
+            task.exception()  # marks the error as retrieved; asyncio would log it otherwise
 
     async def crash(self) -> None:
-        """Ends everything at once; what is left to be freed is freed without anybody noticing."""
+        """Cancels all tasks at once, then closes the services so that they free their resources."""
         self.ended.set_result(None)
         for task in list(self._tasks):
             task.cancel()
@@ -82,18 +82,18 @@ class Incarnation:
 
 
 class SimulatedWorker:
-    """A worker, and the way to it.
+    """A simulated worker, and the network path to it.
 
     Args:
-      network: Decides about messages.
-      address: What it is called.
-      make_services: Makes what it serves, each time that it starts.
+      network: The network, which decides the fate of each message.
+      address: The address of the worker.
+      make_services: Returns the services of the worker. It is called at each start.
 
     Attributes:
-      incarnation: What it is now; `None` after a crash.
-      starts: How often it was started.
-      is_parted: Whether the way to it is cut.
-      is_stalled: Whether it stands still.
+      incarnation: The current process of the worker; `None` after a crash.
+      starts: The number of starts so far.
+      is_parted: Whether the network path to the worker is cut.
+      is_stalled: Whether the worker is stalled.
     """
 
     def __init__(self, network: SimulatedNetwork, address: str, make_services: Callable[[], Sequence[Service]]) -> None:
@@ -108,13 +108,13 @@ class SimulatedWorker:
 
     @property
     def sessions(self) -> Sequence[GetStatusResponse.Session]:
-        """What its services keep for clients."""
+        """The sessions that the worker's services hold for clients."""
         return () if self.incarnation is None else self.incarnation.service.sessions
 
-    # What happens to it.
+    # Starts and faults of the worker.
 
     def start(self) -> None:
-        """Starts it, if it does not run."""
+        """Starts the worker, if it is not running."""
         if self.incarnation is None:
             ended: asyncio.Future[None] = self._network.io.loop.create_future()
             self.starts += 1
@@ -123,7 +123,7 @@ class SimulatedWorker:
             self._change(f"start {self.starts}")
 
     def crash(self) -> None:
-        """Ends it, as a loss of power does."""
+        """Ends the worker's process abruptly, as a power loss does."""
         incarnation, self.incarnation = self.incarnation, None
         if incarnation is not None:
             self.is_stalled = False
@@ -133,25 +133,25 @@ class SimulatedWorker:
             task.add_done_callback(lambda ended: self._crashes.pop(ended, None))
 
     def part(self) -> None:
-        """Cuts the way to it. Nobody is told: messages do not come, and neither does anything else."""
+        """Cuts the network path to the worker silently: no messages are delivered, and no errors are raised."""
         if not self.is_parted:
             self.is_parted = True
             self._change("parted")
 
     def heal(self) -> None:
-        """Restores the way to it; what was on the way arrives, unless its sender has given up."""
+        """Restores the network path to the worker. Delayed messages arrive, unless their senders have given up."""
         if self.is_parted:
             self.is_parted = False
             self._change("healed")
 
     def stall(self) -> None:
-        """Lets it stand still; calls go on to arrive."""
+        """Stalls the worker. Calls still arrive, but are not handled."""
         if not self.is_stalled and self.incarnation is not None:
             self.is_stalled = True
             self._change("stalled")
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Resumes a stalled worker."""
         if self.is_stalled:
             self.is_stalled = False
             self._change("resumed")
@@ -159,19 +159,19 @@ class SimulatedWorker:
     def _change(self, what: str) -> None:
         self._network.change(f"{self.address} {what}")
 
-    # The way to it.
+    # The network path to the worker.
 
     async def reachable(self) -> None:
-        """Returns when a connection to it can be made."""
+        """Waits until a connection to the worker can be established."""
         while self.is_parted or self.is_stalled or self.incarnation is None:
             await asyncio.shield(self._network.changed)
         await asyncio.sleep(self._network.delay())
 
     async def way(self) -> None:
-        """Returns when a message has made its way, in either direction.
+        """Waits while a message is in transit, in either direction.
 
         Raises:
-          WorkerUnavailableError: If it will not.
+          WorkerUnavailableError: If the path stays cut for `KEEPALIVE_SECONDS`.
         """
         await asyncio.sleep(self._network.delay())
         until = self._network.io.time() + KEEPALIVE_SECONDS
@@ -181,10 +181,14 @@ class SimulatedWorker:
                 raise self.broken_off()
 
     async def call(self, what: str, handle: Callable[[InMemoryConnection], Awaitable[_T]]) -> _T:
-        """Makes a call that has one answer, there and back.
+        """Calls the worker and returns its response, which is a single message.
+
+        Args:
+          what: The name of the call in the trace.
+          handle: Passes the call to the worker's services.
 
         Raises:
-          WorkerUnavailableError: If either way is cut.
+          WorkerUnavailableError: If the worker is down or crashes, or the request or the response is lost.
         """
         note = _Call(self._network, self.address, what)
         task: asyncio.Task[_T] | None = None
@@ -215,7 +219,7 @@ class SimulatedWorker:
     async def stream(
         self, what: str, handle: Callable[[InMemoryConnection], AsyncGenerator[Piece, None]]
     ) -> AsyncGenerator[Piece, None]:
-        """Makes a call that is answered in pieces; see `call`."""
+        """Calls the worker and yields the pieces of its response; see `call`."""
         note = _Call(self._network, self.address, what)
         task: asyncio.Task[None] | None = None
         try:
@@ -250,7 +254,11 @@ class SimulatedWorker:
             self._cancel_later(task)
 
     async def _arrived(self, note: "_Call") -> Incarnation:
-        """Returns where a request has arrived."""
+        """Returns the process of the worker at which a request has arrived.
+
+        Raises:
+          WorkerUnavailableError: If the request is lost, or the worker is down.
+        """
         note.say("sent")
         await self.way()
         if self._network.happens(self._network.faults.lost_rate):
@@ -274,7 +282,7 @@ class SimulatedWorker:
             await self._awake()
             async for piece in pieces:
                 await self._awake()
-                # The memory is the sender's again when it is asked for the next piece.
+                # The data is copied, because the sender may reuse its memory once the next piece is requested.
                 await into.put(Data(memoryview(bytes(piece.data))) if isinstance(piece, Data) else piece)
             await into.put(None)
         except Exception as error:
@@ -287,12 +295,12 @@ class SimulatedWorker:
             await asyncio.shield(self._network.changed)
 
     def _cancel_later(self, task: "asyncio.Task[Any] | None") -> None:
-        """Lets the worker know, after a while, that nobody waits for its answer any more."""
+        """Cancels the handling of a call on the worker, after the delay of a message."""
         if task is not None and not task.done():
             self._network.io.loop.call_later(self._network.delay(), task.cancel)
 
     def broken_off(self) -> FedstackError:
-        """Returns the error of a call whose connection ended."""
+        """Returns the error for a call whose connection was broken."""
         return BROKEN_OFF.error_at(self.address)
 
     def __repr__(self) -> str:
@@ -302,7 +310,7 @@ class SimulatedWorker:
 
 @attrs.define
 class _Call:
-    """What is written down of a call."""
+    """The record of a call in the trace."""
 
     network: SimulatedNetwork
     address: str

@@ -1,4 +1,4 @@
-"""Ends what takes too long in real time: code that goes round in circles, whose clock is simulated, never would."""
+"""Stops code that takes too long in real time. An endless loop in a simulation never exceeds a simulated time limit."""
 
 import contextlib
 import ctypes
@@ -6,19 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
-# Code that catches everything is stopped again after so long.
+# Code that catches every error is stopped again after this time.
 _AGAIN_SECONDS = 1.0
 
 
 class _OutOfTimeError(BaseException):
-    """Ends what a thread does, also where that catches every `Exception`."""
+    """Raised in a thread to stop its work. It is a `BaseException`, so that `except Exception` does not catch it."""
 
 
 class Watchdog:
-    """Watches what one thread does.
+    """Stops a block of code that exceeds a limit of real time.
 
     Attributes:
-      has_ended_it: Whether the time was up.
+      has_ended_it: Whether a block has exceeded its limit.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,14 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, seconds: float, error: Callable[[], Exception]) -> Generator[None, None, None]:
-        """Ends a block of the calling thread that takes too long.
+        """Stops the block of the calling thread if it takes too long.
 
         Args:
-          seconds: How long it may take, in real seconds.
-          error: Makes what is raised then.
+          seconds: The limit of the block, in real seconds.
+          error: Returns the error to raise if the block exceeds its limit.
+
+        Raises:
+          Exception: The result of `error`, if the block exceeds its limit.
         """
         thread, done, lock = threading.get_ident(), threading.Event(), threading.Lock()
 
@@ -51,7 +54,8 @@ class Watchdog:
             pass
         finally:
             while not done.is_set():
-                with contextlib.suppress(_OutOfTimeError), lock:  # from here on nothing is raised in this thread
+                # Once `done` is set, the watcher raises nothing in this thread.
+                with contextlib.suppress(_OutOfTimeError), lock:
                     _raise_in(thread, None)
                     done.set()
             watcher.join()
@@ -60,7 +64,7 @@ class Watchdog:
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raises an error in a thread at its next step; `None` takes one back that has not been raised yet."""
+    """Raises an error in a thread at its next bytecode; `None` withdraws an error that has not been raised yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
     )

@@ -72,9 +72,9 @@ def test_a_program_that_goes_round_in_circles_ends_with_its_seed():
             with contextlib.suppress(Exception):
                 sum(range(1000))
 
-    with pytest.raises(SimulationError, match=r"seed 5 failed after 0\.0000(.|\n)*clock has stood still"):
+    with pytest.raises(SimulationError, match=r"seed 5 failed after 0\.0000(.|\n)*clock to advance"):
         SimulatedCluster(seed=5).run(spin)
-    with pytest.raises(SimulationError, match=r"seed 6 failed(.|\n)*did not end within 0\.2 real seconds"):
+    with pytest.raises(SimulationError, match=r"seed 6 failed(.|\n)*to end within 0\.2 real seconds"):
         SimulatedCluster(seed=6, real_seconds=0.2).run(circle)
 
 
@@ -140,7 +140,7 @@ def test_a_program_that_waits_too_long_is_an_error():
     async def program(cluster):
         await asyncio.sleep(100)
 
-    with pytest.raises(SimulationError, match="did not end within 50 simulated seconds"):
+    with pytest.raises(SimulationError, match="to end within 50 simulated seconds"):
         SimulatedCluster(1, seconds=50).run(program)
 
 
@@ -181,7 +181,9 @@ def test_an_executor_that_is_left_open_is_an_error():
         await (await executor.create_value(np.float32(1), np.float32)).compute()
         left.append(executor)
 
-    with pytest.raises(SimulationError, match="Expected nothing left at worker-0 after all leases, found session"):
+    with pytest.raises(
+        SimulationError, match="Expected no sessions on worker-0 after all leases have expired, found session"
+    ):
         SimulatedCluster(1).run(program)
     left.pop().close()
 
@@ -241,15 +243,15 @@ def test_a_cluster_runs_once():
 
     cluster = SimulatedCluster(1)
     assert cluster.run(program) == 7
-    with pytest.raises(SimulationError, match="found one that has; make a new one"):
+    with pytest.raises(SimulationError, match="found one that has already run; create a new cluster"):
         cluster.run(program)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delay": (2.0, 1.0)}, "Expected delay as the least and the most seconds, found"),
-        ({"lost_rate": 1.5}, "Expected lost_rate from 0 to 1, found 1.5"),
+        ({"delay": (2.0, 1.0)}, "Expected delay as a pair of the minimum and maximum number of seconds, found"),
+        ({"lost_rate": 1.5}, "Expected lost_rate to be a rate from 0 to 1, found 1.5"),
         ({"crash_seconds": -1}, "crash_seconds"),
     ],
 )
@@ -269,7 +271,9 @@ def test_a_simulation_does_not_run_inside_of_a_running_loop() -> None:
 
     async def outer() -> int:
         cluster = SimulatedCluster()
-        with pytest.raises(ContextError, match=r"found one in it.*await asyncio.to_thread\(cluster.run, program\)"):
+        with pytest.raises(
+            ContextError, match=r"found a running event loop.*await asyncio.to_thread\(cluster.run, program\)"
+        ):
             cluster.run(nothing)
         return await asyncio.to_thread(cluster.run, nothing)
 
@@ -284,5 +288,5 @@ def test_any_service_says_what_it_keeps_for_clients() -> None:
     async def nothing(cluster: SimulatedCluster) -> None:
         pass
 
-    with pytest.raises(SimulationError, match="Expected nothing left at worker-0.*found session mine with 2 values"):
+    with pytest.raises(SimulationError, match="Expected no sessions on worker-0.*found session mine with 2 values"):
         SimulatedCluster(1, make_services=lambda clock: [Keeps()]).run(nothing)

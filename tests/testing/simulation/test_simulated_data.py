@@ -122,7 +122,9 @@ def test_a_consumer_that_is_left_open_is_an_error() -> None:
         await asyncio.sleep(1.0)
 
     left: list[object] = []
-    with pytest.raises(SimulationError, match="Expected nothing left at dispatcher after all leases, found session"):
+    with pytest.raises(
+        SimulationError, match="Expected no sessions on dispatcher after all leases have expired, found session"
+    ):
         SimulatedDataCluster(1, 1).run(program)
 
 

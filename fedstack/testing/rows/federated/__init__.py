@@ -1,1 +1,1 @@
-"""Rows about federated values and intrinsics."""
+"""Conformance rows about federated values and intrinsics."""

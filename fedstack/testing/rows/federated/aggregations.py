@@ -1,4 +1,4 @@
-"""Checks the aggregations: sums, means, extremes and the general fold, over every dtype that they take."""
+"""Conformance rows about aggregations: sums, means, extremes and `federated_aggregate`, for every supported dtype."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ NAN = float("nan")
 
 
 def aggregated(uri: str, member: object) -> Any:
-    """Returns the computation of an aggregation of one value per client."""
+    """Returns a computation that aggregates one value per client."""
     return computation(lambda x: intrinsic(uri, x), at_clients(member))
 
 
 @promise_of_both(intrinsics=["federated_sum"])
 async def sums_keep_dtype_and_structure(runner: Runner) -> None:
-    """`federated_sum` adds structs of scalars and arrays element by element, in their own dtype."""
+    """`federated_sum` adds structs of scalars and arrays elementwise, in their own dtype."""
     for dtype in (*INTEGERS, *FLOATS, *COMPLEX):
         member = StructType([("b", dtype), ("a", StructType([(dtype, [2]), StructType([])]))])
         values = [{"b": dtype(k), "a": (np.array([k, 2 * k], dtype), ())} for k in (1, 2, 4)]
@@ -41,7 +41,7 @@ async def sums_keep_dtype_and_structure(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_sum"])
 async def integers_wrap_around(runner: Runner) -> None:
-    """Integer sums keep their dtype and wrap, as the dtype's arithmetic does."""
+    """Integer sums keep their dtype and wrap on overflow, as NumPy's arithmetic does."""
     for dtype in INTEGERS:
         info = np.iinfo(dtype)
         expect_same(await runner.run(aggregated("federated_sum", dtype), [info.max, 1]), dtype(info.min))
@@ -52,7 +52,7 @@ async def integers_wrap_around(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_mean"])
 async def means_keep_dtype_and_structure(runner: Runner) -> None:
-    """`federated_mean` averages structs of floating and complex numbers in their own dtype."""
+    """`federated_mean` averages structs of floating-point and complex numbers in their own dtype."""
     for dtype in (*FLOATS, *COMPLEX):
         member = StructType([("b", dtype), ("a", StructType([(dtype, [2])]))])
         values = [{"b": dtype(k), "a": (np.array([k, 2 * k], dtype),)} for k in (1, 2, 6)]
@@ -62,9 +62,9 @@ async def means_keep_dtype_and_structure(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_mean"])
 async def half_precision_means_count_every_client(runner: Runner) -> None:
-    """Means of half precision are summed wider and rounded once, so that many clients do not get lost."""
+    """Half-precision means are summed in a wider dtype and rounded once, so that they are right for many clients."""
     for dtype in (np.float16, BFLOAT16):
-        clients = [dtype(1)] * 2100  # in half precision a running sum of ones stops growing at 2048, or at 256
+        clients = [dtype(1)] * 2100  # a running sum of ones stops growing at 2048 in float16, at 256 in bfloat16
         expect_same(await runner.run(aggregated("federated_mean", dtype), clients), dtype(1))
 
 
@@ -74,12 +74,12 @@ def _weighted(member: object, weight: object) -> Any:
 
 @promise_of_both(intrinsics=["federated_weighted_mean"])
 async def weighted_means_take_any_number_as_weight(runner: Runner) -> None:
-    """`federated_weighted_mean` is the sum of the products over the sum of the weights, for every kind of weight."""
+    """`federated_weighted_mean` divides the sum of products by the sum of weights, for every dtype of weights."""
     member = StructType([("x", np.float32), ("y", (np.float64, [2]))])
     values = [(np.float32(k), np.array([k, -k], np.float64)) for k in (1.0, 2.0, 6.0)]
     expected = {"x": np.float32(4), "y": np.array([4.0, -4.0])}
     for weight in (*INTEGERS, *FLOATS):
-        # (1*1 + 2*1 + 6*2) / 4 = 15/4 would be no round number; 1, 1, 3: (1 + 2 + 18) / 5 neither; 0, 2, 2 gives 4.
+        # The weights 0, 2, 2 give a mean that is exact in every dtype: (1*0 + 2*2 + 6*2) / 4 = 4.
         weights = [weight(0), weight(2), weight(2)]
         expect_same(await runner.run(_weighted(member, weight), values, weights), expected)
     expect_same(await runner.run(_weighted(np.complex64, np.int8), [1j, 3 + 0j], [1, 1]), np.complex64(1.5 + 0.5j))
@@ -89,7 +89,7 @@ async def weighted_means_take_any_number_as_weight(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_weighted_mean"])
 async def a_total_weight_of_zero_gives_nan(runner: Runner) -> None:
-    """A weighted mean whose weights sum to zero is NaN in every element, whatever the values."""
+    """A weighted mean whose weights sum to zero is NaN in every element, regardless of the values."""
     member = StructType([("x", np.float32), ("y", (np.float64, [2]))])
     values = [(np.float32(1), np.ones(2))] * 2
     expected = {"x": np.float32(NAN), "y": np.full(2, NAN)}
@@ -104,7 +104,7 @@ async def a_total_weight_of_zero_gives_nan(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_min", "federated_max"])
 async def extremes_keep_dtype_and_structure(runner: Runner) -> None:
-    """`federated_min` and `federated_max` work element by element on integers and floating numbers."""
+    """`federated_min` and `federated_max` work elementwise on integers and floating-point numbers."""
     for dtype in (*INTEGERS, *FLOATS):
         member = StructType([("b", dtype), ("a", StructType([(dtype, [2])]))])
         values = [{"b": dtype(k), "a": (np.array([k, 10 - k], dtype),)} for k in (3, 1, 7, 5)]
@@ -118,16 +118,18 @@ async def extremes_keep_dtype_and_structure(runner: Runner) -> None:
     intrinsics=["federated_sum", "federated_mean", "federated_weighted_mean", "federated_min", "federated_max"]
 )
 async def nan_propagates(runner: Runner) -> None:
-    """One NaN among the clients makes sum, mean, weighted mean, minimum and maximum NaN, in its own element only."""
+    """A NaN of one client makes sum, mean, weighted mean, minimum and maximum NaN, in the same element only."""
     for uri in ("federated_sum", "federated_mean", "federated_min", "federated_max"):
         for place in range(3):
             scalars = [np.float32(NAN if k == place else 1) for k in range(3)]
             expect_same(await runner.run(aggregated(uri, np.float32), scalars), np.float32(NAN), uri)
             arrays = [np.array([1, NAN if k == place else 1], np.float64) for k in range(3)]
             found: Any = await runner.run(aggregated(uri, (np.float64, [2])), arrays)
-            expect(not np.isnan(found[0]) and np.isnan(found[1]), f"NaN in the second element of {uri}", found)
+            expect(not np.isnan(found[0]) and np.isnan(found[1]), f"NaN in only the second element of {uri}", found)
     expect_same(
-        await runner.run(_weighted(np.float32, np.float32), [NAN, 1.0], [0.0, 1.0]), np.float32(NAN), "zero times NaN"
+        await runner.run(_weighted(np.float32, np.float32), [NAN, 1.0], [0.0, 1.0]),
+        np.float32(NAN),
+        "the weighted mean of NaN with weight zero",
     )
     half = [BFLOAT16(1), BFLOAT16(NAN)]
     expect_same(await runner.run(aggregated("federated_max", BFLOAT16), half), BFLOAT16(NAN))
@@ -135,7 +137,7 @@ async def nan_propagates(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_sum", "federated_mean"])
 async def aggregations_take_mapped_and_equal_values(runner: Runner) -> None:
-    """Aggregations take what a map gives, a zip, a member of structs, and an all-equal value once per client."""
+    """Aggregations accept mapped, zipped and selected values. They count an all-equal value once per client."""
     pair = StructType([("a", np.float32), ("b", np.int32)])
     folded = computation(
         lambda x, e: struct(
@@ -154,7 +156,7 @@ async def aggregations_take_mapped_and_equal_values(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_sum", "federated_min"], tag="errors")
 async def clients_must_agree_on_open_dimensions(runner: Runner) -> None:
-    """A fold over arrays whose size the type leaves open needs one size from all clients; the error names a client."""
+    """A fold over arrays of open size raises an error that names a client if the sizes of the clients differ."""
     for uri in ("federated_sum", "federated_min"):
         folded = aggregated(uri, TensorType(np.int32, [None]))
         expect_same(await runner.run(folded, [np.ones(2, np.int32)] * 1), np.ones(2, np.int32))
@@ -163,7 +165,7 @@ async def clients_must_agree_on_open_dimensions(runner: Runner) -> None:
 
 
 def _concatenation(report: Expression | None = None) -> Any:
-    """Returns an aggregation that tells in which order it took the clients; zero is neutral, merge associative."""
+    """Returns an aggregation whose result shows the order of clients. Its zero is neutral, its merge associative."""
     return computation(
         lambda x: intrinsic(
             "federated_aggregate",
@@ -179,7 +181,7 @@ def _concatenation(report: Expression | None = None) -> Any:
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def aggregate_folds_in_client_order(runner: Runner) -> None:
-    """`federated_aggregate` folds the clients in their order, then reports; merging keeps that order too."""
+    """`federated_aggregate` folds values in client order, also across merges, and then reports."""
     for clients in (1, 2, 3, 10, 123):
         names = [f"{k}," for k in range(clients)]
         whole = "".join(names).encode()
@@ -188,7 +190,7 @@ async def aggregate_folds_in_client_order(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def aggregate_works_on_mixed_structures(runner: Runner) -> None:
-    """`federated_aggregate` may have accumulators and reports of other types than its values."""
+    """The values, accumulator and report of `federated_aggregate` may have different types."""
     accumulator = StructType([("total", np.float64), ("count", np.int32)])
 
     @python_computation([accumulator, np.float32], accumulator)
@@ -212,8 +214,8 @@ async def aggregate_works_on_mixed_structures(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def aggregate_is_deterministic(runner: Runner) -> None:
-    """The same `federated_aggregate` over the same clients gives the same result each time, whoever finishes first."""
-    zero = literal(np.float32(0.1), np.float32)  # not neutral, so that where the fold is cut can be seen
+    """`federated_aggregate` returns the same result for the same clients in any order of completion."""
+    zero = literal(np.float32(0.1), np.float32)  # not neutral, so that the result shows where the fold is split
 
     @python_computation([np.float32, np.float32], np.float32)
     def accumulate(a: Any, x: Any) -> Any:
@@ -238,7 +240,7 @@ async def aggregate_is_deterministic(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_aggregate", "federated_sum", "federated_mean", "federated_max"])
 async def several_aggregations_share_one_pass(runner: Runner) -> None:
-    """Any number of aggregations of the same values stand side by side in one computation."""
+    """A computation may contain any number of aggregations of the same values."""
     folded = computation(
         lambda x: struct(
             intrinsic("federated_sum", x),

@@ -1,4 +1,4 @@
-"""Checks every federated intrinsic over no clients at all."""
+"""Conformance rows about federated intrinsics over zero clients."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ _NOBODY: list[Any] = []
 
 @promise_of_both(intrinsics=["federated_sum", "federated_secure_sum", "federated_secure_sum_bitwidth"])
 async def sums_over_nobody_are_zero(runner: Runner) -> None:
-    """Over no clients a sum, secure or not, is zeros of its dtype and shape."""
+    """Over zero clients, a sum or secure sum is zeros of its dtype and shape."""
     for dtype in (*INTEGERS, *FLOATS, *COMPLEX):
         member = StructType([("x", dtype), ("y", (dtype, [2]))])
         zeros = {"x": dtype(0), "y": np.zeros(2, dtype)}
@@ -44,7 +44,7 @@ async def sums_over_nobody_are_zero(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_mean", "federated_weighted_mean"])
 async def means_over_nobody_are_nan(runner: Runner) -> None:
-    """Over no clients a mean and a weighted mean are NaN in every element."""
+    """Over zero clients, a mean or weighted mean is NaN in every element."""
     for dtype in (*FLOATS, *COMPLEX):
         member = StructType([("x", dtype), ("y", (dtype, [2]))])
         nan = dtype(np.nan)
@@ -59,13 +59,13 @@ async def means_over_nobody_are_nan(runner: Runner) -> None:
 
 
 def _real(pair: Any) -> Any:
-    """Leaves the imaginary part of a complex NaN out, which may be anything."""
+    """Drops the imaginary parts of complex numbers, because the imaginary part of a complex NaN is undefined."""
     return {name: np.real(value) if np.dtype(value.dtype).kind == "c" else value for name, value in pair.items()}
 
 
 @promise_of_both(intrinsics=["federated_min", "federated_max"])
 async def extremes_over_nobody_are_the_dtypes_bounds(runner: Runner) -> None:
-    """Over no clients a minimum is the largest and a maximum the lowest finite value of its dtype."""
+    """Over zero clients, a minimum is the largest and a maximum the lowest finite value of its dtype."""
     for dtype in (*INTEGERS, *FLOATS):
         if dtype is BFLOAT16:
             largest, lowest = BFLOAT16(3.3895314e38), BFLOAT16(-3.3895314e38)
@@ -81,7 +81,7 @@ async def extremes_over_nobody_are_the_dtypes_bounds(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def aggregate_over_nobody_reports_zero(runner: Runner) -> None:
-    """Over no clients `federated_aggregate` is its report of zero."""
+    """Over zero clients, `federated_aggregate` returns the report of its zero."""
     folded = computation(
         lambda x: intrinsic("federated_aggregate", x, literal(np.int32(5), np.int32), add, add, double),
         at_clients(np.int32),
@@ -99,7 +99,7 @@ async def aggregate_over_nobody_reports_zero(runner: Runner) -> None:
     ]
 )
 async def client_results_over_nobody_are_empty_lists(runner: Runner) -> None:
-    """Over no clients what differs by client is an empty list, whatever made it."""
+    """Over zero clients, a value per client is an empty list, regardless of the intrinsic that returned it."""
     clients, keys = at_clients(np.int32), at_clients((np.int32, [2]))
 
     def selected(uri: str, k: Expression, s: Expression) -> Expression:
@@ -141,7 +141,7 @@ async def client_results_over_nobody_are_empty_lists(runner: Runner) -> None:
     ]
 )
 async def equal_and_server_results_need_no_clients(runner: Runner) -> None:
-    """Over no clients all-equal and server values are what they are with clients."""
+    """Over zero clients, all-equal values and server values are the same as with clients."""
     made = computation(
         lambda x, s: struct(
             intrinsic("federated_broadcast", s),
@@ -165,7 +165,7 @@ async def equal_and_server_results_need_no_clients(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["generic_multiply", "generic_divide", "federated_map"])
 async def operators_over_nobody_are_empty(runner: Runner) -> None:
-    """Over no clients generic operators on client values give empty lists; an aggregation of them its empty result."""
+    """Over zero clients, generic operators on client values return empty lists, which can be aggregated."""
     made = computation(
         lambda x: struct(
             intrinsic("generic_multiply", x, x),

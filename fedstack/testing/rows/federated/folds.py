@@ -1,4 +1,4 @@
-"""Checks that sums and means follow one fixed tree, to the last bit, whatever the stack and the order of completion."""
+"""Conformance rows about the fixed tree of sums and means, which makes results bitwise reproducible on every stack."""
 
 import random
 import time
@@ -20,7 +20,7 @@ _COUNTS = (1, 2, 3, 5, 8, 13, 64, 100)
 
 
 def tree_sum(values: Sequence[Any]) -> Any:
-    """Adds along the tree that is promised: a binary counter over client indices, then from the smallest block up."""
+    """Adds values along the promised tree: a binary counter over client indices, then blocks from the smallest up."""
     blocks: list[tuple[int, Any]] = []
     for value in values:
         level = 0
@@ -35,7 +35,7 @@ def tree_sum(values: Sequence[Any]) -> Any:
 
 
 def _numbers(clients: int, dtype: Any, shape: tuple[int, ...] = ()) -> list[Any]:
-    """Returns numbers of very different sizes, whose sum depends on the order of adding."""
+    """Returns numbers of very different magnitudes, so that their sum depends on the order of the additions."""
     generator = np.random.default_rng(clients)
     values = generator.normal(size=(clients, *shape)) * 10.0 ** generator.integers(-6, 6, size=(clients, *shape))
     return [*values.astype(dtype)]
@@ -43,19 +43,23 @@ def _numbers(clients: int, dtype: Any, shape: tuple[int, ...] = ()) -> list[Any]
 
 @promise_of_both(intrinsics=["federated_sum", "federated_mean"])
 async def scalars_are_folded_along_the_tree(runner: Runner) -> None:
-    """Sums and means of scalars have the bits of the promised tree, for any number of clients."""
+    """Sums and means of scalars are bitwise equal to those of the promised tree, for any number of clients."""
     for clients in (*_COUNTS, 1023):
         for dtype in (np.float32, np.float64, np.complex64):
             values = _numbers(clients, dtype)
             total = tree_sum(values)
-            expect_same_bits(await runner.run(aggregated("federated_sum", dtype), values), total, f"{clients} clients")
+            expect_same_bits(
+                await runner.run(aggregated("federated_sum", dtype), values), total, f"the result for {clients} clients"
+            )
             mean = dtype(total / dtype(clients))
-            expect_same_bits(await runner.run(aggregated("federated_mean", dtype), values), mean, f"{clients} clients")
+            expect_same_bits(
+                await runner.run(aggregated("federated_mean", dtype), values), mean, f"the result for {clients} clients"
+            )
 
 
 @promise_of_both(intrinsics=["federated_sum", "federated_mean"])
 async def arrays_are_folded_along_the_tree(runner: Runner) -> None:
-    """Sums and means of arrays, short and long, given or computed, have the bits of the promised tree."""
+    """Sums and means of short and long arrays, passed or computed, are bitwise equal to those of the promised tree."""
     for clients in _COUNTS:
         for shape in ((3,), (2, 0), (70, 80)):
             vector = TensorType(np.float32, shape)
@@ -73,12 +77,14 @@ async def arrays_are_folded_along_the_tree(runner: Runner) -> None:
                 at_clients(vector),
             )
             found = await runner.run(both, values)
-            expect_same_bits(found, (total, mean, total, mean), f"{clients} clients with {list(shape)}")
+            expect_same_bits(
+                found, (total, mean, total, mean), f"the result for {clients} clients with shape {list(shape)}"
+            )
 
 
 @promise_of_both(intrinsics=["federated_weighted_mean"])
 async def weighted_means_are_folded_along_the_tree(runner: Runner) -> None:
-    """Weighted means have the bits of the tree's sum of products, over its sum of weights."""
+    """A weighted mean is bitwise equal to the sum of products divided by the sum of weights, both along the tree."""
     pair = StructType([("x", np.float32), ("y", (np.float32, [5]))])
     for clients in _COUNTS:
         scalars, vectors = _numbers(clients, np.float32), _numbers(clients, np.float32, (5,))
@@ -94,18 +100,18 @@ async def weighted_means_are_folded_along_the_tree(runner: Runner) -> None:
                 lambda x, w: intrinsic("federated_weighted_mean", x, w), at_clients(pair), at_clients(weight)
             )
             found = await runner.run(averaged, list(zip(scalars, vectors)), weights)
-            expect_same_bits(found, expected, f"{clients} clients")
+            expect_same_bits(found, expected, f"the result for {clients} clients")
 
 
 @promise_of_both(intrinsics=["federated_sum", "federated_mean"], needs=["same process"], tag="timing")
 async def the_order_of_completion_does_not_matter(runner: Runner) -> None:
-    """When clients take times of their own, results have the same bits as ever."""
+    """Results are bitwise identical for any order in which clients finish."""
     for seed in range(3):
         pauses = random.Random(seed)
 
         @python_computation([(np.float32, [4])], (np.float32, [4]))
         def dawdle(x: Any) -> Any:
-            time.sleep(pauses.uniform(0, 0.002))  # noqa: B023 - lets clients overtake each other; nothing waits for it
+            time.sleep(pauses.uniform(0, 0.002))  # noqa: B023 - lets clients overtake each other; no test waits for it
             return x
 
         values = _numbers(37, np.float32, (4,))

@@ -1,4 +1,4 @@
-"""Checks the intrinsics that place, move, zip and map values, and the generic operators."""
+"""Conformance rows about intrinsics that place, broadcast, zip and map values, and about generic operators."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def _ints(*values: int) -> list[np.int32]:
 
 @promise_of_both(intrinsics=["federated_map"])
 async def map_runs_once_per_client(runner: Runner) -> None:
-    """`federated_map` calls its function with each client's value and keeps client order."""
+    """`federated_map` calls its function with the value of each client, and keeps the order of the clients."""
     mapped = computation(lambda x: intrinsic("federated_map", double, x), CLIENTS_INT)
     for clients in (1, 2, 7, 250):
         found = await runner.run(mapped, list(range(clients)))
@@ -40,7 +40,7 @@ async def map_runs_once_per_client(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_map", "federated_map_all_equal", "federated_broadcast"])
 async def all_equal_values_are_mapped(runner: Runner) -> None:
-    """`federated_map_all_equal` gives an all-equal value; `federated_map` of such a value gives one per client."""
+    """`federated_map_all_equal` returns an all-equal value, `federated_map` of an all-equal value one per client."""
     mapped = computation(
         lambda x, s: struct(
             intrinsic("federated_map_all_equal", double, intrinsic("federated_broadcast", s)),
@@ -54,7 +54,7 @@ async def all_equal_values_are_mapped(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_apply", "federated_eval_at_server", "federated_value_at_server"])
 async def work_at_the_server_runs_there(runner: Runner) -> None:
-    """`federated_apply`, `federated_eval_at_server` and `federated_value_at_server` give a value at the server."""
+    """`federated_apply`, `federated_eval_at_server` and `federated_value_at_server` return server values."""
     served = computation(
         lambda s, k: struct(
             intrinsic("federated_apply", double, s),
@@ -69,7 +69,7 @@ async def work_at_the_server_runs_there(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_broadcast", "federated_value_at_clients"])
 async def broadcasts_reach_every_client(runner: Runner) -> None:
-    """A broadcast or a value at clients is all-equal, and every client sees it beside its own values."""
+    """A broadcast or `federated_value_at_clients` is all-equal, and can be zipped with the values of every client."""
     shifted = computation(
         lambda x, s, k: struct(
             intrinsic("federated_broadcast", s),
@@ -94,7 +94,7 @@ async def broadcasts_reach_every_client(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_eval_at_clients"], needs=["same process", "one attempt"], tag="timing")
 async def eval_at_clients_calls_once_per_client(runner: Runner) -> None:
-    """`federated_eval_at_clients` calls its function once for each client, and gives one value per client."""
+    """`federated_eval_at_clients` calls its function once for each client, and returns one value per client."""
     calls: list[int] = []
 
     @python_computation([], np.int32)
@@ -112,7 +112,7 @@ async def eval_at_clients_calls_once_per_client(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_zip_at_clients", "federated_zip_at_server"])
 async def zips_nest_and_keep_names(runner: Runner) -> None:
-    """Zips turn any nest of structs of placed values into a placed nest, in the same order and with the same names."""
+    """Zips turn a nested struct of placed values into a placed nested struct with the same order and names."""
     zipped = computation(
         lambda x, y, e, s: struct(
             intrinsic("federated_zip_at_clients", struct(x, struct(second=y, third=struct(e)))),
@@ -130,7 +130,7 @@ async def zips_nest_and_keep_names(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_zip_at_clients"])
 async def a_zip_is_all_equal_only_if_all_members_are(runner: Runner) -> None:
-    """A zip of all-equal values is all-equal; one that differs by client makes the zip differ by client."""
+    """A zip of all-equal values is all-equal. A member with a value per client gives the zip a value per client."""
     equal = at_clients(np.int32, all_equal=True)
     zipped = computation(
         lambda x, e: struct(
@@ -144,7 +144,7 @@ async def a_zip_is_all_equal_only_if_all_members_are(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_map", "federated_broadcast", "federated_sum"])
 async def rounds_follow_each_other(runner: Runner) -> None:
-    """What one aggregation gives can be broadcast into the next round of client work, any number of times."""
+    """The result of an aggregation can be broadcast to the next round of client work, any number of times."""
 
     def sum_and_shift(x: Any) -> Any:
         total = intrinsic("federated_sum", x)
@@ -158,7 +158,7 @@ async def rounds_follow_each_other(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["generic_plus", "generic_multiply", "generic_divide"])
 async def generic_operators_work_on_structs_of_numbers(runner: Runner) -> None:
-    """Generic operators work element by element on every numeric dtype; integers wrap, and divide to float64."""
+    """Generic operators work elementwise on every numeric dtype. Integers wrap; their quotients are `float64`."""
     for dtype in (*INTEGERS, *FLOATS, *COMPLEX):
         type_spec = StructType([("x", dtype), ("y", StructType([(dtype, [2])]))])
         operated = computation(
@@ -183,7 +183,7 @@ async def generic_operators_work_on_structs_of_numbers(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["generic_plus", "generic_multiply", "generic_divide"])
 async def generic_operators_zip_federated_values(runner: Runner) -> None:
-    """Generic operators take two values of one placement, client by client, and are usable inside mapped functions."""
+    """Generic operators combine two values of the same placement, client by client, and work in mapped functions."""
     operated = computation(
         lambda x, y, s: struct(
             intrinsic("generic_plus", x, y),
@@ -201,7 +201,7 @@ async def generic_operators_zip_federated_values(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["generic_zero"])
 async def generic_zero_is_a_value_of_zeros(runner: Runner) -> None:
-    """`generic_zero` is zero of its type: in structs, at the server, and equal at all clients."""
+    """`generic_zero` is the zero of its type: for structs, server values and all-equal client values."""
     pair = StructType([("a", np.float32), ("b", (np.int8, [2]))])
     zeros = {"a": np.float32(0), "b": np.zeros(2, np.int8)}
     made = computation(

@@ -1,4 +1,4 @@
-"""Checks that secure sums compute, in the clear, exactly what the secure protocol would reveal."""
+"""Conformance rows about secure sums, which compute the result of the secure protocol without encryption."""
 
 import re
 from typing import Any
@@ -23,16 +23,16 @@ def _number(value: int, dtype: type[Any] = np.int64) -> Any:
 
 @promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"])
 async def secure_sums_are_sums_of_values_in_bounds(runner: Runner) -> None:
-    """A secure sum is the sum, in the dtype of the values, of integers and structs of arrays; it wraps as others do."""
+    """A secure sum adds integers and structs of integer arrays in their own dtype, and wraps as other sums do."""
     for dtype in INTEGERS:
         member = StructType([("x", dtype), ("y", (dtype, [2]))])
         values = [{"x": dtype(k), "y": np.array([0, 20 - k], dtype)} for k in (1, 2, 20)]
         expected = {"x": dtype(23), "y": np.array([0, 37], dtype)}
         expect_same(await runner.run(_secure("federated_secure_sum", member, _number(20)), values), expected)
         expect_same(await runner.run(_secure("federated_secure_sum_bitwidth", member, _number(5)), values), expected)
-    wide = _secure("federated_secure_sum", np.uint8, _number(300))  # a bound beyond what the values can be
+    wide = _secure("federated_secure_sum", np.uint8, _number(300))  # a bound beyond the range of the values
     expect_same(await runner.run(wide, [255, 2]), np.uint8(1))
-    # The bound is one of each value: it keeps a sum of many of them from wrapping as little as any other sum.
+    # The bound applies to each value. It does not prevent the sum from wrapping.
     expect_same(await runner.run(_secure("federated_secure_sum", np.int8, _number(100)), [100] * 10), np.int8(-24))
     expect_same(
         await runner.run(_secure("federated_secure_sum_bitwidth", np.int8, _number(7)), [100] * 10), np.int8(-24)
@@ -41,7 +41,7 @@ async def secure_sums_are_sums_of_values_in_bounds(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"], tag="errors")
 async def a_value_out_of_bounds_names_the_client(runner: Runner) -> None:
-    """A value below zero or above the bound is an error that names value, bound and client."""
+    """A value below zero or above the bound raises an error that names the value, the bound and the client."""
     for bad in (-1, 6, 200):
         sums = _secure("federated_secure_sum", np.int16, _number(5))
         await expect_error(
@@ -55,7 +55,7 @@ async def a_value_out_of_bounds_names_the_client(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"])
 async def bounds_are_compared_as_integers(runner: Runner) -> None:
-    """Bounds are compared as whole numbers of any size: no conversion between dtypes hides a value out of bounds."""
+    """Bounds are compared as integers of unlimited size, so that no dtype conversion hides a value out of bounds."""
     huge = _secure("federated_secure_sum", np.uint64, _number(2**63 - 1))
     expect_same(await runner.run(huge, [2**63 - 1, 0]), np.uint64(2**63 - 1))
     await expect_error(runner.run(huge, [2**63]), ValueError, str(2**63), "client 0")
@@ -71,7 +71,7 @@ async def bounds_are_compared_as_integers(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"])
 async def a_bound_may_be_one_or_one_per_tensor(runner: Runner) -> None:
-    """A bound is one integer for all tensors, or a struct of them like the values; too many bits are an error."""
+    """A bound is an integer for all tensors, or a struct with an integer per tensor. Too many bits raise an error."""
     member = StructType([("x", np.int32), ("y", (np.int32, [2]))])
     value = {"x": np.int32(3), "y": np.array([100, 90], np.int32)}
     separate = struct(x=_number(3, np.int32), y=_number(100, np.int64))
@@ -90,7 +90,7 @@ async def a_bound_may_be_one_or_one_per_tensor(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"], tag="errors")
 async def a_negative_bound_of_a_secure_sum_is_nobodys_fault(runner: Runner) -> None:
-    """A secure sum's negative bound is an error that names operator and bound and no client, even without clients."""
+    """A negative bound of a secure sum raises an error with intrinsic and bound but no client, even without clients."""
     member = StructType([("x", np.int32), ("y", (np.int32, [2]))])
     value = {"x": np.int32(0), "y": np.array([0, 1], np.int32)}
     one_of_two = struct(x=_number(3, np.int32), y=_number(-7, np.int64))
@@ -101,4 +101,4 @@ async def a_negative_bound_of_a_secure_sum_is_nobodys_fault(runner: Runner) -> N
             ("federated_secure_sum_bitwidth", np.int32, _number(-1), [0] * clients, "-1"),
         ]:
             error = await expect_error(runner.run(_secure(uri, dtype, bound), inputs), ValueError, uri, shown)
-            expect(not re.search(r"client \d", str(error)), "no client to be blamed", str(error))
+            expect(not re.search(r"client \d", str(error)), "an error message without a client", str(error))

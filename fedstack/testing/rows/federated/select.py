@@ -1,4 +1,4 @@
-"""Checks how clients select slices of a server value by key."""
+"""Conformance rows about the selection of slices of a server value by the keys of clients."""
 
 import re
 from typing import Any
@@ -46,7 +46,7 @@ def _keys(*keys: int) -> Any:
 
 @promise_of_both(intrinsics=_URIS)
 async def select_keeps_the_order_of_the_keys(runner: Runner) -> None:
-    """Each client gets the slices of its keys, in the order of the keys; a key may come again."""
+    """Each client receives the slices of its keys, in the order of the keys. Keys may be repeated."""
     for uri in _URIS:
         found = await runner.run(_selecting(uri, 3), [_keys(3, 1, 2), _keys(9, 9, 0)], _TABLE)
         expect_same(found, [[_TABLE[3], _TABLE[1], _TABLE[2]], [_TABLE[9], _TABLE[9], _TABLE[0]]], uri)
@@ -54,7 +54,7 @@ async def select_keeps_the_order_of_the_keys(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=_URIS)
 async def select_allows_no_keys(runner: Runner) -> None:
-    """A client without keys gets an empty sequence, whether the type says so or leaves the number open."""
+    """A client without keys receives an empty sequence, for a fixed and for an open number of keys."""
     for uri in _URIS:
         found = await runner.run(_selecting(uri, 0), [_keys(), _keys()], _TABLE)
         expect_same(found, [list[Any](), list[Any]()])
@@ -64,7 +64,7 @@ async def select_allows_no_keys(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=_URIS, tag="errors")
 async def a_key_out_of_range_names_the_client(runner: Runner) -> None:
-    """A key outside of 0 to `max_key` is an error that names the key, the bound and the client."""
+    """A key outside the range from 0 to `max_key` raises an error that names the key, the bound and the client."""
     for uri in _URIS:
         for wrong in (-1, 6):
             keys = [_keys(0, 5), _keys(1, 2), _keys(3, wrong)]
@@ -75,18 +75,18 @@ async def a_key_out_of_range_names_the_client(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=_URIS, tag="errors")
 async def a_negative_max_key_is_nobodys_fault(runner: Runner) -> None:
-    """A negative `max_key` is an error that names operator and bound and no client, even without clients or keys."""
+    """A negative `max_key` raises an error with the intrinsic and the bound, but no client, even without clients."""
     for uri in _URIS:
         for keys in ([], [_keys(0, 1)], [_keys(-1, 0), _keys(1, 2)]):
             error = await expect_error(
                 runner.run(_selecting(uri, 2, max_key=-1), keys, _TABLE), ValueError, uri, "negative bound -1"
             )
-            expect(not re.search(r"client \d", str(error)), "no client to be blamed", str(error))
+            expect(not re.search(r"client \d", str(error)), "an error message without a client", str(error))
 
 
 @promise_of_both(intrinsics=["federated_select"], needs=["same process", "one attempt"], tag="timing")
 async def select_computes_each_distinct_key_once(runner: Runner) -> None:
-    """The slice of a key is computed once, however many clients ask for it and however often."""
+    """The slice of a key is computed once, regardless of the number of clients and repetitions that select it."""
     calls: list[int] = []
 
     @python_computation([np.int32, np.int32], np.int32)
@@ -103,12 +103,12 @@ async def select_computes_each_distinct_key_once(runner: Runner) -> None:
     )
     found = await runner.run(selecting, [_keys(3, 1, 3), _keys(1, 7, 3)], 100)
     expect_same(found, [[np.int32(100 + k) for k in keys] for keys in ((3, 1, 3), (1, 7, 3))])
-    expect(sorted(calls) == [1, 3, 7], "one call for each of 1, 3, 7", calls)
+    expect(sorted(calls) == [1, 3, 7], "one call for each of the keys 1, 3 and 7", calls)
 
 
 @promise_of_both(intrinsics=["federated_select", "federated_map", "sequence_map", "sequence_reduce"])
 async def selected_slices_are_sequences_at_clients(runner: Runner) -> None:
-    """What was selected can be mapped and reduced at clients; slices may be structs and use captured values."""
+    """Selected slices can be mapped and reduced on clients. Slices may be structs and depend on captured values."""
     pair = StructType([("key", np.int32), ("value", np.int32)])
     made = computation(
         lambda k, s, shift: intrinsic(
