@@ -1,4 +1,4 @@
-"""The backends that run clients: workers behind gRPC, a Ray cluster, or any process pool of the user."""
+"""The backends that run client work: workers behind gRPC, a Ray cluster, or a user's pool of processes."""
 
 from fedstack.backends.backend import Backend
 from fedstack.backends.backend_executor import BackendExecutorFactory

@@ -1,4 +1,4 @@
-"""Runs client phases at the workers of a backend, and merges their contributions along the fixed tree."""
+"""Runs client phases on the workers of a backend, and merges the workers' contributions along the fixed tree."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from fedstack.membership.ledger import Suspects
 
 
 class BackendPhases(PhaseEngine):
-    """Spreads each phase evenly over the workers present when it begins; see `BackendExecutor`."""
+    """Divides each phase evenly among the workers that are available when the phase starts; see `BackendExecutor`."""
 
     def __init__(self, backend: Backend, caller: Caller, num_clients: int) -> None:
         super().__init__(caller.server)
@@ -66,12 +66,12 @@ class BackendPhases(PhaseEngine):
         folding = phases.fold_phase(phase, inputs, arguments, clients, all_clients=all_clients)
         if not suspects:
             return await folding
-        folded, _ = await gather([folding, search()])  # finding a client ends the attempt
+        folded, _ = await gather([folding, search()])  # an error that names the client ends both
         return cast(FoldedPhase, folded)
 
 
 class _AfterSearch(PhaseRunner):
-    """Runs suspected clients once a search is over, and other clients at once."""
+    """Runs suspected clients after a search has ended, and other clients immediately."""
 
     def __init__(self, runner: PhaseRunner, suspects: Sequence[Suspects], is_over: asyncio.Event) -> None:
         self._runner = runner
@@ -87,16 +87,17 @@ class _AfterSearch(PhaseRunner):
 
 
 class BackendExecutor(VerbExecutor):
-    """Runs the work of clients at the workers of a backend, and the server's work here.
+    """Runs client work on the workers of a backend, and server work in this process.
 
-    Results do not depend on the workers, which may come, go and die between phases.
+    Results do not depend on the workers. Workers may join, leave or be lost between phases.
 
     Args:
-      server: The executor of unplaced work and of work at the server. It is closed with this executor.
-      backend: The workers. It is not closed with this executor.
+      server: The executor for unplaced work and server work. This executor closes it.
+      backend: The backend with the workers. This executor does not close it.
       num_clients: The number of clients.
-      max_fanout: The most parts that a phase is composed of directly; more parts are composed in levels.
-      max_concurrent_clients: The most functions that a worker runs at the same time; `None` for its default.
+      max_fanout: The maximum number of parts of a phase that are merged in one place. More parts are merged in levels.
+      max_concurrent_clients: The maximum number of functions that a worker runs at the same time; `None` for the
+        worker's default.
     """
 
     def __init__(
@@ -118,18 +119,19 @@ class BackendExecutor(VerbExecutor):
 
 
 class BackendExecutorFactory(ResourceManagingExecutorFactory):
-    """A factory of stacks that run the work of clients on another engine, and the server's work here.
+    """A factory of executor stacks that run client work on a backend, and server work in this process.
 
-    Each client phase is spread evenly over the workers present when it begins. Losing a worker costs the round: the
-    context runs it again on the remaining workers, with the same result.
+    Each client phase is divided evenly among the workers that are available when the phase starts. If a worker is lost,
+    the current round fails, and the context repeats the round on the remaining workers with the same result.
 
     Args:
-      backend: The engine. It is closed with the factory.
-      default_num_clients: The number of clients of computations whose arguments do not determine it.
-      max_fanout: The most children of one composing executor.
-      max_concurrent_clients: The most functions that a worker runs at the same time; by default one per core if they
-        compute (`Backend.cores`), and 32 if they wait, or four per core if that is more.
-      data_backend: Resolves `data` blocks at the server that are not functions.
+      backend: The backend. The factory closes it.
+      default_num_clients: The number of clients for computations whose arguments do not determine it.
+      max_fanout: The maximum number of partial results that are merged in one place.
+      max_concurrent_clients: The maximum number of functions that a worker runs at the same time. By default, one per
+        core (`Backend.cores`) for functions that compute. For functions that wait, 32, or four per core if that is
+        more.
+      data_backend: Resolves `data` blocks in server work, except blocks with a function type.
 
     Raises:
       InvalidValueError: If a number is out of range.

@@ -1,8 +1,8 @@
-"""Finds the client that ends its worker, using tasks at the workers of an engine.
+"""Finds a client that ends its worker, by running tasks on the workers of an engine.
 
-A `CulpritSearch` selects the suspected clients that a task runs, and receives whether the task lost its worker. This
-ends a few more workers, which the engine restarts. The results of these tasks are discarded, and so are their errors:
-if no client is found, the attempt continues.
+A `CulpritSearch` selects suspected clients for each task, and learns whether the task lost its worker. The search ends
+a few more workers, which the engine restarts. The results and errors of its tasks are discarded. If the search finds no
+client, the attempt continues.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from fedstack.membership.ledger import Suspects
 from fedstack.membership.search import CulpritSearch, Ended
 
 _logger = logging.getLogger(__name__)
-# As long as fedstack workers search for a client.
+# The same time limit as that of a search on fedstack workers.
 _MOST_SECONDS = 600.0
 
 
@@ -26,13 +26,13 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
     """Searches for a client that ends its worker.
 
     Args:
-      run: Runs the phase for some of the clients at a worker.
+      run: Runs the phase for some of the clients on a worker.
       phase: The phase.
       suspects: The clients that were lost with two workers.
 
     Raises:
-      LeafError: If there is such a client; it is the user's error, and is not retried.
-      NoWorkersError: If no worker is left.
+      LeafError: If the search finds a client. Since this is an error of the user's function, it is not retried.
+      NoWorkersError: If no worker is available.
     """
 
     async def ended(clients: range) -> Ended | None:
@@ -42,22 +42,23 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
             raise
         except WorkerUnavailableError as error:
             return Ended(error.exit_status, cause=error)
-        except FedstackError:  # a client's error, for example, which the attempt raises too
+        except FedstackError:  # for example, an error of a client, which the attempt itself will raise
             pass
         return None
 
-    _logger.warning("%s; looking for one that ends its worker", suspects)
+    _logger.warning("%s; searching for a client that ends its worker", suspects)
     try:
         found = await Deadline(_MOST_SECONDS).wait(CulpritSearch(suspects.clients, sees=False).drive(ended))
     except asyncio.TimeoutError:
         found = None
     if found is None:
-        _logger.warning("None of them ends its worker; going on")
+        _logger.warning("None of these clients ended its worker in the search; the attempt continues")
         return
     name, client, last = name_of(phase.program), found.units.start, found.ended.cause
     raise LeafError(
-        f"{repr(name) if name else 'a client'} ended its worker; at client {client}; it ended "
-        f"{counted(suspects.losses + found.processes, 'worker')} before it was found; fix the function: {last}",
+        f"{repr(name) if name else 'a client'} ended its worker; at client {client}; "
+        f"{counted(suspects.losses + found.processes, 'worker')} ended before this client was identified; fix the "
+        f"function: {last}",
         computation_name=name,
         client_index=client,
     ) from last

@@ -1,4 +1,4 @@
-"""Runs client phases at a peer that knows only the plain verbs: the clients' work there, and the folds here."""
+"""Runs client phases over a peer that supports only the plain verbs: clients run on the peer, folds in this process."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -25,15 +25,15 @@ from fedstack.transport.wire.frames import Heartbeat
 
 
 class PlainPhases(PhaseRunner):
-    """Runs phases at a plain executor service.
+    """Runs phases over a plain executor service.
 
-    A program that all such services can run is mapped over all clients there. A program that works on sequences runs
-    here, and has the service call the functions, element by element.
+    If every plain service can run the clients' program, the service maps the program over all clients. A program that
+    works on sequences runs in this process instead, and the service calls the functions for each element.
 
     Args:
-      remote: The executor at the service, for the number of clients of the phases.
-      calls: Runs programs there, one by one.
-      server: Runs the work that folds need.
+      remote: The executor of the service, for the number of clients of the phases.
+      calls: Runs programs on the service, verb by verb.
+      server: Runs the work of folds in this process.
     """
 
     def __init__(self, remote: RemoteExecutor, calls: ProgramEngine, server: ProgramEngine) -> None:
@@ -56,14 +56,14 @@ class PlainPhases(PhaseRunner):
                 ]
             except CarrierError as error:
                 address = self._remote.stub.address
-                place = f"in this process, which folds what clients at the plain executor service {address} yield"
+                place = f"in this process, which folds the results of clients on the plain executor service {address}"
                 raise with_place(error, place) from error.__cause__
             sink = PhaseSink(phase, states)
             sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
             return PhaseResult([state.partials() for state in states], sink.columns())
 
     async def _mapped(self, phase: Phase, inputs: Sequence[object], clients: int) -> Column:
-        """Maps the clients' program at the peer, and returns the clients' results."""
+        """Maps the clients' program over the clients on the peer, and returns the clients' results."""
         function = await self._remote.create_value(_mapping(phase))
         argument = None
         if phase.input_types:
@@ -71,20 +71,20 @@ class PlainPhases(PhaseRunner):
             argument = await self._remote.create_known(tuple(unshared(inputs)), types)
         mapped = await self._remote.create_call(function, argument)
         with PhaseReport(current_scope().progress, clients) as report:
-            report.heard(Heartbeat(running=clients))  # such a peer reports no more detail
+            report.heard(Heartbeat(running=clients))  # a plain service reports no progress
             return cast(Column, await mapped.pull())
 
 
 @made_once
 def _works_on_sequences(phase: Phase) -> bool:
-    """Returns whether the program has an intrinsic that some executor services do not run."""
+    """Returns whether the program contains a sequence intrinsic, which some executor services cannot run."""
     operations = [step.operation for step in phase.program.steps]
     return any(isinstance(one, IntrinsicSource) and one.uri.startswith("sequence_") for one in operations)
 
 
 @made_once
 def _mapping(phase: Phase) -> computation_pb2.Computation:
-    """Returns the function that maps the program over the inputs at all clients; created once per phase."""
+    """Returns the function that maps the phase's program over the inputs of all clients. Created once per phase."""
     program = program_to_ir(phase.program, phase.input_types, phase.result_types)
     result = FederatedType(StructType(list(phase.result_types)), CLIENTS)
     if phase.input_types:

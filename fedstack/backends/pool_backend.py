@@ -1,4 +1,4 @@
-"""Runs tasks in a user's pool of processes: any executor of `concurrent.futures`."""
+"""Runs tasks in a user's pool of processes, which can be any executor of `concurrent.futures`."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -20,26 +20,30 @@ from fedstack.transport.wire.frames import Heartbeat
 
 MakesExecutor = Callable[[], Executor]
 _JOIN_SECONDS = 10.0
-_ENDED = "ended, likely because of a client function (os._exit, a crash, too much memory)"
+_ENDED = "ended, likely because of a client function (os._exit, a crash, or lack of memory)"
 _NEVER_ANSWERED = (
-    "ended before any had answered this context: a client function ended it (os._exit, a crash, too much memory), the "
-    "pool's initializer raised, or the script that it began with has no `if __name__ == '__main__':` around what only "
-    "the first process is to do"
+    "ended before any process of the pool had completed a task: a client function ended the process (os._exit, a "
+    "crash, or lack of memory), the pool's initializer raised an error, or the main script does not guard the code "
+    "that only the first process should run with `if __name__ == '__main__':`"
 )
 
-_MEND = "fix the client function that ends them, if one does"
+_MEND = "check whether a client function ends the processes, and fix that function"
 
 
 class PoolBackend(Backend):
-    """A pool whose workers take the next task: a place is a share of the work, not a particular worker.
+    """A backend over a pool of processes.
+
+    The pool decides which process runs a task. A place of this backend is therefore a share of the work, not a
+    particular process.
 
     Args:
-      executor: The pool, or a function that creates one, at first and again after a pool has broken. Pools that it
-        created are shut down with this; a pool that was given stays with its user.
-      num_workers: How many parts to divide a phase into; by default the number of workers that the pool reports.
+      executor: The pool, or a function that creates a pool. The function is called for the first phase, and again
+        after a pool has broken. The backend shuts down the pools that the function has created, but not a pool that
+        was passed to it.
+      num_workers: The number of parts into which a phase is divided; by default the pool's number of workers.
 
     Raises:
-      InvalidValueError: If the pool does not report it.
+      InvalidValueError: If `num_workers` is omitted and the pool does not report its number of workers.
     """
 
     def __init__(self, executor: Executor | MakesExecutor, num_workers: int | None = None) -> None:
@@ -75,32 +79,38 @@ class PoolBackend(Backend):
         except BrokenExecutor as error:
             raise self._broken(executor, place, error, was_taken=future is not None) from error
         except CancelledError as error:
-            raise ClosedError(f"The pool cancelled what it was to run, at {place}; was it shut down?") from error
+            raise ClosedError(
+                f"Expected the pool to run a task ({place}), found that the pool cancelled the task; do not shut down "
+                "the pool while calls are running"
+            ) from error
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
-            raise ClosedError(f"The pool is shut down ({error}); create a new one, and a context over it") from error
+            raise ClosedError(
+                f"Expected a running pool, found one that has been shut down ({error}); create a new pool, and a "
+                "context over it"
+            ) from error
         except Exception as error:
             if (type(error).__module__, type(error).__name__) != ("distributed.scheduler", "KilledWorker"):
                 raise
-            lost = WorkerUnavailableError(f"Dask gave up a task that was at workers which ended ({error})")
+            lost = WorkerUnavailableError(f"Dask gave up on a task after several of its workers ended ({error})")
             lost.causes = {place: str(error)}
             lost.advice = _MEND
-            lost.had_begun = None  # it may have been waiting there behind another task
+            lost.had_begun = None  # the task may have been waiting behind the task that ended the workers
             raise lost from error
         self._has_answered = True
         return answer
 
     def _open(self) -> Executor:
-        """Returns the pool, created if necessary."""
+        """Returns the pool; creates it if necessary."""
         if self._executor is None:
-            assert self._make is not None, "a pool that was given stays"
+            assert self._make is not None, "a pool that the user passed is never dropped"
             self._executor = _checked(self._make())
             self._has_answered = False
         return self._executor
 
     def _give_up(self, future: "Future[object]") -> None:
-        """Cancels a task; a running task continues, since functions cannot be stopped, and is counted until it ends."""
+        """Cancels a task if it has not started. A running task cannot be stopped, and is counted until it ends."""
         if future.cancel() or future.done():
             return
         self._left += 1
@@ -111,31 +121,31 @@ class PoolBackend(Backend):
         future.add_done_callback(ended)
 
     def _broken(self, executor: Executor, place: str, error: BrokenExecutor, was_taken: bool) -> FedstackError:
-        """Returns the error for a pool that has lost a process, and is broken as a whole.
+        """Returns the error for a pool that has lost a process and is therefore broken.
 
         Args:
           executor: The pool.
-          place: The part that it was given.
-          error: The error that it raised.
-          was_taken: Whether it had accepted this part; if not, it was broken before.
+          place: The part of the phase that the pool was to run.
+          error: The error that the pool raised.
+          was_taken: Whether the pool had accepted the task. If not, the pool was already broken.
         """
         why = _ENDED if self._has_answered else _NEVER_ANSWERED
         found = f"{type(error).__name__}: {error}"
         if self._make is None:
-            mend = f": a process of it {why}; fix that, and" if was_taken else ";"
+            mend = f": one of its processes {why}; fix the cause, and" if was_taken else ";"
             lost = NoWorkersError(
-                f"The pool is broken, and cannot be used again{mend} create a new pool, and a context over it, or give "
-                f"a function that makes pools in place of one ({found})"
+                f"The pool is broken and cannot be used again{mend} create a new pool and a context over it, or pass a "
+                f"function that creates pools instead of a pool ({found})"
             )
             lost.is_final = True
         else:
-            if self._executor is executor:  # and no other has been created since
+            if self._executor is executor:  # no other pool has been created since
                 self._executor = None
                 executor.shutdown(wait=False)
             lost = WorkerUnavailableError(f"A process of the pool {why} ({found})" if was_taken else found)
             lost.causes = {place: found}
             lost.advice = _MEND
-        # The pool also hands parts to processes that are starting, so it is not known whether a part has begun.
+        # A pool also assigns tasks to processes that are still starting, so the task may not have started.
         lost.had_begun = was_taken and (self._has_answered or None)
         return lost
 
@@ -145,7 +155,7 @@ class PoolBackend(Backend):
             self._executor = None
 
     def __repr__(self) -> str:
-        name = type(self._executor).__name__ if self._executor is not None else "a pool that is not created yet"
+        name = type(self._executor).__name__ if self._executor is not None else "a pool that has not been created yet"
         left = f", {counted(self._left, 'task')} at work that {'was' if self._left == 1 else 'were'} cancelled"
         return f"<PoolBackend of {name}{left if self._left else ''}>"
 
@@ -155,23 +165,23 @@ def _checked(executor: object) -> Executor:
         return executor
     advice = "its get_executor()" if hasattr(executor, "get_executor") else "a ProcessPoolExecutor()"
     raise InvalidValueError(
-        f"Expected an executor of concurrent.futures, or a function that makes one, found {describe(executor)}; give "
-        f"{advice}"
+        "Expected an executor of concurrent.futures, or a function that creates one, found "
+        f"{describe(executor)}; pass {advice}"
     )
 
 
 def _workers_of(executor: Executor) -> int | Callable[[], int]:
-    """Returns how many tasks a pool runs at the same time, or a function that asks the pool."""
+    """Returns the number of tasks that a pool runs at the same time, or a function that queries the pool for it."""
     for name in ("_max_workers", "num_workers"):  # the standard library and loky; mpi4py
         found = getattr(executor, name, None)
         if isinstance(found, int) and found > 0:
             return found
     client: Any = getattr(executor, "_client", None)  # Dask
-    if callable(getattr(client, "nthreads", None)) and not client.asynchronous:  # others answer on their own loop
+    if callable(getattr(client, "nthreads", None)) and not client.asynchronous:  # others answer on their loop
         return lambda: _workers_of_dask(client)
     raise InvalidValueError(
-        f"Expected num_workers for a {type(executor).__name__}, which does not say how many workers it has; give how "
-        "many tasks it runs at the same time"
+        f"Expected num_workers for a {type(executor).__name__}, which does not report its number of workers; pass the "
+        "number of tasks that the pool runs at the same time"
     )
 
 
@@ -182,7 +192,8 @@ def _workers_of_dask(client: Any) -> int:
             client.wait_for_workers(1, timeout=_JOIN_SECONDS)
         except Exception as error:
             raise NoWorkersError(
-                f"The Dask cluster had no worker within {_JOIN_SECONDS:g} s; start one, as with `dask worker`"
+                f"Expected a worker to join the Dask cluster within {_JOIN_SECONDS:g} s, found none; start a worker, "
+                "for example with `dask worker`"
             ) from error
         threads = cast("Mapping[str, int]", client.nthreads())
     return sum(threads.values())
@@ -198,22 +209,26 @@ def pool_executor_factory(
     max_concurrent_clients: int | None = None,
     data_backend: DataBackend | None = None,
 ) -> BackendExecutorFactory:
-    """Returns a factory of stacks that run client work in a pool of processes, and the server's work here.
+    """Returns a factory of executor stacks that run client work in a pool of processes.
 
-    Anyone who can submit work to the pool can run any code in it, so functions may be sent by value.
+    Server work runs in this process. Functions are sent to the pool by value. This adds no risk, since anyone who can
+    submit work to the pool can run any code in its processes.
 
     Args:
-      executor: The pool: a `ProcessPoolExecutor`, Dask's `client.get_executor()`, an `MPIPoolExecutor`, or any executor
-        of `concurrent.futures`, which stays with its user. Or a function that creates a pool: it is called for the
-        first phase, and again after a pool has broken; such pools are shut down with the factory.
-      num_workers: How many parts to divide a phase into; by default the number of workers that the pool reports.
-      default_num_clients: The number of clients of computations whose arguments do not determine it.
-      max_fanout: The most children of one composing executor.
-      max_concurrent_clients: The most functions that a process runs at the same time; by default as in a local stack.
-      data_backend: Resolves `data` blocks at the server that are not functions.
+      executor: The pool: a `ProcessPoolExecutor`, Dask's `client.get_executor()`, an `MPIPoolExecutor`, or any other
+        executor of `concurrent.futures`. The factory does not shut it down. Alternatively, a function that creates a
+        pool. The function is called for the first phase, and again after a pool has broken. The factory shuts down the
+        pools that the function has created.
+      num_workers: The number of parts into which a phase is divided; by default the pool's number of workers.
+      default_num_clients: The number of clients for computations whose arguments do not determine it.
+      max_fanout: The maximum number of partial results that are merged in one place.
+      max_concurrent_clients: The maximum number of functions that a process runs at the same time; by default the same
+        as in a local stack.
+      data_backend: Resolves `data` blocks in server work, except blocks with a function type.
 
     Raises:
-      InvalidValueError: If a number is out of range, or the pool does not report its number of workers.
+      InvalidValueError: If a number is out of range, or if `num_workers` is omitted and the pool does not report its
+        number of workers.
     """
     return BackendExecutorFactory(
         PoolBackend(executor, num_workers),

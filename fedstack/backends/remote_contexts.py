@@ -1,4 +1,4 @@
-"""Creates stacks that run client work on workers in other processes, and contexts over them, in one call each."""
+"""Defines functions that create executor stacks and contexts that run client work on workers behind gRPC."""
 
 from typing import TYPE_CHECKING, TypedDict
 
@@ -31,23 +31,24 @@ def remote_executor_factory(
     connect_seconds: float = 10.0,
     data_backend: DataBackend | None = None,
 ) -> BackendExecutorFactory:
-    """Returns a factory of stacks that run client work on workers, and the server's work here.
+    """Returns a factory of executor stacks that run client work on workers, and server work in this process.
 
-    Each client phase is spread evenly over the workers that are ready when it begins. Losing a worker costs the round:
-    the context runs it again on the remaining workers, with the same result.
+    Each client phase is divided evenly among the workers that are ready when the phase starts. If a worker is lost, the
+    current round fails, and the context repeats the round on the remaining workers with the same result.
 
     Args:
-      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of a cluster,
-        channels, stubs, resolvers of addresses, or a `local_worker_pool`. A channel that has failed redials on gRPC's
-        own schedule, eventually up to two minutes later; an address is used as soon as the worker is reachable.
-      default_num_clients: The number of clients of computations whose arguments do not determine it.
-      max_fanout: The most children of one composing executor.
-      dispose_batch_size: How many values a remote executor disposes of in one call.
-      stream_structs: Whether structs are sent leaf by leaf to peers without extensions.
-      credentials: Certificates and the token for workers that are given as addresses: channels and stubs bring their
-        own.
-      connect_seconds: How long to wait for the first worker.
-      data_backend: Resolves `data` blocks at the server that are not functions.
+      targets: The workers: addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of
+        a cluster, channels, stubs, resolvers of addresses, or a `local_worker_pool`. Prefer addresses to channels: an
+        address is used as soon as its worker is reachable, but a channel that has failed redials on gRPC's own
+        schedule, with pauses of up to two minutes.
+      default_num_clients: The number of clients for computations whose arguments do not determine it.
+      max_fanout: The maximum number of partial results that are merged in one place.
+      dispose_batch_size: The number of values that a remote executor disposes of in one call.
+      stream_structs: Whether to send structs leaf by leaf to peers without extensions.
+      credentials: The certificates and the token for workers that are specified as addresses. Channels and stubs have
+        their own credentials.
+      connect_seconds: How long to wait for the first worker, in seconds.
+      data_backend: Resolves `data` blocks in server work, except blocks with a function type.
 
     Raises:
       InvalidValueError: If an address or a number is invalid.
@@ -59,7 +60,7 @@ def remote_executor_factory(
     check_number("connect_seconds", connect_seconds, endless=True)
     stubs = make_stubs(targets, credentials)
     if not stubs:
-        raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
+        raise InvalidValueError("Expected at least one worker, found none; pass an address such as 'localhost:8000'")
     backend = WorkersBackend(
         Workers([Worker(stub) for stub in stubs], connect_seconds),
         dispose_batch_size,
@@ -70,18 +71,18 @@ def remote_executor_factory(
 
 
 class RemoteOptions(TypedDict, total=False):
-    """The options of the functions that create remote contexts, such as `create_sync_remote_execution_context`.
+    """The options of functions that create remote contexts, such as `create_sync_remote_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments do not determine it.
-      max_fanout: The most children of one composing executor.
-      dispose_batch_size: How many values a remote executor disposes of in one call.
-      stream_structs: Whether structs are sent leaf by leaf to peers without extensions.
-      credentials: Certificates and the token for the workers.
-      connect_seconds: How long to wait for the first worker.
-      data_backend: Resolves `data` blocks at the server that are not functions.
-      retry_policy: How to handle retryable errors, including a lost worker; five attempts by default.
-      progress: True to show how many clients are done, or a function that shows it.
+      default_num_clients: The number of clients for computations whose arguments do not determine it.
+      max_fanout: The maximum number of partial results that are merged in one place.
+      dispose_batch_size: The number of values that a remote executor disposes of in one call.
+      stream_structs: Whether to send structs leaf by leaf to peers without extensions.
+      credentials: The certificates and the token for workers that are specified as addresses.
+      connect_seconds: How long to wait for the first worker, in seconds.
+      data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      retry_policy: How to retry after retryable errors, such as the loss of a worker; by default up to five attempts.
+      progress: True to display the number of completed clients, or a function that displays it.
     """
 
     default_num_clients: int

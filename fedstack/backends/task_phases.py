@@ -1,8 +1,8 @@
-"""Turns phases into tasks, for engines whose workers only call functions.
+"""Converts phases to tasks, for engines whose workers can only call functions.
 
-A task runs a phase for some clients at one worker (`worker_side.py`). Values that all clients of the phase receive are
-packed once, and handed over once (`Backend.share`). If the engine keeps the contributions of workers, one worker merges
-those of several workers before the result comes here.
+A task runs a phase for some clients on one worker (`worker_side.py`). Values that all clients of the phase receive are
+packed once and passed to the engine once (`Backend.share`). If the engine stores the contributions of workers, a worker
+merges several contributions before the result is sent to this process.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ _ANYWHERE = Destination(takes_code=True)
 
 @attrs.frozen
 class Task:
-    """A call for a worker to make. Its function, arguments and result can be pickled.
+    """A function call for a worker. The function, its arguments and its result can be pickled.
 
     Attributes:
-      function: A function at the top of a module of fedstack.
-      arguments: Its arguments. They include results of `Backend.share` unchanged: an engine with a store of its own
-        resolves them at the worker.
-      coroutine: The same as a coroutine function, for workers with an event loop, which can cancel it. It also takes
-        `progress`, which counts its clients.
+      function: A function at module level in fedstack.
+      arguments: The arguments of the function. They may contain results of `Backend.share`. An engine with its own
+        store replaces these by the shared arrays before a worker calls the function.
+      coroutine: The same function as a coroutine function, for workers with an event loop, which can cancel the call.
+        It also accepts an argument `progress`, which counts the clients.
     """
 
     function: Callable[..., object]
@@ -60,12 +60,12 @@ class Task:
 
 @attrs.define(eq=False)
 class _Shared:
-    """A packed value that all clients receive, and the segments sent beside it.
+    """A packed value that all clients receive.
 
     Attributes:
-      payload: The value, kept since it is looked up by identity.
-      message: The message.
-      segments: The segments sent beside it.
+      payload: The value. It is kept alive, since shared values are looked up by identity.
+      message: The packed value.
+      segments: The segments of the packed value, which are sent separately.
     """
 
     payload: object
@@ -78,7 +78,7 @@ class _Shared:
         return sum(map(len, self.segments))
 
     async def given(self, backend: "Backend") -> object:
-        """Returns the object that replaces the segments in arguments."""
+        """Returns the object that replaces the segments in the arguments of tasks."""
         async with self._lock:
             if self._given is None:
                 self._given = await backend.share(memory_of(self.segments))
@@ -92,7 +92,7 @@ class SharedValues:
         self._known: dict[tuple[int, int], _Shared] = {}
 
     def packed(self, payload: object, type_spec: Type, path: str) -> _Shared:
-        """Returns a packed value."""
+        """Returns the packed form of a value; packs the value on the first call."""
         key = id(payload), id(type_spec)
         if key not in self._known:
             packer = Packer()
@@ -102,7 +102,7 @@ class SharedValues:
 
 @attrs.frozen(eq=False)
 class _Deferred:
-    """Values that the worker reads itself: the references to them are sent as they are."""
+    """A column of references, which are sent unchanged because the worker resolves them itself."""
 
     column: DeferredColumn
 
@@ -114,11 +114,11 @@ class _Deferred:
 
 
 class TaskPacker(Packer):
-    """Packs the values of one task; some of its segments reach the worker in other ways.
+    """Packs the values of one task. Shared values and references are kept separate from the other segments.
 
     Args:
       shared: The values that all tasks of the phase share.
-      reads: The types of references that the worker reads itself: a column of these is sent as it is.
+      reads: The types of references that the worker resolves itself. Columns of such references are sent unchanged.
     """
 
     def __init__(self, shared: SharedValues, reads: Sequence[type[Elsewhere]] = ()) -> None:
@@ -141,9 +141,10 @@ class TaskPacker(Packer):
             self._segments.append(found)
 
     async def parts(self, backend: "Backend") -> list[object]:
-        """Returns all segments, in order, as arguments: lists of arrays, and the objects that replace shared arrays.
+        """Returns the segments of the message as arguments of the task, in order.
 
-        If the message only says that a column is elsewhere, the column is among them.
+        An argument is a list of arrays, the object that replaces the arrays of a shared value, or a list with a column
+        of references.
         """
         parts: list[object] = []
         for is_given, some in itertools.groupby(self._segments, lambda one: isinstance(one, (_Shared, _Deferred))):
@@ -160,13 +161,13 @@ def _portable(computation: computation_pb2.Computation) -> computation_pb2.Compu
 
 @attrs.frozen(eq=False)
 class PhaseAtClients:
-    """A phase, and the clients to run it for.
+    """A phase, with a range of clients and their inputs.
 
     Attributes:
       phase: The phase.
-      inputs: A column of these clients for each of its inputs.
-      arguments: The initial arguments of its folds.
-      clients: The clients, counted over the whole federation.
+      inputs: A column of the clients' values for each input of the phase.
+      arguments: The initial arguments of the phase's folds.
+      clients: The indices of the clients among all clients of the computation.
     """
 
     phase: Phase
@@ -187,13 +188,13 @@ class PhaseAtClients:
 
 
 class TaskPhases(PhaseRunner):
-    """Runs the phases of some clients at one worker.
+    """Runs phases for some clients on one worker.
 
     Args:
       backend: The engine.
       place: The worker.
       shared: The values that all tasks of the phase share.
-      settings: How phases run there.
+      settings: The settings to send to the worker.
     """
 
     def __init__(
@@ -221,19 +222,19 @@ class TaskPhases(PhaseRunner):
             return await sized(len(content[0]), read)
 
     async def kept(self, part: PhaseAtClients) -> object:
-        """Runs a phase, and returns a reference to its content, which stays at the worker."""
+        """Runs a phase and returns a reference to its contribution, which the engine stores."""
         with observed_phase(part.phase.program, part.clients, str(self.place)) as note:
             return (await self._answered(part, note))[1]
 
     async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
-        """Returns where a phase has run, and a reference to its content."""
+        """Runs a phase. Returns the process that ran the phase, and a reference to the contribution."""
         header, parts = await self._written(part, note)
         task = Task(worker_side.run_phase, (self.settings, header, *parts), worker_side.answer_phase)
         with PhaseReport(current_scope().progress, len(part.clients) if part.phase.program.steps else 0) as report:
             return await self._done(task, part, report)
 
     async def _written(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[bytes, list[object]]:
-        """Returns a phase as a message, and the arguments that belong to it."""
+        """Returns a phase as a serialized message, and the arguments with the message's segments."""
         reads, inputs = self.backend.reads, part.inputs
         packer = TaskPacker(self.shared, reads)
         if not reads and not inputs_are_here(inputs):
@@ -247,15 +248,15 @@ class TaskPhases(PhaseRunner):
         return header, await packer.parts(self.backend)
 
     async def _done(self, task: Task, part: PhaseAtClients, report: PhaseReport) -> tuple[str, object]:
-        """Returns where a task has run, and a reference to the content of its answer."""
+        """Runs a task. Returns the process that ran the task, and a reference to the content of the answer."""
         clients = part.clients
         try:
             said, content = cast(
                 "tuple[worker_side.Note, object]", await self.backend.run(self.place, task, report.heard)
             )
         except WorkerUnavailableError as error:
-            if error.advice is WorkerUnavailableError.advice:  # that advice is about fedstack's own workers
-                error.advice = "the engine may know why"
+            if error.advice is WorkerUnavailableError.advice:  # the default is for fedstack's workers
+                error.advice = "check the engine's logs"
             losses = current_scope().losses
             if losses is not None and clients and error.had_begun is not False:
                 is_sure = error.had_begun is True
@@ -275,11 +276,11 @@ class TaskPhases(PhaseRunner):
 
 
 class MergedTasks(TaskPhases):
-    """Runs phases at several workers, the first of which merges their contributions before the result comes here.
+    """Runs phases on several workers. The first worker merges the contributions of all workers.
 
     Args:
-      children: The runners at the workers.
-      counts: How many clients each runner has.
+      children: The runners for the workers.
+      counts: The number of clients of each runner.
     """
 
     def __init__(self, children: Sequence[TaskPhases], counts: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""Runs at another engine's worker: a function from a phase to the contributions of its clients.
+"""Defines the functions that an engine's worker calls to run a phase for some clients or to merge contributions.
 
-Anyone who can submit work to an engine can run any code there, so functions may be sent by value.
+Phases may contain functions sent by value, since anyone who can submit work to an engine can run any code there.
 """
 
 import functools
@@ -42,13 +42,14 @@ _Part: TypeAlias = Sequence[Memory]
 
 
 class Settings(TypedDict):
-    """The sending process's description of itself, and its settings; plain data that any version can read.
+    """The versions and settings of the sending process, in plain data that every version of fedstack can read.
 
     Attributes:
-      python: Its version of Python.
-      fedstack: Its version of fedstack.
-      max_concurrent_clients: The most functions to run at the same time; `None` for the default of local stacks.
-      cores: The most cores to compute on at the same time; `None` for all cores.
+      python: The sender's version of Python.
+      fedstack: The sender's version of fedstack.
+      max_concurrent_clients: The maximum number of functions that run at the same time; `None` for the default of
+        local stacks.
+      cores: The maximum number of cores on which functions compute at the same time; `None` for all cores.
     """
 
     python: str
@@ -58,18 +59,18 @@ class Settings(TypedDict):
 
 
 class Note(TypedDict):
-    """A note on an answer, plain data too.
+    """The part of an answer that describes the outcome, in plain data that every version of fedstack can read.
 
     Attributes:
-      place: The machine and the process.
-      error: If the phase failed, the code, message and details of a status.
+      place: The machine and the process that ran the phase.
+      error: The code, message and details of a status if the phase failed; otherwise `None`.
     """
 
     place: str
     error: tuple[int, str, bytes] | None
 
 
-# The response to a phase, and the memory that belongs to it; empty if the phase failed.
+# The serialized response to a phase, and the memory of its segments. Both are empty if the phase failed.
 Content: TypeAlias = tuple[bytes, _Part]
 Answer: TypeAlias = tuple[Note, Content]
 
@@ -82,25 +83,25 @@ def settings_of_sender(max_concurrent_clients: int | None, cores: int | None) ->
 
 
 def run_phase(settings: Settings, header: bytes, *parts: _Part) -> Answer:
-    """Runs a phase on the calling thread; otherwise like `answer_phase`."""
+    """Runs a phase like `answer_phase`, but on the calling thread."""
     return _driven(settings, answer_phase(settings, header, *parts))
 
 
 def run_merge(settings: Settings, header: bytes, clients: Sequence[int], *given: Any) -> Answer:
-    """Merges on the calling thread; otherwise like `answer_merge`."""
+    """Merges contributions like `answer_merge`, but on the calling thread."""
     return _driven(settings, answer_merge(settings, header, clients, *given))
 
 
 async def answer_phase(
     settings: Settings, header: bytes, *parts: _Part, progress: ClientCounter | None = None
 ) -> Answer:
-    """Runs a phase in this process; its errors are part of the answer.
+    """Runs a phase in this process. If the phase fails, the answer contains the error.
 
     Args:
       settings: The settings of the sending process.
-      header: The phase.
-      *parts: The memory that belongs to it, in the order of the message.
-      progress: Counts its clients.
+      header: The serialized phase.
+      *parts: The memory of the phase's segments, in the order of the message.
+      progress: Counts the clients of the phase.
     """
     return await _answered(settings, lambda process: _phase(process, header, parts), progress)
 
@@ -108,14 +109,14 @@ async def answer_phase(
 async def answer_merge(
     settings: Settings, header: bytes, clients: Sequence[int], *given: Any, progress: ClientCounter | None = None
 ) -> Answer:
-    """Merges the contributions of consecutive ranges of clients to a phase in this process.
+    """Merges the contributions of consecutive ranges of clients to a phase, in this process.
 
     Args:
       settings: The settings of the sending process.
-      header: The phase, for no clients.
-      clients: How many clients each range has.
-      *given: The content of the answer of each range, then the memory that belongs to the phase.
-      progress: As for `answer_phase`; no client runs here.
+      header: The serialized phase, for no clients.
+      clients: The number of clients in each range.
+      *given: The content of each range's answer, followed by the memory of the phase's segments.
+      progress: Counts clients, as in `answer_phase`. No clients run during a merge.
     """
     contents, parts = given[: len(clients)], given[len(clients) :]
     return await _answered(settings, lambda process: _merge(process, header, clients, contents, parts), progress)
@@ -166,7 +167,7 @@ async def _merge(
 
 
 class _Contributed(PhaseRunner):
-    """The existing contribution of a range of clients to a phase."""
+    """A runner that returns the existing contribution of a range of clients to a phase."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -180,7 +181,11 @@ class _Contributed(PhaseRunner):
 def read_content(
     content: Content, phase: Phase, arguments: FoldArguments, clients: range
 ) -> tuple[PhaseResult, PhaseResponse]:
-    """Returns the contribution of a range of clients to a phase, and the message that contains it."""
+    """Reads the content of an answer.
+
+    Returns:
+      The contribution of a range of clients to a phase, and the response that contains the contribution.
+    """
     header, memory = content
     response = PhaseResponse.FromString(header)
     unpacker = Unpacker(memory, clients=len(clients))
@@ -196,8 +201,8 @@ def _check_versions(settings: Settings, place: str) -> None:
     ):
         if sent != here:
             raise ProtocolVersionError(
-                f"Expected {what} {sent}, as where the computation is called, found {here}; at {place}; install the "
-                "same version on both sides"
+                f"Expected {what} {sent}, the version of the process that calls the computation, found {here} at "
+                f"{place}; install the same version in both environments"
             )
 
 
@@ -211,18 +216,18 @@ def _process(max_concurrent_clients: int | None) -> "_Process":
 
 
 class _Process:
-    """State that this process keeps from phase to phase: a local stack, and the functions that it has loaded."""
+    """The state that this process keeps between phases: a local stack, and the functions that it has loaded."""
 
     def __init__(self, max_concurrent_clients: int | None) -> None:
         self.factory = local_executor_factory(max_concurrent_clients=max_concurrent_clients)
-        inside = SyncExecutionContext(self.factory)  # for computations called in leaf functions
+        inside = SyncExecutionContext(self.factory)  # for computations that leaf functions call
         self.admission = Admission(CarrierPolicy(python_code=True))
         self.scope = self.admission.scope.replace(environment=lambda: get_context_stack().install(inside))
         self.driver = SyncDriver()
 
 
 class _Host(PhaseHost):
-    """Runs one phase, whose arrays have already arrived."""
+    """Runs one phase, whose arrays have already been received."""
 
     def __init__(self, process: _Process, came: Iterable[Memory]) -> None:
         super().__init__(process.admission)

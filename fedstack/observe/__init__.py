@@ -1,4 +1,4 @@
-"""Observes calls, phases, workers and sessions. Without an observer, events cost nothing.
+"""Reports events of calls, phases, workers and sessions to observers. Without an observer, no events are created.
 
 >>> from fedstack.observe import CallEnded, Observer, add_observer
 >>> class Timer(Observer):

@@ -1,10 +1,17 @@
-"""Defines the events that can be observed: plain data, numbers and names, never values or errors themselves.
+"""Defines the events that can be observed.
 
-Events of one call have its id in `call`. Calls, and phases within them, are *spans*: a started and an ended event with
-the same id. Events within a span have that id in `parent`. `trace` is the id of the outermost call, which differs from
-`call` where a leaf function has called a computation. Ids are 16 random hexadecimal digits. The ids of a call reach the
-threads, tasks and workers that do its work (`Span`), so spans of several processes join. The ids are empty outside of
-any call, and for a client without observers.
+Events contain only numbers and names, never the values or the error objects of a computation.
+
+Calls, and phases within calls, are *spans*. A span has a started event and an ended event with the same id. Three ids
+connect events with spans:
+
+* `call` is the id of the call that an event belongs to.
+* `parent` is the id of the span in which an event occurred.
+* `trace` is the id of the outermost call. It differs from `call` if a leaf function has called a computation.
+
+An id consists of 16 random hexadecimal digits. The ids of a call are passed on to the threads, tasks and workers that
+work for the call (`Span`), so spans of several processes can be joined. Ids are empty outside of calls. On a server,
+they are also empty for calls of clients that have no observers.
 """
 
 import os
@@ -18,13 +25,13 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Something that happened.
+    """The base class of all events.
 
     Attributes:
-      time: When, in seconds since 1970.
+      time: The time of the event, in seconds since the Unix epoch.
       trace: The id of the outermost call.
-      call: The id of the call that it belongs to.
-      parent: The id of the span in which it happened.
+      call: The id of the call that the event belongs to.
+      parent: The id of the span in which the event occurred.
     """
 
     time: float = attrs.field(factory=time.time)
@@ -35,10 +42,10 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class CallStarted(Event):
-    """A computation was called in a context. `call` is the id of the span that begins.
+    """A computation was called in a context. `call` is the id of the new span.
 
     Attributes:
-      computation: Its name, as far as it has one.
+      computation: The name of the computation; empty if it has no name.
     """
 
     computation: str
@@ -46,13 +53,13 @@ class CallStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class CallEnded(Event):
-    """A call has returned or raised.
+    """A call has returned, or has raised an error.
 
     Attributes:
-      computation: The name of the computation.
-      clients: The number of clients, as far as the argument says.
-      seconds: How long it took.
-      error: The name of the class of what it raised; empty if it returned.
+      computation: The name of the computation; empty if it has no name.
+      clients: The number of clients in the argument; 0 if the argument does not determine the number.
+      seconds: The duration of the call in seconds.
+      error: The class name of the error that the call raised; empty if the call returned.
     """
 
     computation: str
@@ -63,12 +70,12 @@ class CallEnded(Event):
 
 @attrs.frozen(kw_only=True)
 class CallRetried(Event):
-    """An attempt at a call has failed, and the next one follows.
+    """An attempt to run a computation has failed and will be repeated.
 
     Attributes:
-      attempt: The number of the attempt that failed; the first is 1.
-      pause: In how many seconds the next one begins.
-      error: The name of the class of what it raised.
+      attempt: The number of the failed attempt, counted from 1.
+      pause: The time until the next attempt, in seconds.
+      error: The class name of the error that the attempt raised.
     """
 
     attempt: int
@@ -78,17 +85,17 @@ class CallRetried(Event):
 
 @attrs.frozen(kw_only=True)
 class PhaseEvent(Event):
-    """A client phase, or the part of one at a worker.
+    """A client phase, or the part of a phase that one worker runs.
 
-    The calling process has a phase for all clients, and within it a part for each worker. The phase that runs at a
-    worker is within its part.
+    In the calling process, a phase for all clients contains one part for each worker. The events of the worker's own
+    process describe a phase within this part.
 
     Attributes:
-      phase: The id of its span.
+      phase: The id of the span.
       functions: The names of the functions that clients run.
-      first_client: The first of its clients.
-      clients: How many there are.
-      worker: The address of the worker; empty if it runs here.
+      first_client: The index of the first client.
+      clients: The number of clients.
+      worker: The address of the worker that runs the part; empty for a phase of this process.
     """
 
     phase: str
@@ -100,18 +107,18 @@ class PhaseEvent(Event):
 
 @attrs.frozen(kw_only=True)
 class PhaseStarted(PhaseEvent):
-    """A phase, or a part of one, begins."""
+    """A phase, or a part of a phase, has started."""
 
 
 @attrs.frozen(kw_only=True)
 class PhaseEnded(PhaseEvent):
-    """A phase, or a part of one, has ended.
+    """A phase, or a part of a phase, has ended.
 
     Attributes:
-      seconds: How long it took.
-      bytes_sent: The bytes sent to the worker; 0 if it ran here.
-      bytes_received: The bytes received from it.
-      error: The name of the class of what it raised; empty if it succeeded.
+      seconds: The duration in seconds.
+      bytes_sent: The number of bytes sent to the worker; 0 for a phase of this process.
+      bytes_received: The number of bytes received from the worker; 0 for a phase of this process.
+      error: The class name of the error that was raised; empty if the phase succeeded.
     """
 
     seconds: float
@@ -122,18 +129,18 @@ class PhaseEnded(PhaseEvent):
 
 @attrs.frozen(kw_only=True)
 class ClientsChanged(Event):
-    """Some clients of a call have begun or ended: a block of them at a time.
+    """A block of clients of a call has started or ended.
 
-    Numbers are changes: they add up to those of an attempt, since each `CallRetried` begins anew. Workers report about
-    once a second.
+    The numbers are increments. Add them up to get the totals of the current attempt, and reset the totals after each
+    `CallRetried`. Workers report about once per second.
 
     Attributes:
-      expected: The number of clients of a phase that has begun.
-      started: How many clients have begun.
-      done: How many of those are done.
-      failed: How many of those have failed.
-      given_up: How many of those ended otherwise: another client failed, or their worker was lost. Some of them may be
-        done without having been reported.
+      expected: The number of clients of a phase that has started.
+      started: The number of clients that have started.
+      done: The number of started clients that have succeeded.
+      failed: The number of started clients that have failed.
+      given_up: The number of started clients that ended because another client failed or because their worker was
+        lost. Some of these clients may have succeeded without having been reported.
     """
 
     expected: int = 0
@@ -145,12 +152,14 @@ class ClientsChanged(Event):
 
 @attrs.frozen(kw_only=True)
 class Folded(Event):
-    """The aggregations of a phase have their results, from contributions that were folded while clients ran.
+    """The aggregations of a phase have been completed.
+
+    The contributions of clients are folded while the clients run, so only the last step is measured.
 
     Attributes:
-      what: The aggregations, such as `federated_sum`.
+      what: The names of the aggregations, such as `federated_sum`.
       clients: The number of clients.
-      seconds: How long it took to make the results from the folded contributions.
+      seconds: The time to compute the results from the folded contributions, in seconds.
     """
 
     what: str
@@ -160,10 +169,10 @@ class Folded(Event):
 
 @attrs.frozen(kw_only=True)
 class WorkerReady(Event):
-    """A worker is ready, for the first time or again.
+    """A worker has become ready, for the first time or after it was lost.
 
     Attributes:
-      worker: Its address.
+      worker: The address of the worker.
     """
 
     worker: str
@@ -171,11 +180,11 @@ class WorkerReady(Event):
 
 @attrs.frozen(kw_only=True)
 class WorkerLost(Event):
-    """A worker that was ready no longer is.
+    """A ready worker has been lost.
 
     Attributes:
-      worker: Its address.
-      error: The name of the class of the cause.
+      worker: The address of the worker.
+      error: The class name of the error that caused the loss.
       reason: A short description of the cause.
     """
 
@@ -186,11 +195,11 @@ class WorkerLost(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionOpened(Event):
-    """A client has opened a session at this server.
+    """A client has opened a session on this server.
 
     Attributes:
-      session: The beginning of its id.
-      clients: The number of clients that the session is for.
+      session: The first characters of the session's id.
+      clients: The number of clients in computations of the session.
     """
 
     session: str
@@ -199,11 +208,11 @@ class SessionOpened(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionClosed(Event):
-    """A session at this server has ended.
+    """A session on this server has ended.
 
     Attributes:
-      session: The beginning of its id.
-      reason: Why.
+      session: The first characters of the session's id.
+      reason: Why the session ended.
     """
 
     session: str
@@ -212,12 +221,12 @@ class SessionClosed(Event):
 
 @attrs.frozen(kw_only=True)
 class LeafLoaded(Event):
-    """A leaf function was loaded, for the first time in this process or session.
+    """A leaf function was loaded for the first time in this process or session.
 
     Attributes:
-      name: Its name.
-      carrier: The kind of message that carried it, such as `fedstack.v1.PythonReference`.
-      seconds: How long it took.
+      name: The name of the function.
+      carrier: The type of the message that contained the function, such as `fedstack.v1.PythonReference`.
+      seconds: The loading time in seconds.
     """
 
     name: str
@@ -227,15 +236,15 @@ class LeafLoaded(Event):
 
 @attrs.frozen(kw_only=True)
 class WorkCancelled(Event):
-    """Work on a thread was cancelled, but continues: a Python function cannot be stopped."""
+    """A function on a thread was cancelled but is still running, because Python functions cannot be interrupted."""
 
 
 @attrs.frozen(kw_only=True)
 class LoopStalled(Event):
-    """The event loop of a server was blocked, and all its clients waited.
+    """The event loop of a server was blocked, so that all clients of the server had to wait.
 
     Attributes:
-      seconds: For how long.
+      seconds: How long the loop was blocked, in seconds.
     """
 
     seconds: float
@@ -243,14 +252,14 @@ class LoopStalled(Event):
 
 @attrs.frozen(kw_only=True)
 class RpcEnded(Event):
-    """A server has answered a call of a client.
+    """A server has completed an RPC.
 
     Attributes:
-      method: The method, such as `fedstack.v1.ExecutorExtensions/RunPhase`; `(other)` for an unknown one.
-      code: The name of the status, such as `OK`.
-      seconds: How long it took.
-      bytes_received: The bytes of the messages received.
-      bytes_sent: The bytes of the messages sent.
+      method: The method, such as `fedstack.v1.ExecutorExtensions/RunPhase`; `(other)` for unknown methods.
+      code: The name of the status code, such as `OK`.
+      seconds: The duration in seconds.
+      bytes_received: The number of bytes in received messages.
+      bytes_sent: The number of bytes in sent messages.
     """
 
     method: str
@@ -261,30 +270,30 @@ class RpcEnded(Event):
 
 
 _ID = re.compile(r"[0-9a-f]{16}")
-# Independent of the generator that users seed, and reseeded in a forked child.
+# A generator of its own, so that users' seeds do not affect ids. It is reseeded in a forked child.
 _random = random.Random()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_id() -> str:
-    """Returns the id of a span."""
+    """Returns a new span id."""
     return f"{_random.getrandbits(64):016x}"
 
 
 def is_id(text: str) -> bool:
-    """Returns whether a text, for example from a peer, is the id of a span."""
+    """Returns whether a text, for example one from a peer, is a valid span id."""
     return _ID.fullmatch(text) is not None
 
 
 @attrs.frozen
 class Span:
-    """A call, or a phase in one.
+    """A call, or a phase within a call.
 
     Attributes:
       trace: The id of the outermost call.
       call: The id of the call.
-      id: Its own.
+      id: The id of the span itself. For a call, this is the same as `call`.
     """
 
     trace: str = ""
@@ -293,7 +302,7 @@ class Span:
 
     @property
     def ids(self) -> dict[str, Any]:
-        """The ids of an event within this span, as arguments of the event's class."""
+        """The ids for an event within this span, as keyword arguments for the event's class."""
         return {"trace": self.trace, "call": self.call, "parent": self.id}
 
     def new_call(self) -> "Span":

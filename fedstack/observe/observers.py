@@ -5,9 +5,9 @@ An event is created only if there is an observer:
     if observers.present:
         observers.tell(WorkerReady(worker=address))
 
-So without observers an event costs the test of a tuple. An observer has a thread and a queue of its own: one that is
-slow or blocks delays nothing else, and misses events when its queue is full. One that raises is removed. A forked child
-does not inherit observers.
+Without observers, an event therefore costs only the test of a tuple. Each observer has its own thread and queue, so a
+slow or blocked observer delays no other work. If its queue is full, the observer misses events. An observer that raises
+an error is removed. A forked child process does not inherit observers.
 """
 
 import abc
@@ -26,31 +26,34 @@ from fedstack.foundations.traceback_filter import interrupts, users_lines
 from fedstack.observe.events import Event
 
 _logger = logging.getLogger(__name__)
-# The largest number of events in the queue of an observer.
+# The maximum number of events in the queue of an observer.
 _MOST_WAITING = 10_000
 _FLUSH_AT_EXIT_SECONDS = 2.0
 
 
 class Observer(abc.ABC):
-    """Receives the events of this process: subclass it, and pass an instance to `add_observer`."""
+    """The base class of objects that receive the events of this process.
+
+    Derive a class from it, and pass an instance to `add_observer`.
+    """
 
     @abc.abstractmethod
     def observe(self, event: Event) -> None:
-        """Handles an event. An observer that raises is removed.
+        """Handles an event. If this method raises an error, the observer is removed.
 
         Args:
-          event: An instance of one of the classes in `fedstack.observe`. Later releases may add more of them.
+          event: An instance of one of the event classes in `fedstack.observe`. Later releases may add event classes.
         """
 
     def close(self) -> None:  # noqa: B027 - few have anything to close
-        """Releases the observer's resources. Called once, after its last event.
+        """Releases the observer's resources. Called once, after the last event.
 
-        A direct observer may still receive events that other threads are delivering.
+        A direct observer may still receive events that other threads are delivering at that moment.
         """
 
 
 class Subscription:
-    """The delivery of events to an observer, until it is removed or the `with` block ends."""
+    """Delivers events to an observer until `remove` is called or the `with` block ends."""
 
     _is_direct = True
 
@@ -63,7 +66,7 @@ class Subscription:
 
     @property
     def dropped(self) -> int:
-        """How many events the observer missed because its queue was full."""
+        """The number of events that the observer missed because its queue was full."""
         return 0
 
     def tell(self, event: Event) -> None:
@@ -77,32 +80,32 @@ class Subscription:
                 raise
             if not self._is_over:
                 self._is_over = True
-                log_raised(_logger, f"The observer {type(self._observer).__name__}", error, "it gets no more events")
-            self._among.drop(self)  # last, since `flush` waits for present observers, and so for the warning
-            if self._is_direct:  # others are closed by their thread
+                log_raised(_logger, f"The observer {type(self._observer).__name__}", error, "the observer was removed")
+            self._among.drop(self)  # after the warning, since `flush` waits only for observers that are present
+            if self._is_direct:  # the other observers are closed by their threads
                 self._close()
 
     def remove(self, seconds: float = 5.0) -> None:
-        """Delivers the events so far, and no more. Idempotent; never raises.
+        """Removes the observer after it has received all events so far. Idempotent; never raises.
 
-        Called within `observe` it does not wait, and drops the events in the queue.
+        If this method is called within `observe`, it does not wait, and the events in the queue are dropped.
 
         Args:
-          seconds: The longest time to wait for the delivery.
+          seconds: The maximum time to wait for the delivery of the events in the queue.
         """
         self._among.drop(self)
-        if self._process == os.getpid():  # resources of the parent are not a forked child's to close
+        if self._process == os.getpid():  # a forked child must not close the resources of its parent
             self._close()
 
     def _close(self) -> None:
-        close = getattr(self._observer, "close", None)  # an observer need not be an `Observer`
+        close = getattr(self._observer, "close", None)  # an observer need not derive from `Observer`
         if self._is_closed or close is None:
             return
         self._is_closed = True
         try:
             close()
         except Exception as error:
-            log_raised(_logger, f"Closing the observer {type(self._observer).__name__}", error, "it is left as it is")
+            log_raised(_logger, f"Closing the observer {type(self._observer).__name__}", error, "resources may leak")
 
     def __enter__(self) -> "Subscription":
         return self
@@ -116,7 +119,7 @@ class Subscription:
 
 
 class _ApartSubscription(Subscription):
-    """A subscription that delivers events on a thread of its own."""
+    """A subscription that delivers events on its own thread."""
 
     _is_direct = False
 
@@ -129,7 +132,8 @@ class _ApartSubscription(Subscription):
             self._thread.start()
         except RuntimeError as error:
             raise ResourceLimitError(
-                f"The system did not start a thread for an observer: {error}; allow more processes (ulimit -u)"
+                f"Starting a thread for an observer failed: {error}; raise the limit on the number of processes "
+                "(ulimit -u)"
             ) from error
 
     @property
@@ -145,7 +149,7 @@ class _ApartSubscription(Subscription):
         self._among.dropped[name] = self._among.dropped.get(name, 0) + 1
         if self._dropped == 1:
             _logger.warning(
-                "The observer %s is %d events behind; it misses events until it catches up",
+                "The queue of the observer %s is full with %d events; the observer misses events until it catches up",
                 name,
                 _MOST_WAITING,
             )
@@ -173,7 +177,7 @@ class Observers:
 
     Attributes:
       present: The current subscriptions.
-      dropped: How many events observers have missed since the process began, by the names of their classes.
+      dropped: The number of events that observers have missed since the process started, by the observers' class names.
     """
 
     def __init__(self) -> None:
@@ -181,7 +185,7 @@ class Observers:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Drops all observers, in a forked child: their resources belong to the parent."""
+        """Drops all observers. Called in a forked child, because the observers' resources belong to the parent."""
         self.present: tuple[Subscription, ...] = ()
         self.dropped: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -189,12 +193,14 @@ class Observers:
     def add(self, observer: Observer, *, direct: bool = False) -> Subscription:
         """Adds an observer; see `add_observer`."""
         if isinstance(observer, type) or not callable(getattr(observer, "observe", None)):
-            advice = "call it" if isinstance(observer, type) else "derive its class from fedstack.observe.Observer"
-            raise TypeError(f"Expected an observer, with a method observe, found {observer!r}; {advice}")
+            advice = (
+                "pass an instance" if isinstance(observer, type) else "derive its class from fedstack.observe.Observer"
+            )
+            raise TypeError(f"Expected an observer with a method 'observe', found {observer!r}; {advice}")
         if inspect.iscoroutinefunction(observer.observe):
             raise TypeError(
-                f"Expected an observer whose method observe is not a coroutine, found {observer!r}; define it without "
-                "async: it is called on a thread of its own"
+                f"Expected an observer whose method 'observe' is not a coroutine, found {observer!r}; define the "
+                "method without async, since it is called on its own thread"
             )
         subscription = (Subscription if direct else _ApartSubscription)(observer, self)
         with self._lock:
@@ -207,12 +213,15 @@ class Observers:
             self.present = tuple(other for other in self.present if other is not subscription)
 
     def tell(self, event: Event) -> None:
-        """Delivers an event to all observers. It raises nothing but Ctrl-C, and waits for direct observers only."""
+        """Delivers an event to all observers.
+
+        Waits only for direct observers. Raises only exceptions that interrupt the program, such as `KeyboardInterrupt`.
+        """
         for subscription in self.present:
             subscription.tell(event)
 
     def flush(self) -> None:
-        """Delivers the events so far, and removes all observers; at the end of the process."""
+        """Delivers the events so far and removes all observers. Called when the process exits."""
         deadline = Deadline(_FLUSH_AT_EXIT_SECONDS)
         for subscription in self.present:
             subscription.remove(deadline.left or 0.0)
@@ -226,30 +235,31 @@ atexit.register(observers.flush)
 
 
 def add_observer(observer: Observer, *, direct: bool = False) -> Subscription:
-    """Delivers the events of this process to an observer from now on.
+    """Starts to deliver the events of this process to an observer.
 
     Args:
       observer: The observer.
-      direct: Whether to call it where an event happens, on any thread and on several at once, instead of on a thread
-        of its own. It must be quick and must not block, since the work waits for it.
+      direct: Whether to call the observer on the thread on which an event occurs, instead of on the observer's own
+        thread. Several threads may then call the observer concurrently. It must return quickly and must not block,
+        since the observed work waits for it.
 
     Returns:
-      A context manager that ends the delivery, as its method `remove` does.
+      A context manager that ends the delivery on exit. Its method `remove` ends the delivery, too.
 
     Raises:
-      TypeError: If it is not an observer.
-      ResourceLimitError: If no thread can be started for it.
+      TypeError: If `observer` is not an observer.
+      ResourceLimitError: If no thread can be started for the observer.
     """
     return observers.add(observer, direct=direct)
 
 
 def log_raised(logger: logging.Logger, what: str, error: BaseException, then: str) -> None:
-    """Logs a warning that a user's observer raised, which must not harm the work that it observes.
+    """Logs the error of a user's observer as a warning, so that the error does not affect the observed work.
 
     Args:
       logger: The logger.
-      what: What raised.
+      what: The subject of the message, such as the observer.
       error: The error. Only its text is logged, since a stored log record would keep the values in its frames alive.
-      then: The consequence.
+      then: The consequence of the error.
     """
     logger.warning("%s raised %s: %s; %s%s", what, type(error).__name__, text_of(error), then, users_lines(error))

@@ -1,4 +1,4 @@
-"""Exports events to OpenTelemetry: as metrics to a meter provider, and as spans to a tracer provider."""
+"""Exports events to OpenTelemetry, as metrics and as spans."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedstack.observe.telemetry_spans import Meter, MeterProvider, TracerProvider
 
 _P = TypeVar("_P")
-# The durations of calls and phases differ by six orders of magnitude.
+# The buckets of histograms. The durations of calls and phases span six orders of magnitude.
 _SECONDS = (0.0001, 0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _MOST_NAMES = 100
 _MAX_NAME = 200
@@ -36,7 +36,7 @@ OTHER = "other"
 
 
 class Names:
-    """The values of a label: a limited number of distinct names, and `other` for the rest."""
+    """The values of a label: a limited number of distinct names, and `other` for all further names."""
 
     def __init__(self, most: int = _MOST_NAMES) -> None:
         self._known: set[str] = set()
@@ -56,35 +56,37 @@ class Metrics(Observer):
     """Records events with the instruments of a meter.
 
     Args:
-      meter: Creates the instruments; their names begin with `fedstack.`.
+      meter: The meter that creates the instruments. Their names begin with `fedstack.`.
     """
 
     def __init__(self, meter: "Meter") -> None:
         self._meter = meter
         self._names: dict[str, Names] = {}
-        self._calls = meter.create_counter("fedstack.calls", "{call}", "Calls of computations that have ended.")
-        self._calls_running = meter.create_up_down_counter("fedstack.calls.running", "{call}", "Calls that run.")
-        self._call_seconds = self._seconds("fedstack.call.duration", "How long calls of computations took.")
-        self._retries = meter.create_counter("fedstack.retries", "{attempt}", "Attempts that failed and were repeated.")
+        self._calls = meter.create_counter("fedstack.calls", "{call}", "Completed calls of computations.")
+        self._calls_running = meter.create_up_down_counter("fedstack.calls.running", "{call}", "Calls in progress.")
+        self._call_seconds = self._seconds("fedstack.call.duration", "Duration of calls of computations.")
+        self._retries = meter.create_counter("fedstack.retries", "{attempt}", "Failed attempts that were retried.")
         self._clients = meter.create_counter("fedstack.clients", "{client}", "Clients that have ended.")
-        self._phase_seconds = self._seconds("fedstack.phase.duration", "How long phases took here.")
-        self._part_seconds = self._seconds("fedstack.worker.phase.duration", "How long phases took at workers.")
-        self._sent = meter.create_counter("fedstack.worker.sent", "By", "What phases sent to workers.")
-        self._received = meter.create_counter("fedstack.worker.received", "By", "What came back.")
-        self._fold_seconds = self._seconds("fedstack.fold.duration", "How long finishing aggregations took.")
+        self._phase_seconds = self._seconds("fedstack.phase.duration", "Duration of phases in this process.")
+        self._part_seconds = self._seconds("fedstack.worker.phase.duration", "Duration of phases on workers.")
+        self._sent = meter.create_counter("fedstack.worker.sent", "By", "Bytes sent to workers by phases.")
+        self._received = meter.create_counter("fedstack.worker.received", "By", "Bytes received from workers.")
+        self._fold_seconds = self._seconds("fedstack.fold.duration", "Duration of the last step of aggregations.")
         self._lost = meter.create_counter("fedstack.workers.lost", "{worker}", "Workers that were lost.")
         self._ready = meter.create_counter("fedstack.workers.ready", "{worker}", "Workers that became ready.")
-        self._sessions = meter.create_up_down_counter("fedstack.sessions.open", "{session}", "Sessions that are open.")
-        self._sessions_closed = meter.create_counter("fedstack.sessions.closed", "{session}", "Sessions that ended.")
-        self._load_seconds = self._seconds("fedstack.function.load.duration", "How long loading functions took.")
-        self._abandoned = meter.create_counter("fedstack.work.abandoned", "{call}", "Cancelled work that continues.")
-        self._stall_seconds = self._seconds("fedstack.loop.stall.duration", "How long the event loop stood still.")
-        self._rpcs = meter.create_counter("fedstack.rpcs", "{call}", "Calls of clients that were answered.")
-        self._rpc_seconds = self._seconds("fedstack.rpc.duration", "How long calls of clients took.")
-        self._rpc_received = meter.create_counter("fedstack.rpc.received", "By", "What clients sent.")
+        self._sessions = meter.create_up_down_counter("fedstack.sessions.open", "{session}", "Open sessions.")
+        self._sessions_closed = meter.create_counter("fedstack.sessions.closed", "{session}", "Closed sessions.")
+        self._load_seconds = self._seconds("fedstack.function.load.duration", "Duration of loading functions.")
+        self._abandoned = meter.create_counter(
+            "fedstack.work.abandoned", "{call}", "Cancelled functions that still ran."
+        )
+        self._stall_seconds = self._seconds("fedstack.loop.stall.duration", "How long the event loop was blocked.")
+        self._rpcs = meter.create_counter("fedstack.rpcs", "{call}", "Completed RPCs.")
+        self._rpc_seconds = self._seconds("fedstack.rpc.duration", "Duration of RPCs.")
+        self._rpc_received = meter.create_counter("fedstack.rpc.received", "By", "Bytes received from clients.")
         self._dropped = meter.create_counter("fedstack.events.dropped", "{event}", "Events that observers missed.")
         self._dropped_so_far = dict(observers.dropped)
-        self._rpc_sent = meter.create_counter("fedstack.rpc.sent", "By", "What was sent to clients.")
+        self._rpc_sent = meter.create_counter("fedstack.rpc.sent", "By", "Bytes sent to clients.")
         self._of: Mapping[type[Event], Callable[[Any], None]] = {
             CallStarted: lambda _: self._calls_running.add(1),
             CallEnded: self._call_ended,
@@ -110,7 +112,7 @@ class Metrics(Observer):
             self._count_dropped(dict(observers.dropped))
 
     def _count_dropped(self, dropped: dict[str, int]) -> None:
-        """Counts the events that were dropped since the last event."""
+        """Counts the events that were dropped since the previous event."""
         for name, number in dropped.items():
             if new := number - self._dropped_so_far.get(name, 0):
                 self._dropped.add(new, self._labels(observer=name))
@@ -155,7 +157,7 @@ class Metrics(Observer):
 
 
 class _Telemetry(Observer):
-    """Passes events to several observers, on one thread."""
+    """Passes events to several observers, which share one thread."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
@@ -172,20 +174,20 @@ class _Telemetry(Observer):
 def export_to_opentelemetry(
     meter_provider: "MeterProvider | None" = None, tracer_provider: "TracerProvider | None" = None
 ) -> Subscription:
-    """Exports metrics and spans of this process to OpenTelemetry from now on.
+    """Starts to export metrics and spans of this process to OpenTelemetry.
 
-    The spans of a call and of its phases at workers are one trace, if the workers export as well.
+    If the workers export spans as well, the spans of a call and of its phases on workers belong to one trace.
 
     Args:
-      meter_provider: Receives the metrics; by default the global one.
-      tracer_provider: Receives the spans; by default the global one.
+      meter_provider: Receives the metrics. By default, the global meter provider.
+      tracer_provider: Receives the spans. By default, the global tracer provider.
 
     Returns:
-      A context manager that ends the export, as its method `remove` does.
+      A context manager that ends the export on exit. Its method `remove` ends the export, too.
 
     Raises:
       ImportError: If OpenTelemetry is not installed (extra `metrics`).
-      TypeMismatchError: If a provider is not one.
+      TypeMismatchError: If an argument is not a provider of the required kind.
     """
     from fedstack.observe.telemetry_spans import TelemetrySpans, get_meter_provider, get_tracer_provider
 
@@ -196,16 +198,17 @@ def export_to_opentelemetry(
 
 
 def _provider(given: _P | None, kind: str, get_global: Callable[[], _P]) -> _P:
-    """Returns the given provider, or the global one if there is none.
+    """Returns the given provider, or the global provider if `given` is `None`.
 
     Raises:
-      TypeMismatchError: If it is not a provider of that kind.
+      TypeMismatchError: If `given` is not a provider of the required kind.
     """
     if given is None:
         return get_global()
     if isinstance(given, type) or not callable(getattr(given, f"get_{kind}", None)):
         raise TypeMismatchError(
-            f"Expected a {kind} provider, with a method get_{kind}, found {given!r}; give an instance of "
-            f"{kind.capitalize()}Provider of OpenTelemetry as {kind}_provider, or nothing for the global one"
+            f"Expected a {kind} provider with a method get_{kind}, found {given!r}; pass an instance of the "
+            f"OpenTelemetry class {kind.capitalize()}Provider as {kind}_provider, or omit the argument to use the "
+            "global provider"
         )
     return given

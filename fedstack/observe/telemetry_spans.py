@@ -1,7 +1,7 @@
 """Exports calls and phases as OpenTelemetry spans. Only this module imports OpenTelemetry, which is optional.
 
-The spans have the ids of the events, so that the spans of a caller and of its workers are one trace, although neither
-knows the other's OpenTelemetry.
+The ids of spans are derived from those of the events. The spans of a caller and of its workers therefore belong to one
+trace, although no OpenTelemetry context is sent between the processes.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,13 +48,13 @@ except ImportError as error:
 
 __all__ = ["SdkMeterProvider"]
 
-# Spans whose end is never observed, such as those of lost workers, are ended beyond this number.
+# The maximum number of open spans. Beyond it, the oldest spans are ended, since their ended events may never occur.
 _MOST_OPEN = 10_000
 
 
 @attrs.define
 class _GivenIds:
-    """An id generator that returns the ids of an event instead of random ones."""
+    """An id generator that returns the ids of an event instead of random ids."""
 
     trace: int = 0
     span: int = 0
@@ -66,7 +66,7 @@ class _GivenIds:
         return self.span
 
     def is_trace_id_random(self) -> bool:
-        return True  # derived from a random id
+        return True  # the trace id is derived from a random id
 
 
 @attrs.frozen
@@ -79,8 +79,8 @@ class TelemetrySpans(Observer):
     """Creates a span for each call and each phase.
 
     Args:
-      tracer: A tracer that is used for nothing else. One of OpenTelemetry's SDK gets our ids; with another one, the
-        spans of several processes are separate traces.
+      tracer: A tracer that has no other users. If it belongs to the OpenTelemetry SDK, its id generator is replaced.
+        With any other tracer, the spans of each process form separate traces.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -158,7 +158,7 @@ class TelemetrySpans(Observer):
 
 
 def _trace_id(trace: str) -> int:
-    """Returns a trace id of OpenTelemetry, which is twice as long as ours."""
+    """Returns an OpenTelemetry trace id, which is twice as long as the trace id of an event."""
     return int(trace * 2, 16)
 
 

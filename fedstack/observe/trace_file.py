@@ -1,7 +1,8 @@
-"""Writes events to a file in the JSON trace event format, a timeline for ui.perfetto.dev and chrome://tracing.
+"""Writes events to a file in the JSON trace event format, as a timeline for ui.perfetto.dev and chrome://tracing.
 
-A track holds spans that are nested. A call has a track, and what runs within it is on the same track unless it overlaps
-with something there: then it has a track of its own kind. Each worker has tracks for its parts of phases.
+A track shows nested spans. Each call has a track. The spans within the call are shown on the same track, unless they
+overlap with other spans there; such spans are shown on a separate track of their own kind. The parts of phases that run
+on workers are shown on tracks for each worker.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from fedstack.observe.observers import Observer, Subscription, add_observer
 
 Entry = dict[str, Any]
 
-# The kinds of tracks from top to bottom; those of workers come last.
+# The kinds of tracks from top to bottom. The tracks of workers follow below.
 _KINDS = ("calls", "phases", "folds", "functions loading", "requests", "sessions", "event loop", "other")
 _IDS = ("time", "trace", "call", "parent", "phase")
 _COUNTED = ("done", "running", "failed")
@@ -47,10 +48,10 @@ class _Track:
     """One line of the timeline.
 
     Attributes:
-      number: The `tid` of its entries.
-      label: Its name.
-      spans: The ids of its open spans, the outermost first.
-      until: The time of its last entry, in microseconds.
+      number: The `tid` of the track's entries.
+      label: The name of the track.
+      spans: The ids of the open spans, outermost first.
+      until: The time of the last entry, in microseconds.
     """
 
     number: int
@@ -59,13 +60,16 @@ class _Track:
     until: int = 0
 
     def moment(self, seconds: float) -> int:
-        """Returns the time of the next entry: events may be slightly out of order, entries may not."""
+        """Returns the time of the next entry, in microseconds.
+
+        Events may be slightly out of order, but entries must not be. The time is therefore never before `until`.
+        """
         self.until = max(self.until, _micros(seconds))
         return self.until
 
 
 class TraceTracks:
-    """The tracks of a process, with their open spans."""
+    """The tracks of one process, with their open spans."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -113,11 +117,11 @@ class TraceTracks:
 
     def _end(self, event: Event, span: str) -> None:
         track = self._open.get(span)
-        if track is None:  # its call has ended before, and it with it
+        if track is None:  # the span was ended together with its call
             return
         moment = track.moment(event.time)
         inner = ""
-        while inner != span:  # what is inside of it ends with it
+        while inner != span:  # open spans within this span end with it
             inner = track.spans.pop()
             del self._open[inner]
             self._add("E", "", moment, track, facts_of(event) if inner == span else {})
@@ -136,7 +140,7 @@ class TraceTracks:
             self._count(event.time, track, Counter())
 
     def _clients_changed(self, event: ClientsChanged) -> None:
-        track = self._open.get(event.call)  # none at a worker, whose caller has the call
+        track = self._open.get(event.call)  # `None` on a worker: the call's span belongs to the calling process
         counts = self._clients.setdefault(event.call if track is not None else "", Counter())
         counts["done"] += event.done
         counts["failed"] += event.failed
@@ -161,7 +165,7 @@ class TraceTracks:
         return self._kinds[kind][0] if kind in self._kinds else self._free(kind)
 
     def _free(self, kind: str, begin: int | None = None) -> _Track:
-        """Returns the first track of a kind on which nothing is, at a time if that is given."""
+        """Returns the first track of a kind without open spans, and without entries after `begin`, or a new track."""
         tracks = self._kinds.setdefault(kind, [])
         for track in tracks:
             if not track.spans and (begin is None or track.until <= begin):
@@ -195,16 +199,16 @@ def _micros(seconds: float) -> int:
 
 
 def facts_of(event: Event) -> Entry:
-    """Returns the data of an event without its place in the trace."""
+    """Returns the fields of an event, except those that determine its position in the trace."""
     found = attrs.asdict(event, filter=lambda field, value: field.name not in _IDS and value != "")
     return {**found, "call": event.call} if event.call else found
 
 
 class TraceFile(Observer):
-    """A trace in the JSON trace event format. After each event the file is valid JSON.
+    """Writes a trace in the JSON trace event format. The file is valid JSON after each event.
 
     Args:
-      path: The file, which is overwritten.
+      path: The path of the file. An existing file is overwritten.
 
     Raises:
       OSError: If the file cannot be created.
@@ -213,9 +217,9 @@ class TraceFile(Observer):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         self._tracks = TraceTracks()
-        # Unbuffered, so that a process that is killed has written everything.
+        # Unbuffered, so that no events are lost if the process is killed.
         self._file: io.FileIO = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._size = 0  # without `_END`
+        self._size = 0  # the size of the file without `_END`
 
     def observe(self, event: Event) -> None:
         entries = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in self._tracks.entries(event))
@@ -223,7 +227,7 @@ class TraceFile(Observer):
             self._append(entries.encode())
 
     def close(self) -> None:
-        """Ends the trace."""
+        """Completes the trace and closes the file."""
         with contextlib.suppress(OSError):
             if not self._size:
                 self._write(b"[]\n")
@@ -234,14 +238,14 @@ class TraceFile(Observer):
         try:
             self._write(text + _END)
         except OSError as error:
-            with contextlib.suppress(OSError):  # restores what has been written before
+            with contextlib.suppress(OSError):  # remove the partly written entries
                 self._file.truncate(self._size)
                 self._write(_END if self._size else b"[]\n")
             raise OSError(error.errno, error.strerror, self._path) from None
         self._size += len(text)
 
     def _write(self, data: bytes) -> None:
-        """Overwrites the end of the file."""
+        """Writes data at `_size`, over the previous end of the file."""
         self._file.seek(self._size)
         rest = memoryview(data)
         while rest:
@@ -252,19 +256,19 @@ class TraceFile(Observer):
 
 
 def trace_to(path: str | os.PathLike[str]) -> Subscription:
-    """Writes a trace of this process from now on: calls, phases, clients, workers, retries.
+    """Starts to write a trace of this process, with its calls, phases, clients, workers and retries.
 
         with fedstack.observe.trace_to("run.json"):
             train_round(model, clients)
 
-    Open the file at https://ui.perfetto.dev or in chrome://tracing. An event takes about 200 bytes. If the file cannot
-    be written any more, a warning is logged, and work continues.
+    Open the file at https://ui.perfetto.dev or in chrome://tracing. Each event takes about 200 bytes. If writing to the
+    file fails, a warning is logged and tracing ends, but the traced work continues.
 
     Args:
-      path: The file, which is overwritten.
+      path: The path of the file. An existing file is overwritten.
 
     Returns:
-      A context manager that ends the trace, as its method `remove` does.
+      A context manager that ends the trace on exit. Its method `remove` ends the trace, too.
 
     Raises:
       OSError: If the file cannot be created.

@@ -172,7 +172,7 @@ def test_clients_that_ran_where_workers_were_lost_each_time_are_named() -> None:
     backend = ThreadBackend(2, losing(*range(100)))
     with over(backend), pytest.raises(LostWorkersError, match="where two workers ended: clients 0 to 9") as caught:
         raising_at()(list(range(10)))
-    assert "(limit: 4 attempts); the engine may know why:\n  thread 0: lost" in str(caught.value)
+    assert "(limit: 4 attempts); check the engine's logs:\n  thread 0: lost" in str(caught.value)
 
 
 def test_an_engine_without_workers_says_so_itself() -> None:

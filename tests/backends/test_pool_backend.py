@@ -108,7 +108,7 @@ def test_a_pool_that_a_context_has_made_ends_with_it() -> None:
 
 
 def test_a_pool_that_does_not_say_how_many_workers_it_has_needs_a_number() -> None:
-    with pytest.raises(InvalidValueError, match="Expected num_workers for a SilentPool, which does not say"):
+    with pytest.raises(InvalidValueError, match="Expected num_workers for a SilentPool, which does not report"):
         fedstack.pool_executor_factory(SilentPool())
     with sync_context(SilentPool(), 3):
         assert total([1, 2, 3, 4]) == 20
@@ -122,7 +122,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize(
-    ("executor", "advice"), [(4, r"give a ProcessPoolExecutor\(\)"), (Cluster(), r"its get_executor\(\)")]
+    ("executor", "advice"), [(4, r"pass a ProcessPoolExecutor\(\)"), (Cluster(), r"its get_executor\(\)")]
 )
 def test_what_is_no_pool_is_refused(executor, advice: str) -> None:
     with pytest.raises(InvalidValueError, match=f"Expected an executor of concurrent.futures.*{advice}"):
@@ -140,7 +140,7 @@ def test_a_pool_that_is_shut_down_says_so() -> None:
     pool.shutdown()
     with (
         sync_context(pool),
-        pytest.raises(ClosedError, match="The pool is shut down .* create a new one, and a context"),
+        pytest.raises(ClosedError, match="found one that has been shut down .* create a new pool, and a context"),
     ):
         total([1])
 
@@ -150,8 +150,8 @@ def test_a_broken_pool_is_not_tried_again_and_names_the_clients() -> None:
     with sync_context(pool, 2), pytest.raises(NoWorkersError) as caught:
         total([1, 2, 3, 4])
     message = str(caught.value)
-    assert message.startswith("The pool is broken, and cannot be used again")
-    assert "give a function that makes pools" in message
+    assert message.startswith("The pool is broken and cannot be used again")
+    assert "pass a function that creates pools" in message
     assert "these may have run where a worker ended: clients 0 to 1, clients 2 to 3" in message
 
 
@@ -188,8 +188,8 @@ def test_no_clients_ran_in_a_pool_that_was_broken_before(has_answered: bool) -> 
         with pytest.raises(NoWorkersError) as caught:
             total([1, 2])
     assert str(caught.value) == (
-        "The pool is broken, and cannot be used again; create a new pool, and a context over it, or give a function "
-        "that makes pools in place of one (BrokenExecutor: not usable anymore)"
+        "The pool is broken and cannot be used again; create a new pool and a context over it, or pass a function that "
+        "creates pools instead of a pool (BrokenExecutor: not usable anymore)"
     )
 
 
@@ -218,7 +218,7 @@ def test_a_function_that_makes_pools_makes_another_after_one_has_broken() -> Non
 def test_pools_that_break_each_time_end_the_call_and_name_the_clients() -> None:
     with sync_context(lambda: SilentPool(BrokenExecutor("gone")), 1), pytest.raises(LostWorkersError) as caught:
         total([1, 2, 3])
-    assert "(limit: 3 attempts); fix the client function that ends them" in str(caught.value)
+    assert "(limit: 3 attempts); check whether a client function ends the processes" in str(caught.value)
     assert "these may have run where a worker ended: clients 0 to 2" in str(caught.value)
 
 

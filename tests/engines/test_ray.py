@@ -212,18 +212,18 @@ def test_a_context_over_ray_can_be_made_the_default_of_a_thread() -> None:
 def test_options_that_cannot_be_right_are_refused() -> None:
     for options, found in (
         ({"num_workers": 0}, "Expected num_workers of at least 1, found 0"),
-        ({"num_workers": "many"}, "Expected num_workers as a number or 'auto', found"),
-        ({"placement": "WIDE"}, "Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found"),
+        ({"num_workers": "many"}, "Expected num_workers to be a number, or 'auto' for num_workers, found"),
+        ({"placement": "WIDE"}, "Expected placement to be 'SPREAD', 'PACK', a placement group or a scheduling"),
         ({"resources_per_worker": {"gpu": 1}}, "Expected 'GPU' in resources_per_worker, found 'gpu'"),
         ({"resources_per_worker": {"CPU": -1}}, "resources_per_worker"),
-        ({"placement": 3}, "Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found int 3"),
-        ({"resources_per_worker": {1: 1}}, "Expected names of resources in resources_per_worker as str, found int 1"),
-        ({"runtime_env": "x"}, "Expected runtime_env as a dict, found str 'x'"),
+        ({"placement": 3}, "a placement group or a scheduling strategy of Ray, found int 3"),
+        ({"resources_per_worker": {1: 1}}, "Expected the keys of resources_per_worker to be strings, found int 1"),
+        ({"runtime_env": "x"}, "Expected runtime_env to be a dict, found str 'x'"),
         (
             {"runtime_env": {"working_dir": "/no/such/dir"}},
-            "one that it rejects: /no/such/dir is not a valid path; fix it",
+            "one that Ray rejects: /no/such/dir is not a valid path; fix",
         ),
-        ({"resources_per_worker": 3}, "Expected resources_per_worker as a dict, found"),
+        ({"resources_per_worker": 3}, "Expected resources_per_worker to be a dict, found"),
     ):
         with pytest.raises(InvalidValueError) as caught:
             fedstack.ray_executor_factory(**options)

@@ -168,8 +168,9 @@ def test_too_few_resources_are_an_error_that_says_which() -> None:
     with over_ray(num_workers=2, resources_per_worker={"CPU": 1, "GPU": 2}, start_seconds=0.5):
         with pytest.raises(NoWorkersError) as caught:
             checked(numbers(3))
-    assert "No Ray worker was there within 0.5 s: each needs 1 CPU (the cluster has 4" in str(caught.value)
-    assert "2 GPU (the cluster has 1, 1 of them free); ask for less in resources_per_worker" in str(caught.value)
+    told = str(caught.value)
+    assert "Expected a ready Ray worker within 0.5 s, found none: each worker needs 1 CPU (the cluster has 4" in told
+    assert "2 GPU (the cluster has 1, with 1 free); request less in resources_per_worker" in str(caught.value)
 
 
 @pytest.mark.long
@@ -177,7 +178,8 @@ def test_too_few_resources_are_an_error_that_says_which() -> None:
 def test_fewer_workers_than_asked_for_do_the_work(caplog) -> None:
     with over_ray(num_workers=3, resources_per_worker={"CPU": 2}):
         assert len(set(processes(numbers(6)))) == 2
-    assert "Going on with 2 of 3 Ray workers; others join when they are there: each needs 2 CPU" in caplog.text
+    told = "Continuing with 2 of 3 Ray workers; the others join when they are ready: each worker needs 2 CPU"
+    assert told in caplog.text
 
 
 @pytest.mark.long
@@ -196,7 +198,7 @@ def test_a_placement_group_that_is_never_ready_is_an_error() -> None:
         checked(numbers(3))
     remove_placement_group(group)
     assert "the placement group reserves" in str(caught.value)
-    assert "see whether it is ready" in str(caught.value)
+    assert "check that the placement group is ready" in str(caught.value)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -204,7 +206,7 @@ def test_a_placement_group_that_was_removed_is_an_error_at_once() -> None:
     group = placement_group([{"CPU": 1}])
     assert group.wait(PATIENCE_SECONDS)
     remove_placement_group(group)
-    with over_ray(placement=group), pytest.raises(NoWorkersError, match="placement group .* has been removed; make"):
+    with over_ray(placement=group), pytest.raises(NoWorkersError, match="placement group .* has been removed; create"):
         checked(numbers(3))
 
 
@@ -212,25 +214,26 @@ def test_a_placement_group_that_was_removed_is_an_error_at_once() -> None:
 def test_what_the_own_workers_have_reserved_is_said() -> None:
     room = Room({"CPU": 1}, "SPREAD")
     holder = Owner.options(num_cpus=3).remote()
-    free = "each needs 1 CPU (the cluster has 4, 1 of them free; "
+    free = "each worker needs 1 CPU (the cluster has 4, with 1 free; "
     wait_until(lambda: free in room.told(0, 2), "three CPUs are held")
-    assert "free; up to 2 with the 2 workers being started for this context); raise start_seconds" in room.lacking(2)
-    assert "free; 2 with the 2 workers of this context; up to 1 with the 1 worker being" in room.told(2, 1)
+    assert "free; up to 2 used by the 2 workers of this context being started); raise start_seconds" in room.lacking(2)
+    assert "free; 2 used by the 2 workers of this context; up to 1 used by the 1 worker of" in room.told(2, 1)
     ray.kill(holder)
-    wait_until(lambda: room.told(0, 2) == "each needs 1 CPU (the cluster has 4, 4 of them free)", "they are free")
+    wait_until(lambda: room.told(0, 2) == "each worker needs 1 CPU (the cluster has 4, with 4 free)", "they are free")
 
 
 @pytest.mark.usefixtures("cluster")
 def test_memory_is_told_in_gigabytes() -> None:
     with over_ray(num_workers=1, resources_per_worker={"memory": 5e13}, start_seconds=0.5):
-        with pytest.raises(NoWorkersError, match=r"each needs 5e\+04 GB memory \(the cluster has [\d.]+ GB, [\d.]+ GB"):
+        memory = r"each worker needs 5e\+04 GB memory \(the cluster has [\d.]+ GB, with [\d.]+ GB"
+        with pytest.raises(NoWorkersError, match=memory):
             checked(numbers(3))
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_runtime_env_that_does_not_build_is_an_error_at_once() -> None:
     with over_ray(num_workers=1, runtime_env={"pip": ["no-such-package-of-fedstack"]}):
-        with pytest.raises(NoWorkersError, match="Ray cannot start a worker: its runtime_env cannot be built; fix it"):
+        with pytest.raises(NoWorkersError, match="Ray cannot start a worker: setting up its runtime_env failed; fix"):
             checked(numbers(3))
 
 
@@ -300,7 +303,7 @@ def test_ray_is_initialised_where_nobody_has_and_after_it_is_shut_down_by_its_us
         before, between, after, during, closed = process.stdout.read().splitlines()
     assert (before, after, closed) == ("10 True", "10 True", "closed")
     assert during == between
-    assert between.startswith("Ray has been shut down since this context began to use it")
+    assert between.startswith("Expected Ray to be running, found that it has been shut down")
     assert between.endswith("the context has new workers there False")
 
 

@@ -144,7 +144,7 @@ def test_a_call_that_ends_its_workers_fails_and_the_others_are_right(caplog: pyt
         good = [coordinator.schedule(square, (number,)) for number in range(20)]
         bad = coordinator.schedule(die)
         good += [coordinator.schedule(square, (number,)) for number in range(20, 40)]
-        with pytest.raises(LostWorkersError, match="'die' ended 4 workers"):
+        with pytest.raises(LostWorkersError, match="4 workers were lost while they ran 'die'"):
             bad.get(timeout=60.0)
         with pytest.raises(LostWorkersError):
             coordinator.join(timeout=60.0)

@@ -142,7 +142,7 @@ def test_an_observer_that_raises_is_told_of_once_and_hears_nothing_more(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     message = record.getMessage()
-    assert "The observer Broken raised Refusal: the disk is full; it gets no more events" in message
+    assert "The observer Broken raised Refusal: the disk is full; the observer was removed" in message
     assert 'raise Refusal("the disk is full")' in message
     assert not record.exc_info
     gc.collect()
@@ -227,7 +227,7 @@ def test_an_observer_that_blocks_costs_only_events_of_its_own(
     assert slow.workers == ["a", "b", "c", "d"]
     assert diary.workers == list("abcdef")
     assert [record.getMessage() for record in caplog.records] == [
-        "The observer Slow is 3 events behind; it misses events until it catches up"
+        "The queue of the observer Slow is full with 3 events; the observer misses events until it catches up"
     ]
 
 
@@ -270,11 +270,13 @@ class Awaited(Observer):
 
 
 def test_what_is_no_observer_is_refused() -> None:
-    with pytest.raises(TypeError, match="Expected an observer, with a method observe, found <class.*; call it"):
+    with pytest.raises(
+        TypeError, match="Expected an observer with a method 'observe', found <class.*; pass an instance"
+    ):
         add_observer(Diary)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="found 3; derive its class from fedstack.observe.Observer"):
         add_observer(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="found <.*Awaited object.*; define it without async"):
+    with pytest.raises(TypeError, match="found <.*Awaited object.*; define the method without"):
         add_observer(Awaited())
     assert observers.present == ()
 

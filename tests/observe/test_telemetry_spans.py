@@ -190,8 +190,9 @@ def test_what_is_no_provider_is_refused_at_the_call(wrong: Any) -> None:
         with pytest.raises(TypeMismatchError) as caught:
             export_to_opentelemetry(**{f"{kind}_provider": wrong})
         assert str(caught.value) == (
-            f"Expected a {kind} provider, with a method get_{kind}, found {wrong!r}; give an instance of "
-            f"{kind.capitalize()}Provider of OpenTelemetry as {kind}_provider, or nothing for the global one"
+            f"Expected a {kind} provider with a method get_{kind}, found {wrong!r}; pass an instance of the "
+            f"OpenTelemetry class {kind.capitalize()}Provider as {kind}_provider, or omit the argument to use the "
+            "global provider"
         )
     assert observers.present == before
 

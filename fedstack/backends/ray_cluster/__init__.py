@@ -1,1 +1,1 @@
-"""Runs clients in Ray actors, which Ray places, starts and supervises."""
+"""Runs client work in Ray actors, which Ray places, starts and supervises."""

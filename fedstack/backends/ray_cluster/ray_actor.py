@@ -1,6 +1,6 @@
-"""Defines the Ray actor that runs phases and answers questions about them while they run.
+"""Defines the Ray actor that runs phases and reports their progress.
 
-The actor is asynchronous, so that a phase can be cancelled; Ray cannot interrupt a synchronous method.
+The actor is asynchronous, so that a phase can be cancelled. Ray cannot interrupt a synchronous method.
 """
 
 import os
@@ -13,12 +13,12 @@ from fedstack.transport.wire.frames import Heartbeat
 
 
 class Greeting(TypedDict):
-    """An actor's description of itself, in plain data.
+    """The location of an actor, in plain data.
 
     Attributes:
-      node: The address of its node.
-      actor: Ray's name of the actor.
-      process: The id of its process.
+      node: The address of the actor's node.
+      actor: Ray's id of the actor.
+      process: The id of the actor's process.
     """
 
     node: str
@@ -27,13 +27,13 @@ class Greeting(TypedDict):
 
 
 class RayWorker:
-    """A worker in its own process, with a stack and the functions that it has loaded (`worker_side.py`)."""
+    """A worker in its own process, which keeps a stack and the functions that it has loaded (`worker_side.py`)."""
 
     def __init__(self) -> None:
         self._counts: dict[int, ProgressCounts] = {}
 
     async def greet(self) -> Greeting:
-        """Returns where this actor runs."""
+        """Returns the location of this actor."""
         actor = ray.get_runtime_context().get_actor_id()
         return Greeting(node=ray.util.get_node_ip_address(), actor=actor, process=os.getpid())
 
@@ -42,9 +42,9 @@ class RayWorker:
         """Runs a task.
 
         Args:
-          number: The number that identifies the task for `heard`.
-          task: Its coroutine function.
-          *arguments: Its arguments. Ray has resolved references to its object store.
+          number: The number under which `heard` finds the task.
+          task: The coroutine function of the task.
+          *arguments: The arguments of the task. Ray has replaced references to its object store by their objects.
         """
         counts = self._counts[number] = ProgressCounts()
         try:
@@ -53,6 +53,6 @@ class RayWorker:
             del self._counts[number]
 
     async def heard(self, number: int) -> Heartbeat:
-        """Returns the progress of a phase."""
+        """Returns the progress of the task that `number` identifies."""
         counts = self._counts.get(number) or ProgressCounts()
         return Heartbeat(counts.done, counts.running, counts.failures, tuple(counts.work()))

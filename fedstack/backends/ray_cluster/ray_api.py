@@ -31,7 +31,7 @@ except ImportError as error:  # a folder named `ray` may be importable: Ray itse
         raise
     raise ImportError('Ray is not installed: pip install "fedstack[ray]"') from error
 
-# References to objects and handles of actors are untyped as well.
+# References to objects and handles of actors are untyped.
 Ref = Any
 Handle = Any
 ray: Any = _ray
@@ -39,7 +39,7 @@ exceptions: Any = _exceptions
 RuntimeEnv: Any = _RuntimeEnv
 _worker: Any = _ray_worker
 
-# The actor, or an object that it uses, is gone with its process, its node or the process that created it.
+# The errors that mean that an actor, or an object that it uses, is gone with its process, its node or its owner.
 LOSSES: tuple[type[Exception], ...] = (
     exceptions.RayActorError,
     exceptions.ObjectLostError,
@@ -50,12 +50,12 @@ LOSSES: tuple[type[Exception], ...] = (
     exceptions.TaskCancelledError,
 )
 _STRATEGIES = (PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
-# Ray's own names of resources, and the actor options that request them; Ray accepts any other name too.
+# The predefined resources of Ray, with the actor options that request them. Any other name is a custom resource.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
 def _reduced_ref(ref: Ref) -> Reduced:
-    """Pickles a reference captured by a function, along with its owner, without which it could not be resolved."""
+    """Pickles a reference that a function has captured, with its owner, so that the reference can be resolved."""
     return ray.cloudpickle.CloudPickler.dispatch[type(ref)](ref)
 
 
@@ -63,7 +63,7 @@ register_reducer(ray.ObjectRef, _reduced_ref)
 
 
 class _Starting:
-    """Prevents Ray's functions from starting Ray by themselves. Ray's switch for that applies to all threads."""
+    """Prevents Ray's functions from starting Ray automatically. Ray's setting for this applies to all threads."""
 
     def __init__(self) -> None:
         self._hook = cast(Any, _hook)
@@ -78,7 +78,7 @@ class _Starting:
 
     @contextlib.contextmanager
     def prevented(self) -> Generator[None, None, None]:
-        """Prevents Ray from being started during the block: another thread may have shut down the previous Ray."""
+        """Prevents automatic starts during a block, since another thread may shut down the current Ray session."""
         with self._lock:
             self._blocks += 1
             self._hook.enable_auto_connect = False
@@ -91,19 +91,19 @@ class _Starting:
 
 
 starting = _Starting()
-# Ray ends with the thread that started it, so this thread stays.
+# Ray shuts down when the thread that started it ends, so this thread never ends.
 _starters = LeafThreads(1, idle_seconds=threading.TIMEOUT_MAX, work_ends=True)
 
 
 def start() -> None:
-    """Starts a Ray that lives as long as this process, or connects to the cluster that `RAY_ADDRESS` names."""
+    """Starts Ray for the lifetime of this process, or connects to the cluster that `RAY_ADDRESS` names."""
     _starters.submit(ray.init).result()
 
 
 def session() -> object:
-    """Returns an object that identifies the Ray session of this process; `None` if there is none.
+    """Returns an object that identifies the Ray session of this process, or `None` if Ray is not running.
 
-    It is looked up in Python only: Ray ends a process that calls functions of its core while the core is shut down.
+    The lookup calls no functions of Ray's native core, because Ray ends a process that calls its core during shutdown.
     """
     if not ray.is_initialized():
         return None
@@ -111,57 +111,62 @@ def session() -> object:
 
 
 def wait_until_gone(seconds: float = 10.0) -> None:
-    """Waits until Ray has shut down: dropping an `ObjectRef` meanwhile calls its core, too."""
+    """Waits until Ray has shut down. Dropping an `ObjectRef` during the shutdown would call Ray's native core."""
     for _ in Deadline(seconds).attempts_blocking(itertools.repeat(0.01)):
         if ray.is_initialized() or not hasattr(_worker.global_worker, "core_worker"):
             break
 
 
 def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
-    """Returns the resources that a worker needs; one CPU by default.
+    """Returns the resources that a worker needs; by default one CPU.
 
     Raises:
-      InvalidValueError: If these are not amounts of resources.
+      InvalidValueError: If `resources` does not map names of resources to amounts.
     """
     if resources is None:
         return {"CPU": 1}
     if not isinstance(cast(object, resources), Mapping):
         raise InvalidValueError(
-            f"Expected resources_per_worker as a dict, found {describe(resources)}; give {{'GPU': 0.5}}, for example"
+            f"Expected resources_per_worker to be a dict, found {describe(resources)}; pass {{'GPU': 0.5}}, for example"
         )
     known = {name.lower(): name for name in _OPTIONS}
     for name, amount in resources.items():
         if not isinstance(cast(object, name), str):
             raise InvalidValueError(
-                f"Expected names of resources in resources_per_worker as str, found {describe(name)}; give "
+                f"Expected the keys of resources_per_worker to be strings, found {describe(name)}; pass "
                 "{'GPU': 0.5}, for example"
             )
         meant = known.get(name.lower())
         if meant not in (None, name):
-            raise InvalidValueError(f"Expected {meant!r} in resources_per_worker, found {name!r}; Ray calls it {meant}")
+            raise InvalidValueError(
+                f"Expected {meant!r} in resources_per_worker, found {name!r}; use Ray's spelling, {meant}"
+            )
         check_number(f"resources_per_worker[{name!r}]", amount)
     return dict(resources)
 
 
 def bundles_of(placement: object) -> "list[dict[str, float]] | None":
-    """Returns the resources that a placement group reserves; `None` for any other placement."""
+    """Returns the resources that a placement group reserves, or `None` for any other placement."""
     return cast(Any, placement).bundle_specs if isinstance(placement, PlacementGroup) else None
 
 
 def is_removed(placement: object) -> bool:
-    """Returns whether a placement is a group that has been removed."""
+    """Returns whether a placement is a placement group that has been removed."""
     if not isinstance(placement, PlacementGroup):
         return False
-    return ray.util.placement_group_table(placement).get("state", "REMOVED") == "REMOVED"  # of another Ray: no state
+    return ray.util.placement_group_table(placement).get("state", "REMOVED") == "REMOVED"  # no state: another Ray's
 
 
 def actor_options(resources: Mapping[str, float], placement: object, runtime_env: object) -> dict[str, object]:
-    """Returns the options of an actor with the resources that a worker needs.
+    """Returns the Ray options of an actor.
 
     Args:
-      resources: The amount of each resource.
-      placement: "SPREAD", "PACK", a placement group, or another of Ray's scheduling strategies.
-      runtime_env: Ray's description of the environment of the actor's process; `None` for the driver's environment.
+      resources: The amount of each resource that the actor needs.
+      placement: "SPREAD", "PACK", a placement group, or another scheduling strategy of Ray.
+      runtime_env: The runtime environment of the actor's process; `None` for the driver's environment.
+
+    Raises:
+      InvalidValueError: If `placement` or `runtime_env` is invalid.
     """
     options: dict[str, object] = {"num_cpus": 0}
     custom = {name: amount for name, amount in resources.items() if name not in _OPTIONS}
@@ -172,21 +177,23 @@ def actor_options(resources: Mapping[str, float], placement: object, runtime_env
         placement = PlacementGroupSchedulingStrategy(placement_group=placement)
     elif placement not in ("SPREAD", "PACK", None) and not isinstance(placement, _STRATEGIES):
         raise InvalidValueError(
-            f"Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found {describe(placement)}; give 'SPREAD'"
+            "Expected placement to be 'SPREAD', 'PACK', a placement group or a scheduling strategy of Ray, found "
+            f"{describe(placement)}; pass 'SPREAD', for example"
         )
     if not isinstance(runtime_env, Mapping | None):
         raise InvalidValueError(
-            f"Expected runtime_env as a dict, found {describe(runtime_env)}; give {{'working_dir': '.'}}, for example"
+            f"Expected runtime_env to be a dict, found {describe(runtime_env)}; pass, for example, "
+            "{'working_dir': '.'}"
         )
     try:
         RuntimeEnv(**cast("dict[str, Any]", runtime_env or {}))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(
-            f"Expected runtime_env as Ray takes it, found one that it rejects: {str(error).rstrip('.')}; fix it"
+            f"Expected a valid runtime_env, found one that Ray rejects: {str(error).rstrip('.')}; fix the runtime_env"
         ) from error
-    # Ray packs by default.
+    # Ray's default strategy packs actors onto few nodes.
     options["scheduling_strategy"] = "DEFAULT" if placement == "PACK" else placement
     if runtime_env is not None:
         options["runtime_env"] = runtime_env
-    # Ray restarts actors that have ended. fedstack reruns their work, where it knows that this is allowed.
+    # Ray restarts actors that have ended, but does not repeat their work. fedstack repeats work where this is allowed.
     return {**options, "max_restarts": -1, "max_task_retries": 0}

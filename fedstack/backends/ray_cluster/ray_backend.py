@@ -1,4 +1,4 @@
-"""Runs tasks in Ray actors. Data shared by all tasks of a phase is put into the object store once, and read there."""
+"""Runs tasks in Ray actors. Data that all tasks of a phase share is put into Ray's object store once."""
 
 import asyncio
 import contextlib
@@ -20,16 +20,16 @@ from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
 _T = TypeVar("_T")
-# How often a worker is asked for its progress, and the most workers that are asked in a second.
+# The interval between queries of a worker's progress, and the maximum number of workers queried per second.
 _ASKED_SECONDS, _ASKED_EACH_SECOND = 0.5, 100
 
 
 class RayBackend(Backend):
-    """Ray actors, each of which runs the tasks sent to it.
+    """A backend whose workers are Ray actors.
 
     Args:
-      workers: The actors. They are ended with this.
-      cores: The most cores that each of them computes on.
+      workers: The actors. The backend ends them when it is closed.
+      cores: The maximum number of cores on which an actor computes.
     """
 
     reads = (RayObject, RayRows)
@@ -40,7 +40,7 @@ class RayBackend(Backend):
         self._workers = workers
         self._numbers = itertools.count()
         self._running = 0
-        # Large data goes into the object store in turn: the first workers begin while the rest is still being copied.
+        # Few threads copy large data into the object store, so that the first workers can start before all is copied.
         self._threads = LeafThreads(max(1, CORES // 2), idle_seconds=1.0, work_ends=True)
 
     async def places(self) -> Sequence[RayPlace]:
@@ -55,7 +55,7 @@ class RayBackend(Backend):
         notes: list[Ref] = []
 
         def call() -> tuple[Ref, Ref]:
-            # Ray puts large arguments into its object store before it returns.
+            # Before this call returns, Ray copies large arguments into its object store.
             note, content = place.handle.run.remote(number, task.coroutine, *task.arguments)
             notes.append(note)
             if cancelled.is_set():
@@ -64,7 +64,7 @@ class RayBackend(Backend):
 
         def cancel() -> None:
             cancelled.set()
-            _cancel(notes)  # the notes of a call that has just ended
+            _cancel(notes)  # if the call has already returned
 
         async with self._in_session():
             self._running += 1
@@ -77,14 +77,14 @@ class RayBackend(Backend):
                 self._running -= 1
 
     async def _noted(self, place: RayPlace, number: int, note: Ref, heard: Callable[[Heartbeat], None]) -> object:
-        """Returns a task's note on its content; asks for its progress from time to time."""
+        """Waits for a task, and returns its note. Meanwhile, queries its progress from time to time."""
         arriving = note.future()
         try:
             while not await arrival(arriving, max(_ASKED_SECONDS, self._running / _ASKED_EACH_SECOND)):
                 self._workers.check()
                 beat = place.handle.heard.remote(number).future()
                 while not (await arrival(beat, _ASKED_SECONDS) or arriving.done()):
-                    self._workers.check()  # a Ray that was shut down never answers
+                    self._workers.check()  # if Ray was shut down, no answer will ever arrive
                 if beat.done():
                     with contextlib.suppress(exceptions.RayError):  # the task itself reports the error
                         heard(beat.result())
@@ -94,7 +94,7 @@ class RayBackend(Backend):
         return arriving.result()
 
     async def fetch(self, content: Ref) -> object:
-        """Returns a copy of the content: parts that a user keeps must not keep the object store's memory."""
+        """Returns a copy of the content, so that values that a user keeps do not keep memory of the object store."""
         async with self._in_session():
             try:
                 header, memory = await self._got(content)
@@ -103,20 +103,20 @@ class RayBackend(Backend):
             return header, await sized(_bytes_of(memory), lambda: [one.copy() for one in memory], LOOP_COPY_BYTES)
 
     async def _got(self, content: Ref) -> tuple[bytes, list[Memory]]:
-        with contextlib.suppress(exceptions.GetTimeoutError):  # it is on another node
+        with contextlib.suppress(exceptions.GetTimeoutError):  # the content is on another node
             return ray.get(content, timeout=0)
         arriving = content.future()
         while not await arrival(arriving, _ASKED_SECONDS):
-            self._workers.check()  # a Ray that was shut down never answers
+            self._workers.check()  # if Ray was shut down, no answer will ever arrive
         return arriving.result()
 
     async def _sized(self, size: int, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
-        """Runs work that copies `size` bytes into the object store; calls `cancel` if the caller stops waiting."""
+        """Runs work that copies `size` bytes into the object store. Calls `cancel` if the caller stops waiting."""
         return work() if size <= LOOP_COPY_BYTES else await self._threads.run(work, cancel)
 
     @contextlib.asynccontextmanager
     async def _in_session(self) -> AsyncGenerator[None, None]:
-        """Prevents another Ray from starting during the block, and raises a clear error if Ray was shut down."""
+        """Prevents automatic starts of Ray during a block, and raises `NoWorkersError` if Ray was shut down."""
         with starting.prevented():
             try:
                 self._workers.check()
@@ -127,7 +127,12 @@ class RayBackend(Backend):
                 raise
 
     def _error(self, place: RayPlace | None, error: Exception) -> FedstackError:
-        """Returns fedstack's error for an error of Ray's, at a worker or after its answer."""
+        """Translates an error of Ray into an error of fedstack.
+
+        Args:
+          place: The worker that was running a task; `None` if an answer was being fetched.
+          error: The error of Ray.
+        """
         if isinstance(error, LOSSES):
             if place is not None:
                 self._workers.lost(place)
@@ -136,7 +141,8 @@ class RayBackend(Backend):
             return found
         if isinstance(error, exceptions.ObjectStoreFullError):
             return ResourceLimitError(
-                f"Ray's object store is full; give it more, by ray.init(object_store_memory=...): {error}"
+                "Expected free memory in Ray's object store, found the store full; increase its size with "
+                f"ray.init(object_store_memory=...): {error}"
             )
         return RemoteError(f"The Ray worker{_at(place)} failed: {error}")
 
@@ -149,7 +155,7 @@ class RayBackend(Backend):
 
 
 def _bytes_of(argument: object) -> int:
-    """Returns the number of bytes in an argument that is a list of memory."""
+    """Returns the number of bytes in an argument that is a list of arrays; 0 for any other argument."""
     return sum(getattr(one, "nbytes", 0) for one in cast("list[object]", argument)) if isinstance(argument, list) else 0
 
 
@@ -164,12 +170,14 @@ def _at(place: RayPlace | None) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Returns a short description of what happened to a worker."""
+    """Returns a short description of why a worker was lost."""
     said = str(error)
     if isinstance(error, exceptions.OutOfMemoryError) or "memory pressure" in said or "running low on memory" in said:
-        return "its node had too little memory; start fewer workers there, with resources_per_worker={'memory': ...}"
+        return (
+            "its node ran out of memory; run fewer workers on each node by setting resources_per_worker={'memory': ...}"
+        )
     if isinstance(error, exceptions.ObjectLostError):
-        return "an object that it works on is gone from Ray's object store, with its node or its owner"
+        return "an object that it uses is gone from Ray's object store, because the object's node or owner has ended"
     if isinstance(error, exceptions.RayActorError):
-        return "its process or its node has ended (a crash, os._exit, too much memory)"
+        return "its process or its node has ended (a crash, os._exit, or lack of memory)"
     return f"{type(error).__name__}: {said.splitlines()[0] if said else ''}"

@@ -1,4 +1,4 @@
-"""Creates stacks that run client work in Ray actors, and contexts over them, in one call each."""
+"""Defines functions that create executor stacks and contexts that run client work in Ray actors."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -14,7 +14,7 @@ from fedstack.foundations.value_text import describe
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from typing import Unpack  # for type checkers only: Python 3.10 has none
+    from typing import Unpack  # for type checkers only: Python 3.10 does not have it
 
 
 @takes_options()
@@ -31,26 +31,31 @@ def ray_executor_factory(
     default_num_clients: int = 0,
     data_backend: DataBackend | None = None,
 ) -> BackendExecutorFactory:
-    """Returns a factory of stacks that run client work in Ray actors, and the server's work here.
+    """Returns a factory of executor stacks that run client work in Ray actors, and server work in this process.
 
-    Each client phase is spread evenly over the actors that are ready when it begins. Losing an actor costs the round:
-    Ray restarts it, and the context runs the round again, with the same result. If `ray.init` has not been called when
-    the first phase begins, it is called without arguments, as Ray's own functions do; `RAY_ADDRESS` names the cluster.
+    Each client phase is divided evenly among the actors that are ready when the phase starts. If an actor is lost, the
+    current round fails. Ray restarts the actor, and the context repeats the round with the same result.
+
+    If Ray has not been initialized when the first phase starts, `ray.init` is called without arguments. It connects to
+    the cluster that the environment variable `RAY_ADDRESS` names, or starts Ray on this machine.
 
     Args:
-      num_workers: How many actors. By default as many as the cluster has room for when the first phase begins; "auto"
-        checks the room again before each phase.
-      resources_per_worker: The resources of each actor, as in `{"CPU": 1, "GPU": 0.5}`; one CPU by default. Ray makes
-        only the assigned devices visible to an actor.
-      placement: "SPREAD" over the nodes, "PACK" onto few, a placement group, or another of Ray's scheduling strategies.
-      runtime_env: Ray's description of the environment of the actors' processes.
-      max_fanout: The most partial results that are merged in one place; if there are more, actors merge them first.
-      max_workers: The most actors, if `num_workers` is not a number.
-      start_seconds: How long to wait for actors that the cluster has room for, and for the first actor in any case.
-      max_concurrent_clients: The most functions that an actor runs at the same time; by default one per CPU that it
-        needs if they compute, and 32 if they wait, or four per core of its node if that is more.
-      default_num_clients: The number of clients of computations whose arguments do not determine it.
-      data_backend: Resolves `data` blocks at the server that are not functions.
+      num_workers: The number of actors. By default, as many as the cluster has room for when the first phase starts.
+        "auto" adapts the number before each phase.
+      resources_per_worker: The resources of each actor, such as `{"CPU": 1, "GPU": 0.5}`; by default one CPU. Ray
+        makes only the assigned devices visible to an actor.
+      placement: "SPREAD" to spread the actors over the nodes, "PACK" to use few nodes, a placement group, or another
+        scheduling strategy of Ray.
+      runtime_env: The Ray runtime environment of the actors' processes.
+      max_fanout: The maximum number of partial results that are merged in one place. If there are more, actors merge
+        some of them first.
+      max_workers: The maximum number of actors if `num_workers` is not a number.
+      start_seconds: How long to wait for actors that the cluster has room for, and in any case for the first actor.
+      max_concurrent_clients: The maximum number of functions that an actor runs at the same time. By default, one per
+        CPU in `resources_per_worker` for functions that compute. For functions that wait, 32, or four per core of the
+        node if that is more.
+      default_num_clients: The number of clients for computations whose arguments do not determine it.
+      data_backend: Resolves `data` blocks in server work, except blocks with a function type.
 
     Raises:
       ImportError: If Ray is not installed (extra `ray`).
@@ -63,7 +68,9 @@ def ray_executor_factory(
 
     for name, number in (("num_workers", num_workers), ("max_workers", max_workers)):
         if isinstance(number, str) and (name, number) != ("num_workers", "auto"):
-            raise InvalidValueError(f"Expected {name} as a number or 'auto', found {describe(number)}; give a number")
+            raise InvalidValueError(
+                f"Expected {name} to be a number, or 'auto' for num_workers, found {describe(number)}; pass a number"
+            )
         if number is not None and number != "auto":
             check_whole_number(name, number, 1)
     check_number("start_seconds", start_seconds)
@@ -85,21 +92,23 @@ def ray_executor_factory(
 
 
 class RayOptions(TypedDict, total=False):
-    """The options of the functions that create contexts over Ray, such as `create_sync_ray_execution_context`.
+    """The options of functions that create contexts over Ray, such as `create_sync_ray_execution_context`.
+
+    Except for the last two, they are explained in `ray_executor_factory`.
 
     Attributes:
-      num_workers: How many actors; like the options below, as in `ray_executor_factory`.
-      resources_per_worker: The resources of each actor, as in `{"CPU": 1, "GPU": 0.5}`.
-      placement: "SPREAD", "PACK", a placement group, or another of Ray's scheduling strategies.
-      runtime_env: Ray's description of the environment of the actors' processes.
-      max_fanout: The most partial results that are merged in one place.
-      max_workers: The most actors, if `num_workers` is not a number.
-      start_seconds: How long to wait for the first actor.
-      max_concurrent_clients: The most functions that an actor runs at the same time.
-      default_num_clients: The number of clients of computations whose arguments do not determine it.
-      data_backend: Resolves `data` blocks at the server that are not functions.
-      retry_policy: How to handle retryable errors, including a lost actor; five attempts by default.
-      progress: True to show how many clients are done, or a function that shows it.
+      num_workers: The number of actors.
+      resources_per_worker: The resources of each actor, such as `{"CPU": 1, "GPU": 0.5}`.
+      placement: "SPREAD", "PACK", a placement group, or another scheduling strategy of Ray.
+      runtime_env: The Ray runtime environment of the actors' processes.
+      max_fanout: The maximum number of partial results that are merged in one place.
+      max_workers: The maximum number of actors if `num_workers` is not a number.
+      start_seconds: How long to wait for the first actor, in seconds.
+      max_concurrent_clients: The maximum number of functions that an actor runs at the same time.
+      default_num_clients: The number of clients for computations whose arguments do not determine it.
+      data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      retry_policy: How to retry after retryable errors, such as the loss of an actor; by default up to five attempts.
+      progress: True to display the number of completed clients, or a function that displays it.
     """
 
     num_workers: "int | str | None"
@@ -120,7 +129,7 @@ _DEFAULTS = defaults_of(ray_executor_factory, SyncExecutionContext)
 
 
 def _made(options: RayOptions) -> dict[str, Any]:
-    """Returns the arguments of a context."""
+    """Converts options to the arguments of a context."""
     given: dict[str, Any] = {**options}
     policy, progress = given.pop("retry_policy", None), given.pop("progress", None)
     factory = ray_executor_factory(**given)

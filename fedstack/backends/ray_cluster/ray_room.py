@@ -11,11 +11,11 @@ from fedstack.foundations.error_text import counted
 
 
 class Room:
-    """The resources that workers need, and their placement.
+    """The resources that workers need, and the resources available to them.
 
     Args:
       needs: The amount of each resource that a worker needs.
-      placement: Where they may be placed; a placement group has reserved resources for them.
+      placement: The placement of the workers. A placement group has reserved resources for them.
     """
 
     def __init__(self, needs: Mapping[str, float], placement: object) -> None:
@@ -31,26 +31,27 @@ class Room:
         """
         if is_removed(self._placement):
             error = NoWorkersError(
-                "The placement group that this context was made with has been removed; make another, and a context "
-                "with it"
+                "Expected the placement group of this context to exist, found that it has been removed; create a new "
+                "placement group, and a new context that uses it"
             )
             error.is_final = True
             raise error
 
     def workers(self) -> int:
-        """Returns how many workers there would be room for if nothing else ran."""
+        """Returns how many workers would have room if nothing else were running."""
         return self._in(_nodes() if self._bundles is None else self._bundles)
 
     def _in(self, places: Iterable[Mapping[str, float]]) -> int:
-        needs = self._needs or {"CPU": 1}  # one per core if nothing else limits them
+        needs = self._needs or {"CPU": 1}  # one worker per core if the workers need no resources
         return sum(min(math.floor(place.get(name, 0) / need) for name, need in needs.items()) for place in places)
 
     def told(self, there: int, starting: int) -> str:
         """Describes the resources that a worker needs and their availability.
 
         Args:
-          there: How many workers hold their resources.
-          starting: How many may already hold theirs: Ray reserves resources before it starts a process.
+          there: The number of ready workers, which hold their resources.
+          starting: The number of workers being started. They may hold resources already, since Ray reserves resources
+            before it starts a process.
         """
         if self._bundles is not None:
             return f"the placement group reserves {', '.join(map(str, self._bundles))}"
@@ -58,26 +59,28 @@ class Room:
         found: list[str] = []
         for name, need in self._needs.items():
             amount = functools.partial(_amount, name)
-            some = f"the cluster has {amount(total.get(name, 0))}, {amount(free.get(name, 0))} of them free"
+            some = f"the cluster has {amount(total.get(name, 0))}, with {amount(free.get(name, 0))} free"
             held = min(need * starting, total.get(name, 0) - free.get(name, 0) - need * there)
             if there:
-                some += f"; {amount(need * there)} with the {counted(there, 'worker')} of this context"
+                some += f"; {amount(need * there)} used by the {counted(there, 'worker')} of this context"
             if held > 0:
-                some += f"; up to {amount(held)} with the {counted(starting, 'worker')} being started for this context"
+                some += (
+                    f"; up to {amount(held)} used by the {counted(starting, 'worker')} of this context being started"
+                )
             found.append(f"{amount(need)} {name} ({some})")
-        return f"each needs {' and '.join(found) or 'nothing in particular'}"
+        return f"each worker needs {' and '.join(found) or 'no resources'}"
 
     def lacking(self, starting: int) -> str:
-        """Says why none of the workers being started is ready, and what to do."""
+        """Describes why no worker may be ready yet, and how to fix this. `starting` workers are being started."""
         if self._bundles is not None:
-            advice = "see whether it is ready, and ask for less in resources_per_worker"
+            advice = "check that the placement group is ready, or request less in resources_per_worker"
         elif self.workers():
             advice = (
-                "raise start_seconds if Ray takes long to start processes (its logs say why one does not start), or "
-                "wait for other work to end"
+                "raise start_seconds if Ray starts processes slowly (Ray's logs explain why a process does not start), "
+                "or wait until other work has ended"
             )
         else:
-            advice = "ask for less in resources_per_worker, or add nodes"
+            advice = "request less in resources_per_worker, or add nodes to the cluster"
         return f"{self.told(0, starting)}; {advice}"
 
 

@@ -1,4 +1,4 @@
-"""Manages the actors of one factory: requests as many as there is room for, and tracks which of them are ready."""
+"""Manages the actors of one factory: requests actors from Ray, and tracks which actors are ready."""
 
 import contextlib
 import functools
@@ -29,24 +29,24 @@ from fedstack.foundations.deadline import Deadline, growing_pauses
 from fedstack.foundations.error_text import counted
 
 _logger = logging.getLogger(__name__)
-# Once an actor is ready, how long to wait for the others of the first batch.
+# How long to wait for the other actors of the first batch once one of them is ready.
 _OTHERS_SECONDS = 10.0
-# How long a Ray that is shutting down may take to be gone, once actors can no longer be started.
+# How long a shutdown of Ray may take to be noticeable after a call to an actor has failed.
 _SHUT_DOWN_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.1
-# Objects that a forked child must never release.
+# Objects of the parent process, which a forked child must never release.
 _of_parents: list[object] = []
 
 
 @attrs.define(eq=False)
 class RayPlace:
-    """A worker.
+    """A worker: an actor that is ready or being started.
 
     Attributes:
-      handle: The actor.
-      greeting: A reference to its description of itself, which resolves once it is ready.
-      is_awaited: Whether phases wait for it: it belongs to the first batch, and there is room for it.
-      said: Its description of itself; `None` while it is being started.
+      handle: The handle of the actor.
+      greeting: A reference to the actor's greeting, which resolves once the actor is ready.
+      is_awaited: Whether phases wait for the actor, because it belongs to the first batch and the cluster has room.
+      said: The actor's greeting; `None` while the actor is being started.
     """
 
     handle: Handle
@@ -56,19 +56,19 @@ class RayPlace:
 
     def __str__(self) -> str:
         said = self.said
-        return f"{said['node']}, process {said['process']} (actor {said['actor'][:8]})" if said else "an actor to come"
+        return f"{said['node']}, process {said['process']} (actor {said['actor'][:8]})" if said else "a starting actor"
 
 
 class RayWorkers:
     """The actors of one factory.
 
     Args:
-      num_workers: How many actors; "auto" for as many as there is room for when a phase begins, `None` for as many as
-        there is room for when the first phase begins.
-      max_workers: The most actors if `num_workers` is not a number; `None` for no limit.
+      num_workers: The number of actors. `None` means as many as the cluster has room for when the first phase starts;
+        "auto" adapts this number whenever a phase starts.
+      max_workers: The maximum number of actors if `num_workers` is not a number; `None` for no limit.
       room: Computes how many actors the cluster has room for.
-      options: The options of an actor.
-      start_seconds: How long to wait for the first actor.
+      options: The Ray options of an actor.
+      start_seconds: How long to wait for the first actor, in seconds.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class RayWorkers:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """See `after_fork`. The actors belong to the parent; Ray does not work in its forked children."""
+        """See `after_fork`. The actors belong to the parent process, and Ray does not work in a forked child."""
         self._lock = threading.Lock()
-        # Dropping the last handle tells Ray to end the actor; a child would use the parent's connections for that.
+        # Keep the handles: Ray ends an actor when its last handle is dropped, over the connections of the parent.
         _of_parents.append(self._places)
         self._places = []
 
     async def ready(self) -> Sequence[RayPlace]:
-        """Returns the ready actors; the actors requested first get some time to become ready together.
+        """Returns the ready actors. Waits for the first actor, and then for a short time for others of the first batch.
 
         Raises:
-          NoWorkersError: If none is ready within the time to start, or none can be.
+          NoWorkersError: If no actor is ready within `start_seconds`, or if no actor can be started.
         """
         begun, others = Deadline(self._start_seconds), Deadline()
         await off_loop(self._ask)
@@ -124,10 +124,10 @@ class RayWorkers:
         raise await off_loop(self._none_ready)
 
     def lost(self, place: RayPlace) -> None:
-        """Gives an actor no more work until it shows a sign of life."""
+        """Marks an actor as lost. The actor receives no tasks until it has answered a new greeting."""
         with self._lock:
             if place in self._places and session() is self._session:
-                # Ray may be shut down meanwhile.
+                # Ray may be shut down at the same time.
                 with contextlib.suppress(exceptions.RaySystemError), starting.prevented():
                     self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
 
@@ -141,42 +141,42 @@ class RayWorkers:
                         ray.kill(place.handle)
 
     def check(self) -> None:
-        """Checks that the actors may still exist: otherwise asking them would start another Ray, in vain.
+        """Checks that Ray is still running in the session in which the actors were requested.
 
         Raises:
-          NoWorkersError: If Ray has been shut down since they were requested.
+          NoWorkersError: If Ray has been shut down since.
         """
         found = session()
         if found is not self._session:
             raise _shut_down(is_final=found is None)
 
     def check_again(self) -> None:
-        """Checks whether a failure was caused by a shutdown of Ray, and if so waits until that is complete.
+        """Checks whether a shutdown of Ray has caused a failure. If so, waits until the shutdown is complete.
 
         Raises:
           NoWorkersError: If Ray is shut down.
         """
         for _ in Deadline(_SHUT_DOWN_SECONDS).attempts_blocking(itertools.repeat(_LONGEST_PAUSE_SECONDS)):
-            if session() is not self._session:  # calls fail before the shutdown is complete
+            if session() is not self._session:  # calls may fail before a shutdown is noticeable
                 break
         wait_until_gone()
         self.check()
 
     def _ask(self) -> None:
-        """Requests the missing actors; starts Ray, as its own functions do, if it has never been started."""
+        """Requests the missing actors from Ray. Starts Ray if this object has never used it."""
         with self._lock:
             if not ray.is_initialized():
                 if self._session is not None:
                     raise _shut_down(is_final=True)
                 start()
-            if session() is not self._session:  # Ray has been shut down since, and the actors with it
+            if session() is not self._session:  # Ray was restarted, so the previous actors are gone
                 self._session = session()
                 self._places, self._wanted, self._told_missing = [], self._num_workers, 0
             with self._in_session():
                 self._fill()
 
     def _fill(self) -> None:
-        """Requests the missing actors if Ray is running."""
+        """Requests the missing actors, and ends starting actors for which the cluster has no room anymore."""
         if not any(place.said for place in self._places):
             self._room.check()
         if len(self._places) == self._wanted and not self._follows:
@@ -193,15 +193,15 @@ class RayWorkers:
         for index in range(len(self._places), self._wanted):
             try:
                 handle = actor.remote()
-            except ValueError as error:  # for example about a missing folder
+            except ValueError as error:  # for example, because a folder of the runtime_env is missing
                 raise _cannot_start(error) from error
             self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
 
     def _hear(self) -> Sequence[RayPlace]:
-        """Returns the requested actors, after reading the answers of those that have started.
+        """Receives the greetings of actors that have started, and returns all requested actors.
 
         Raises:
-          NoWorkersError: If the last of them cannot start.
+          NoWorkersError: If no requested actor can be started.
         """
         self.check()
         with self._lock, self._in_session():
@@ -213,7 +213,7 @@ class RayWorkers:
                 place = waiting[greeting]
                 try:
                     place.said = ray.get(greeting)
-                except exceptions.ActorUnavailableError:  # it is being restarted
+                except exceptions.ActorUnavailableError:  # the actor is being restarted
                     place.greeting = place.handle.greet.remote()
                 except exceptions.RayError as error:
                     self._places.remove(place)
@@ -225,7 +225,7 @@ class RayWorkers:
 
     @contextlib.contextmanager
     def _in_session(self) -> Generator[None, None, None]:
-        """Prevents another Ray from starting during the block, and raises a clear error if Ray was shut down."""
+        """Prevents automatic starts of Ray during a block, and raises `NoWorkersError` if Ray was shut down."""
         try:
             with starting.prevented():
                 yield
@@ -235,11 +235,11 @@ class RayWorkers:
             raise
 
     def _tell_missing(self, missing: int) -> None:
-        """Logs that phases begin without some of the actors, unless it was logged already."""
+        """Logs a warning that phases run without some of the actors, if more actors are missing than before."""
         if missing > self._told_missing:
             there = len(self._places) - missing
             _logger.warning(
-                "Going on with %d of %s; others join when they are there: %s",
+                "Continuing with %d of %s; the others join when they are ready: %s",
                 there,
                 counted(len(self._places), "Ray worker"),
                 self._room.told(there, missing),
@@ -248,7 +248,7 @@ class RayWorkers:
 
     def _none_ready(self) -> NoWorkersError:
         lacking = self._room.lacking(len(self._places))
-        error = NoWorkersError(f"No Ray worker was there within {self._start_seconds:g} s: {lacking}")
+        error = NoWorkersError(f"Expected a ready Ray worker within {self._start_seconds:g} s, found none: {lacking}")
         error.is_final = True
         return error
 
@@ -259,8 +259,8 @@ class RayWorkers:
 
 def _shut_down(*, is_final: bool) -> NoWorkersError:
     error = NoWorkersError(
-        "Ray has been shut down since this context began to use it, and its workers with it; call ray.init(...), and "
-        "then the computation again: the context has new workers there"
+        "Expected Ray to be running, found that it has been shut down together with the workers of this context; call "
+        "ray.init(...), then call the computation again to start new workers"
     )
     error.is_final = is_final
     return error
@@ -271,12 +271,12 @@ def _cannot_start(error: Exception) -> NoWorkersError:
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     is_final = True
     if isinstance(error, (exceptions.RuntimeEnvSetupError, ValueError)):
-        why = f"its runtime_env cannot be built; fix it: {lines[-1].strip()}"
+        why = f"setting up its runtime_env failed; fix the runtime_env: {lines[-1].strip()}"
     elif "ModuleNotFoundError" in str(error):
         missing = next(line for line in lines if "ModuleNotFoundError" in line)
-        why = f"install at the nodes what is installed here, or name it in runtime_env: {missing.strip()}"
+        why = f"a module is missing; install it on the nodes, or add it to runtime_env: {missing.strip()}"
     else:
-        why, is_final = str(error).strip(), False  # a busy Ray may lose an actor before it runs
+        why, is_final = str(error).strip(), False  # a busy cluster may lose an actor before the actor runs
     found = NoWorkersError(f"Ray cannot start a worker: {why}")
     found.is_final = is_final
     return found

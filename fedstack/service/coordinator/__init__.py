@@ -1,4 +1,4 @@
-"""The coordinator: calls run at any free worker, and their values stay there until they are fetched."""
+"""The coordinator, which runs calls on any free worker and leaves their values there until they are fetched."""
 
 from fedstack.errors import ClosureCancelledError
 from fedstack.service.coordinator.calls.python_calls import PerWorkerValues, current_worker_index

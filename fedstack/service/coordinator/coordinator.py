@@ -1,4 +1,4 @@
-"""Defines the coordinators, for programs with and without an event loop."""
+"""Defines the synchronous and the asynchronous coordinator."""
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,17 +26,17 @@ from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 
 class _Coordinator(ClosesOnExit):
-    """The base of both coordinators.
+    """The base class of the synchronous and the asynchronous coordinator.
 
     Args:
-      workers: Where closures run: addresses, a pool, a cluster; or factories of executors in this process, one for each
-        worker.
-      credentials: Certificates and the token, if the workers are addresses.
-      on_error: What happens to the other closures after an error: `"cancel"` or `"continue"`.
-      max_queued: How many closures may wait and run; scheduling more blocks.
-      max_running: How many closures run at one worker at the same time.
-      connect_seconds: How long to wait, in seconds, for a worker when there is none before all closures fail, and for a
-        task that should hold variables.
+      workers: The workers that run closures: addresses, a pool, or a cluster; or executor factories, one for each
+        worker in this process.
+      credentials: The certificates and the token to use if the workers are addresses.
+      on_error: Whether an error cancels the other closures (`"cancel"`) or lets them run (`"continue"`).
+      max_queued: The maximum number of closures that may be waiting or running. Scheduling another closure blocks.
+      max_running: The maximum number of closures that run on one worker at the same time.
+      connect_seconds: How long to wait, in seconds, while no worker is reachable, before all closures fail. Also the
+        time limit for reaching a task that is to hold variables.
     """
 
     def __init__(
@@ -62,26 +62,31 @@ class _Coordinator(ClosesOnExit):
         weakref.finalize(self, _end, self._calls, self._variables).atexit = False
 
     def create_per_worker_value(self, source: object) -> PerWorkerValues:
-        """Returns a value that each worker creates by calling a function, or copies from a value.
+        """Returns a value of which each worker has its own copy.
 
-        Pass it as an argument to Python functions. One closure at a time uses a worker's copy, which is created again
-        after the worker was lost.
+        Pass the value as an argument to Python functions. Only one closure at a time uses a worker's copy. If a worker
+        is lost, its copy is created again.
+
+        Args:
+          source: A function that each worker calls to create its copy, or a value to copy to each worker.
         """
         return PerWorkerValues(source)
 
     def create_per_worker_dataset(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
-        """Returns a dataset that each worker has a copy of; `iter` of it returns an iterator for each worker.
+        """Returns a dataset of which each worker has its own copy.
+
+        Calling `iter` on the dataset returns a per-worker value: an iterator on each worker.
 
         Args:
-          source: A re-iterable dataset, or a function that returns one, called at each worker.
+          source: A dataset that can be iterated over repeatedly, or a function that each worker calls to create one.
 
         Raises:
-          InvalidValueError: If it can be iterated over only once, or not at all.
+          InvalidValueError: If `source` can be iterated over only once, or not at all.
         """
         return PerWorkerDataset(source)
 
     def close(self) -> None:
-        """Cancels all remaining work, and closes the connections. Idempotent; never raises."""
+        """Cancels all remaining work and closes the connections. Idempotent; never raises."""
         if not self._closed:
             self._closed = True
             self._calls.loop.finish(self._calls.driver.end(), timeout=5.0)
@@ -97,14 +102,14 @@ def _result_of(calls: ScheduledCalls, value: object) -> ResultArgument | None:
 
 
 def _end(calls: ScheduledCalls, variables: VariableOwner) -> None:
-    """Releases the resources of a coordinator that is no longer referenced; a finalizer."""
+    """Releases the resources of a coordinator. Called as a finalizer, once the coordinator is no longer referenced."""
     calls.loop.call_soon(lambda: start_apart(calls.driver.end()))
     if variables.is_used:
         io_loop.call_soon(lambda: start_apart(variables.end()))
 
 
 class ClusterCoordinator(_Coordinator):
-    """Runs calls at any free worker, any number at a time; their values stay there until they are fetched."""
+    """Runs many calls concurrently, each on a free worker. Values stay on the workers until they are fetched."""
 
     def schedule(
         self,
@@ -115,23 +120,23 @@ class ClusterCoordinator(_Coordinator):
         repeatable: bool = True,
         prefetch: bool = False,
     ) -> RemoteValue:
-        """Schedules a call, and returns a handle to its value at once.
+        """Schedules a call and returns a handle to its value immediately.
 
-        If `max_queued` closures are waiting or running, this blocks until there is room for another.
+        Blocks while `max_queued` closures are waiting or running.
 
         Args:
-          fn: A computation, or a Python function, which is sent by value to workers that allow it. It gets its
-            arguments unchanged, and its result has the type that the language infers.
-          args: Its arguments by position.
-          kwargs: Its arguments by name. Values of other calls may appear anywhere in either.
-          repeatable: Whether it may run again if its worker is lost, or its value with it.
-          prefetch: Whether to fetch the value as soon as it is ready; for small values that are fetched anyway.
+          fn: A computation or a Python function. A Python function is sent by value to workers that allow it. It
+            receives its arguments unchanged, and the language infers the type of its result.
+          args: The positional arguments. They may contain the values of other calls, at any depth.
+          kwargs: The keyword arguments. They may contain the values of other calls, too.
+          repeatable: Whether the call may run again if its worker or its value is lost.
+          prefetch: Whether to fetch the value as soon as it is ready. Useful for small values that are always fetched.
 
         Raises:
-          LeafError: If a function has raised since errors were last reported; the other calls are cancelled. Its
-            attribute `errors` has all errors.
-          TypeMismatchError: If the arguments do not fit.
-          ClosedError: After `close`.
+          LeafError: If a function has raised an error since errors were last reported. The other calls are cancelled.
+            The attribute `errors` of the exception contains all errors.
+          TypeMismatchError: If the arguments do not match the function's parameters.
+          ClosedError: If the coordinator is closed.
         """
         closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
         while not self._calls.schedule(closure):
@@ -142,9 +147,9 @@ class ClusterCoordinator(_Coordinator):
         """Waits until all calls have ended.
 
         Raises:
-          LeafError: If a function has raised; see `schedule`.
-          WorkerUnavailableError: If no worker was available for too long.
-          DeadlineExceededError: If it takes longer than `timeout` seconds; the calls continue.
+          LeafError: If a function has raised an error; see `schedule`.
+          WorkerUnavailableError: If no worker was reachable within `connect_seconds`.
+          DeadlineExceededError: If the calls take longer than `timeout` seconds. They continue to run.
         """
         check_timeout(timeout)
         self._calls.wait(self._calls.join(timeout, self))
@@ -153,38 +158,39 @@ class ClusterCoordinator(_Coordinator):
         """Returns whether all calls have ended.
 
         Raises:
-          LeafError: If a function has raised; see `schedule`.
+          LeafError: If a function has raised an error; see `schedule`.
         """
         return self._calls.is_done()
 
     def fetch(self, structure: object, timeout: float | None = None) -> Any:
-        """Returns a structure with the handles in it replaced by their values.
+        """Waits for the values of the handles in a structure, and returns the structure with values instead of handles.
 
         Raises:
-          LeafError: If the function of one of the calls raised.
-          DeadlineExceededError: If it takes longer than `timeout` seconds.
+          LeafError: If the function of one of the calls has raised an error.
+          DeadlineExceededError: If the values are not available within `timeout` seconds.
         """
         check_timeout(timeout)
         return self._calls.wait(fetched(structure, timeout, self))
 
     def variable(self, initial_value: object, type_spec: object = None) -> Variable:
-        """Returns a variable: state that functions and this program read and change, wherever they run.
+        """Creates a variable: state that scheduled functions and this program can read and change.
 
-        A task of job `ps` holds it, or if the cluster has none, a server of this process at a loopback address.
+        A task of job `ps` stores the value. If the cluster has no such task, a server in this process stores the value
+        and listens on a loopback address.
 
         Args:
-          initial_value: Its initial value, or a function that returns it.
-          type_spec: Its type; by default the type that the language infers: Python numbers are int32 and float32.
+          initial_value: The initial value, or a function that returns it.
+          type_spec: The type of the value. By default, the language infers it: Python numbers become int32 or float32.
 
         Raises:
-          TypeMismatchError: If the value does not fit.
-          WorkerUnavailableError: If no server that should hold it can be reached.
+          TypeMismatchError: If the initial value does not have the type `type_spec`.
+          WorkerUnavailableError: If the server that is to store the value cannot be reached.
         """
         return Variable(*io_loop.run_sync(self._variables.make(initial_value, type_spec)))
 
 
 class AsyncClusterCoordinator(_Coordinator):
-    """A `ClusterCoordinator` with coroutines, for use from any event loop."""
+    """A `ClusterCoordinator` whose methods are coroutines, for use on any event loop."""
 
     async def schedule(
         self,
@@ -195,7 +201,7 @@ class AsyncClusterCoordinator(_Coordinator):
         repeatable: bool = True,
         prefetch: bool = False,
     ) -> RemoteValue:
-        """Schedules a call; see `ClusterCoordinator.schedule`. It waits only if there is no room for another."""
+        """Schedules a call; see `ClusterCoordinator.schedule`. Waits only while the queue is full."""
         closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
         while not self._calls.schedule(closure):
             await self._calls.loop.run(self._calls.room())
@@ -211,10 +217,10 @@ class AsyncClusterCoordinator(_Coordinator):
         return self._calls.is_done()
 
     async def fetch(self, structure: object, timeout: float | None = None) -> Any:
-        """Returns a structure with the handles in it replaced by their values; see `ClusterCoordinator.fetch`."""
+        """Returns a structure with values instead of handles; see `ClusterCoordinator.fetch`."""
         check_timeout(timeout)
         return await self._calls.loop.run(fetched(structure, timeout, self))
 
     async def variable(self, initial_value: object, type_spec: object = None) -> AsyncVariable:
-        """Returns a variable; see `ClusterCoordinator.variable`."""
+        """Creates a variable; see `ClusterCoordinator.variable`."""
         return AsyncVariable(*await io_loop.run(self._variables.make(initial_value, type_spec)))

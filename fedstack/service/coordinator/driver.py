@@ -1,7 +1,8 @@
-"""Carries out the decisions of a scheduler, and reports events to it.
+"""Carries out the decisions of a scheduler and reports events to it.
 
-Callers on any thread (`scheduled_calls.py`), workers, and the code that adds and removes workers use the scheduler
-under a lock. It responds with actions, which are performed in turns on the loop, most of them by a worker.
+Callers on any thread (`scheduled_calls.py`), workers, and the code that adds and removes workers all use the scheduler,
+and hold a lock while they do. The scheduler responds with actions, which the driver performs on its loop. The driver
+delegates most actions to a worker.
 """
 
 import abc
@@ -40,16 +41,16 @@ _P = ParamSpec("_P")
 
 
 class Driver(abc.ABC):
-    """Carries out the decisions of one coordinator's scheduler, on a loop.
+    """Carries out the decisions of one coordinator's scheduler.
 
     Args:
-      scheduler: Makes the decisions.
-      loop: Where everything runs.
+      scheduler: The scheduler.
+      loop: The event loop on which the driver and its workers run.
 
     Attributes:
-      scheduler: As above; use it only while `lock` is held.
-      lock: Held while the scheduler is used.
-      loop: As above.
+      scheduler: The scheduler; hold `lock` while you use it.
+      lock: The lock that protects the scheduler.
+      loop: The event loop.
       closed: Whether the driver has ended.
     """
 
@@ -68,15 +69,15 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     async def _worker_there(self) -> None:
-        """Returns when there may be a worker soon; raises when waiting any longer is pointless."""
+        """Waits until a worker may soon be ready; raises if there is no point in waiting any longer."""
 
     @abc.abstractmethod
     def _replace(self, worker: "CoordinatedWorker", error: Exception) -> None:
-        """Adds a new worker for a lost worker once it is back."""
+        """Arranges for a lost worker to be replaced as soon as it is reachable again."""
 
     @abc.abstractmethod
     async def _end_workers(self) -> None:
-        """Releases the resources that workers need."""
+        """Releases the resources that the workers share."""
 
     # For callers on any thread.
 
@@ -88,21 +89,22 @@ class Driver(abc.ABC):
         """
         if self.closed:
             raise ClosedError(
-                "The coordinator is closed; create a new one, and fetch values before closing the old one"
+                "Expected an open coordinator, found a closed one; create a new coordinator, and fetch values before "
+                "you close it"
             )
 
     def wake(self) -> None:
-        """Causes `turn` to be called soon."""
+        """Schedules a call of `turn` on the loop, unless one is already scheduled."""
         if not self._woken:
             self._woken = True
             self.loop.call_soon(self.turn)
 
     def drop(self, closure: Closure) -> None:
-        """Records that no caller has a handle to a closure anymore. Safe in finalizers: it takes no lock."""
+        """Records that no caller has a handle to a closure anymore. Safe in finalizers, because it takes no lock."""
         self._dropped.append(closure)
         self.wake()
 
-    # Events at workers.
+    # Events of workers.
 
     def add(self, worker: "CoordinatedWorker") -> None:
         """Adds a worker."""
@@ -136,10 +138,10 @@ class Driver(abc.ABC):
         """Performs the actions that the scheduler has decided on.
 
         Args:
-          own: The worker whose closures the caller runs itself.
+          own: The worker whose closures the caller runs itself, if any.
 
         Returns:
-          The closures to run there.
+          The closures to run on `own`.
         """
         self._woken = False
         with self.lock:
@@ -176,7 +178,7 @@ class Driver(abc.ABC):
             case Fetch(worker, closures):
                 self._workers[worker].fetch(closures)
             case Leave(worker):
-                reason = f"The worker at {worker.name} is stopping; its values have been fetched"
+                reason = f"The worker at {worker.name} is stopping; its values have been fetched to this process"
                 self.lose(self._workers[worker], WorkerUnavailableError(reason))
             case Search():
                 if self._search is None and not self.closed:
@@ -185,7 +187,7 @@ class Driver(abc.ABC):
                 self._timer = asyncio.get_running_loop().call_later(seconds, self.turn)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Starts a task that ends with this driver, at the latest."""
+        """Starts a task that is cancelled when this driver ends."""
         task = start_apart(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
@@ -193,7 +195,7 @@ class Driver(abc.ABC):
         return task
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns when a condition on the scheduler holds, or the driver has ended."""
+        """Waits until a condition on the scheduler holds or the driver has ended."""
         with self.lock:
             if self.closed or condition():
                 return
@@ -205,7 +207,7 @@ class Driver(abc.ABC):
             self._waiting.pop(future, None)
 
     async def changed(self, closure: Closure) -> None:
-        """Returns when a closure has ended, or its value was fetched or could not be."""
+        """Waits until a closure has ended, or until fetching its value has succeeded or failed."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def callback() -> None:
@@ -219,13 +221,13 @@ class Driver(abc.ABC):
             closure.callbacks.pop(callback, None)
 
     async def payload_of(self, closure: Closure) -> object:
-        """Returns the payload of a closure's value, which is rebuilt if it was lost. No copy is kept.
+        """Returns the payload of a closure's value. Rebuilds the value if it was lost. Keeps no copy of the payload.
 
         Raises:
           Exception: The error that the closure raised.
-          ClosureCancelledError: If it was cancelled.
+          ClosureCancelledError: If the closure was cancelled.
         """
-        # Mark it in use: otherwise a value rebuilt for this would be dropped on arrival if its last user has ended.
+        # Mark the value as used. Otherwise, if its last user has ended, it would be dropped as soon as it is rebuilt.
         self.tell(self.scheduler.use, closure)
         try:
             while True:
@@ -244,28 +246,28 @@ class Driver(abc.ABC):
                     except RetryableError as error:
                         self.lose(worker, error)
                     except Exception:
-                        if not state.lost:  # otherwise its answer does not count, and there may be another worker
+                        if not state.lost:  # ignore errors of lost workers, since another worker may have the value
                             raise
                 self.tell(self.scheduler.need, closure)
-                await let_others_run()  # whatever the outcome
+                await let_others_run()  # so that the loop is never blocked, however often this is repeated
         finally:
             self.tell(self.scheduler.unuse, closure)
 
     async def _look(self) -> None:
-        """Waits for a worker on behalf of closures that have none."""
+        """Waits until a worker is available. Fails all closures if waiting any longer is pointless."""
         try:
             async for _ in Deadline().attempts(itertools.repeat(0.01)):
-                if self._workers or self.closed:  # a worker that is ready is added in a moment
+                if self._workers or self.closed:  # it may take a moment until a ready worker is added
                     break
                 await self._worker_there()
         except FedstackError as error:
             self.tell(self.scheduler.gave_up, without_own_frames(error))
         finally:
             self._search = None
-            self.wake()  # there may be no worker once more
+            self.wake()  # the new worker may already be lost, so that the scheduler has to search again
 
     async def end(self) -> None:
-        """Cancels all remaining work, and ends all workers. Idempotent; never raises."""
+        """Cancels all remaining work and ends all workers. Idempotent; never raises."""
         if self.closed:
             return
         self.closed = True
@@ -287,7 +289,10 @@ class Driver(abc.ABC):
 
 
 def _ended_at_work(error: Exception) -> bool:
-    """Returns whether a worker's own work may have ended it: the worker was alive when that work began."""
+    """Returns whether a worker may have been ended by the work that it was running.
+
+    This is not the case if the server was restarted before the work began, or if no call reached the worker.
+    """
     if isinstance(error, StaleSessionError):
         return False
     return not (isinstance(error, FedstackError) and never_arrived(error))

@@ -1,4 +1,4 @@
-"""Handles lost workers: which calls run again, which values can be rebuilt, and which are fetched."""
+"""Handles lost workers: decides which calls run again, which values can be rebuilt, and which values to fetch."""
 
 from collections.abc import Iterable
 
@@ -8,26 +8,29 @@ from fedstack.membership.ledger import ENOUGH, SUSPECTED, LossLedger
 from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
 
 _MOST_NAMED = 5
-# The most calls that are repeated one after another to rebuild a value.
+# The maximum length of a chain of calls that is repeated to rebuild a value.
 MOST_DEPTH = 1000
 
 
 def why_not_again(closure: Closure, error: Exception, ledger: LossLedger) -> Exception | None:
-    """Returns the error of a closure that was running at a lost worker; `None` if it runs again."""
+    """Returns the error with which a closure on a lost worker fails, or `None` if the closure is to run again."""
     if not closure.repeatable:
         return _not_repeated(closure, error)
     return _lost_too_often(closure, error, ledger.losses(closure)) if ledger.is_enough(closure) else None
 
 
 def suspects_in(closures: Iterable[Closure], ledger: LossLedger) -> str:
-    """Returns a line for the end of a message: the closures that may have ended workers; empty if there are none."""
+    """Returns a line that names the closures that may have ended workers, to append to an error message.
+
+    Returns an empty string if no closure is suspected.
+    """
     losses = [(one.name, count) for one in closures if (count := ledger.losses(one))]
     if not losses:
         return ""
     losses.sort(key=lambda one: -one[1])
     named = ", ".join(f"{name!r} ({counted(count, 'time')})" for name, count in losses[:_MOST_NAMED])
     more = f" and {len(losses) - _MOST_NAMED} more" if len(losses) > _MOST_NAMED else ""
-    return f"\n  these ran where workers were lost, and may have ended them: {named}{more}"
+    return f"\n  these calls were running on workers that were lost, and may have caused the losses: {named}{more}"
 
 
 def lose_values(worker: WorkerState) -> None:
@@ -39,7 +42,10 @@ def lose_values(worker: WorkerState) -> None:
 
 
 def release(closure: Closure) -> None:
-    """Lets workers drop an unreferenced value. Rebuilding a value that depends on it later rebuilds it too."""
+    """Lets workers drop an unreferenced value.
+
+    If a value that depends on the dropped value has to be rebuilt later, both values are rebuilt.
+    """
     for worker in closure.held:
         worker.values.pop(closure, None)
     closure.held.clear()
@@ -47,19 +53,23 @@ def release(closure: Closure) -> None:
 
 
 def fetch(closure: Closure, worker: WorkerState) -> None:
-    """Requests a fetch of a closure's value from a worker."""
+    """Requests that a closure's value be fetched from a worker."""
     worker.fetching[closure] = worker.to_fetch[closure] = None
 
 
 def fetch_if_wanted(closure: Closure) -> None:
-    """Requests a fetch of a value that a caller wants, once."""
+    """Requests that a closure's value be fetched if a caller wants it and no fetch has been requested yet."""
     is_wanted = closure.wanted and closure.is_there and closure.copy is None
     if is_wanted and not any(closure in worker.fetching for worker in closure.held):
         fetch(closure, next(iter(closure.held)))
 
 
 def has_left(worker: WorkerState) -> bool:
-    """Returns whether a worker that is about to stop has no more useful values; otherwise requests a fetch of them."""
+    """Returns whether a worker that is about to stop can be released.
+
+    This is the case once no closure runs there and no value has to be fetched. Requests a fetch of each value that
+    would be lost with the worker.
+    """
     for closure in held_only_by(worker):
         if closure not in worker.fetching and closure not in worker.refused:
             fetch(closure, worker)
@@ -67,7 +77,7 @@ def has_left(worker: WorkerState) -> bool:
 
 
 def held_only_by(worker: WorkerState) -> list[Closure]:
-    """Returns the closures whose values would be lost with a worker."""
+    """Returns the closures whose values would be lost if the worker stopped."""
     return [
         closure
         for closure in worker.values
@@ -76,12 +86,12 @@ def held_only_by(worker: WorkerState) -> list[Closure]:
 
 
 def may_be_rebuilt(closure: Closure) -> bool:
-    """Returns whether an ended closure runs again if its value is lost and needed."""
+    """Returns whether an ended closure runs again if its value is lost but needed."""
     return closure.repeatable and closure.copy is None and closure.depth <= MOST_DEPTH
 
 
 def is_gone(closure: Closure) -> bool:
-    """Returns whether there is no value and never will be."""
+    """Returns whether a closure will never have a value: it failed, was cancelled, or lost its value for good."""
     if closure.state is ClosureState.LOST and closure.call is None:
         closure.state, closure.error = ClosureState.FAILED, _not_repeated(closure, None)
     return closure.state in (ClosureState.FAILED, ClosureState.CANCELLED)
@@ -95,20 +105,20 @@ def _note_if_lost(closure: Closure) -> None:
 def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailableError:
     cause = "its worker was lost" if error is None else f"its worker was lost: {error}"
     reason = (
-        f"more than {MOST_DEPTH} calls would have to be repeated for it, one after the other"
+        f"this would repeat a chain of more than {MOST_DEPTH} calls"
         if closure.repeatable
-        else "it was scheduled with repeatable=False"
+        else "the call was scheduled with repeatable=False"
     )
     return WorkerUnavailableError(
-        f"The value of {closure.name!r} is gone, since {cause}; it cannot be rebuilt: {reason}. Fetch such values, or "
-        "schedule them with prefetch=True"
+        f"The value of {closure.name!r} is gone, since {cause}. The value cannot be rebuilt: {reason}. Fetch the "
+        "values of such calls early, or schedule the calls with prefetch=True"
     )
 
 
 def _lost_too_often(closure: Closure, error: Exception, losses: int) -> LostWorkersError:
     lost = LostWorkersError(
-        f"{closure.name!r} ended {losses} workers, the last {ENOUGH - SUSPECTED} while nothing else ran there; it "
-        f"is not tried again: {error}"
+        f"{losses} workers were lost while they ran {closure.name!r}; the last {ENOUGH - SUSPECTED} of them ran "
+        f"nothing else. The call is not retried: {error}"
     )
     lost.__cause__ = error
     return lost

@@ -1,6 +1,6 @@
-"""Decides which runnable closure goes to which worker, and when.
+"""Decides which runnable closure is sent to which worker, and when.
 
-How long calls take at a worker decides which closures a slow worker leaves to others.
+The queues measure how long calls take on each worker, so that a slow worker leaves closures to faster ones.
 """
 
 from collections import deque
@@ -10,47 +10,49 @@ from fedstack.membership.ledger import LossLedger
 from fedstack.service.coordinator.calls.closures import Closure, ClosureState, WorkerState
 
 MOST_RUNNING = 8
-# How long closures that arrive while a call is in flight wait for others, to be sent together.
+# How long a closure waits for other closures to be sent together with it, while a call to the worker is in flight.
 GATHER_SECONDS = 0.002
-# A call this short takes about as long in transit as at the worker, which should have the next one by then.
+# A call this short takes about as long in transit as on the worker, so the worker should already have the next call.
 _QUICK_SECONDS = 0.05
-# The weight of the last call in the average.
+# The weight of the most recent call in the moving average.
 _NEWEST = 0.4
 _MOST_NAMES = 100
 _LEAST_SECONDS = 1e-6
-# How many times longer calls take at a slow worker: the duration of the same call varies even between equal workers.
+# A worker is slow if its calls take at least this many times longer; durations vary even between equal workers.
 _TIMES_SLOWER = 2.5
-# A worker counts as slow for this multiple of its calls' duration. The first calls may have had to load functions.
+# A worker counts as slow for this multiple of its calls' duration, because its first calls may have loaded functions.
 _TIMES_REMEMBERED = 10.0
 
 
 class Pace:
-    """How long the calls of one worker take, from the moment that it receives them, separately for each name.
+    """The measured durations of one worker's calls, by name.
+
+    A call is measured from the time at which it is assigned to the worker.
 
     Attributes:
-      is_quick: Whether the last call took next to no time.
+      is_quick: Whether the most recent call was quick.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, float]] = {}  # how long they take, and when that was last measured
+        self._known: dict[str, tuple[float, float]] = {}  # the average duration, and the time of the last measurement
         self.is_quick = False
 
     def note(self, name: str, seconds: float, now: float) -> None:
-        """Records that a call has ended after this many seconds."""
+        """Records the duration of a call that has ended."""
         self.is_quick = seconds <= _QUICK_SECONDS
         before, _ = self._known.pop(name, (seconds, now))
-        # Last: it was measured last.
+        # Insert the name last: the order of the names is that of their last measurements.
         self._known[name] = max(before + _NEWEST * (seconds - before), _LEAST_SECONDS), now
         if len(self._known) > _MOST_NAMES:
             del self._known[next(iter(self._known))]
 
     def slow_seconds(self, name: str, now: float) -> float | None:
-        """Returns how long calls of a name take; `None` if that is too short to matter, or too long ago to count."""
+        """Returns how long calls with a name take, or `None` if the duration is too short to matter or out of date."""
         seconds, heard = self._known.get(name, (0.0, now))
         return None if seconds <= _QUICK_SECONDS or now > heard + _TIMES_REMEMBERED * seconds else seconds
 
     def fast_seconds(self, name: str, others: float) -> float | None:
-        """Returns how long calls of a name take; `None` if that is not much less than they take at others."""
+        """Returns how long calls with a name take if that is much shorter than `others`; otherwise `None`."""
         found = self._known.get(name)
         return None if found is None or found[0] * _TIMES_SLOWER > others else found[0]
 
@@ -61,14 +63,14 @@ class Pace:
 class Queues:
     """The workers, and the closures that wait for a worker.
 
-    Each worker has a queue of the closures whose arguments it holds; all other closures share another queue.
+    Each worker has a queue of the closures whose arguments it holds. All other closures share one queue.
 
     Args:
-      most_running: How many closures run at one worker at the same time.
+      most_running: The maximum number of closures that run on one worker at the same time.
       clock: Returns the time in seconds.
 
     Attributes:
-      ledger: The closures that were lost with workers. Nothing runs beside a suspected closure.
+      ledger: The record of closures that were running on lost workers. A suspected closure runs alone on its worker.
     """
 
     def __init__(self, most_running: int, clock: Callable[[], float]) -> None:
@@ -92,7 +94,7 @@ class Queues:
         self._pace[worker] = Pace()
 
     def lose_worker(self, worker: WorkerState) -> None:
-        """Removes a lost worker; closures that waited for it run elsewhere."""
+        """Removes a lost worker. Closures in its queue may then run on any other worker."""
         del self._pace[worker]
         self._anywhere.extendleft(reversed(self._workers.pop(worker)))
 
@@ -101,9 +103,9 @@ class Queues:
 
         Args:
           closure: The closure.
-          first: Whether it should run before others.
-          at_once: Whether to send it without waiting for others that could go to the same worker: in a chain, each link
-            would wait again.
+          first: Whether to put the closure at the front of its queue.
+          at_once: Whether to send the closure without waiting for others to send with it. In a chain of dependent
+            calls, every call would otherwise add such a wait.
         """
         if self.ledger.is_suspected(closure):
             self._suspects.append(closure)
@@ -118,7 +120,7 @@ class Queues:
             queue.append(closure)
 
     def assignments(self, can_begin: Callable[[Closure], bool]) -> list[tuple[WorkerState, list[Closure]]]:
-        """Returns the closures that start now, by worker.
+        """Assigns queued closures to workers, and returns for each worker the closures to start now.
 
         Args:
           can_begin: Returns whether a queued closure can still run.
@@ -144,7 +146,7 @@ class Queues:
         return list(given.items())
 
     def seconds_to_assignments(self) -> float | None:
-        """Returns after how many seconds to ask for `assignments` even if nothing happens; `None` for never."""
+        """Returns after how many seconds to call `assignments` again if no event occurs; `None` means never."""
         if self._is_empty:
             return None
         now = self._clock()
@@ -154,12 +156,12 @@ class Queues:
         return min(due) - now if due else None
 
     def ended(self, closure: Closure, worker: WorkerState, *, ran: bool = True) -> None:
-        """Records that a worker is done with a closure.
+        """Records that a worker no longer runs a closure.
 
         Args:
           closure: The closure.
           worker: The worker.
-          ran: Whether the closure ran to its end.
+          ran: Whether the closure ran to completion, so that its duration counts.
         """
         begun = worker.running.pop(closure, None)
         if ran and begun is not None:
@@ -176,23 +178,24 @@ class Queues:
         return not any(map(self.ledger.is_suspected, worker.running))
 
     def _gathers(self, worker: WorkerState, now: float) -> bool:
-        """Returns whether closures that arrive while a call to a worker is in flight still wait for others."""
+        """Returns whether a worker's next call still waits for more closures because another call is in flight."""
         return worker.calls > 0 and worker.due > now
 
     def _is_full(self, worker: WorkerState) -> bool:
         return worker.silent or worker.draining or len(worker.running) >= self._most_at(worker)
 
     def _most_at(self, worker: WorkerState) -> int:
-        """Returns how many closures a worker gets at most: more than it can run only if they are short.
+        """Returns the maximum number of closures to send to a worker.
 
-        Closures that wait there while other workers are idle cannot be taken back.
+        A worker receives more closures than it has threads only if its calls are short, because closures that wait on a
+        worker cannot be reassigned when other workers become idle.
         """
         if worker.threads is None or self._pace[worker].is_quick:
             return self._most_running
         return min(self._most_running, worker.threads)
 
     def _leaves_to_others(self, worker: WorkerState, queue: Sequence[Closure], now: float) -> bool:
-        """Returns whether faster workers would finish a queue before this worker had run the first closure of it."""
+        """Returns whether faster workers would finish a whole queue before this worker finished its first closure."""
         own = self._pace[worker].slow_seconds(queue[0].name, now)
         if own is None:
             return False
@@ -200,7 +203,7 @@ class Queues:
         for other in self._workers:
             seconds = self._pace[other].fast_seconds(queue[0].name, own)
             oldest = next(iter(other.running.values()), now)
-            # A call that runs longer than usual may run forever: such a worker cannot be counted on.
+            # Ignore workers with a call that runs longer than usual, since that call may never end.
             if seconds is None or other.silent or other.draining or oldest + own <= now:
                 continue
             per_second += self._most_at(other) / seconds
@@ -211,11 +214,11 @@ class Queues:
         return True
 
     def _next_for(self, worker: WorkerState, can_begin: Callable[[Closure], bool], now: float) -> Closure | None:
-        """Returns the closure to run next at a worker, if there is one."""
+        """Returns the closure to run next on a worker, or `None`."""
         own = self._workers[worker]
         candidates = [] if worker.running else [self._suspects]
         candidates += [own, self._anywhere]
-        # Closures whose arguments are at full workers come last: their arguments have to be moved.
+        # Closures whose arguments are on full workers come last, because their arguments have to be moved.
         full = [queue for other, queue in self._workers.items() if self._is_full(other)]
         candidates += sorted(full, key=len, reverse=True)
         for queue in candidates:

@@ -1,4 +1,4 @@
-"""Defines the handle to the value of a scheduled call, and how to fetch values in structures and wait for them."""
+"""Defines the handle to a scheduled call's value, and functions that wait for calls or fetch their values."""
 
 import contextlib
 import queue
@@ -22,24 +22,25 @@ from fedstack.service.coordinator.calls.python_calls import ArgumentOnly
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
 from fedstack.service.coordinator.scheduled_calls import ScheduledCalls, check_timeout, within
 
-# Types that look like structures, but cannot hold values in place of handles, or lose them.
+# Types that contain handles, but in which handles cannot be replaced by values.
 _NO_STRUCTURES: tuple[type, ...] = (Set, ValuesView, Iterator)
-# As good as no limit; no thread can wait longer.
+# Longer timeouts mean no limit, because no thread can wait that long.
 _LONGEST_SECONDS = threading.TIMEOUT_MAX / 2
 
 
 class RemoteValue(ArgumentOnly):
-    """A handle to the present or future value of a scheduled call, which stays at its worker until it is fetched.
+    """A handle to the value of a scheduled call, which may still be running.
 
-    Pass it as an argument to later calls, on its own or anywhere inside a structure. `await` it to fetch the value.
+    The value stays on its worker until it is fetched. Pass the handle as an argument to later calls, alone or inside a
+    structure. Call `get` or `await` the handle to fetch the value.
 
     Attributes:
-      calls: The calls of its coordinator.
-      closure: The call.
+      calls: The calls of the coordinator that the value belongs to.
+      closure: The scheduled call.
     """
 
     def __init__(self, owner: object, calls: ScheduledCalls, closure: Closure, call: ClosureCall) -> None:
-        self._owner = owner  # a coordinator without references is closed
+        self._owner = owner  # keeps the coordinator open, which is closed once nothing refers to it
         self.calls = calls
         self.closure = closure
         self._result = call.result_of(closure)
@@ -47,56 +48,63 @@ class RemoteValue(ArgumentOnly):
 
     @property
     def type_signature(self) -> Type:
-        """The type of the value as a worker has it: for a Python function, the type of a box with any value."""
+        """The type of the value on the worker. For a call of a Python function, this is always the type of a box."""
         return self._result.type_signature
 
     def as_argument(self, calls: ScheduledCalls) -> ResultArgument:
         """Returns the value as an argument for calls of a coordinator.
 
         Raises:
-          ForeignValueError: If it belongs to another coordinator.
+          ForeignValueError: If the value belongs to another coordinator.
         """
         if self.calls is not calls:
-            raise ForeignValueError(f"Expected a value of this coordinator, found {self!r} of another one")
+            raise ForeignValueError(
+                f"Expected a value of the coordinator that runs the call, found {self!r} of another coordinator; fetch "
+                "the value and pass the result"
+            )
         return self._result
 
     def done(self) -> bool:
-        """Returns whether the call has ended, including by failing or being cancelled."""
+        """Returns whether the call has ended: it succeeded, failed, or was cancelled."""
         return self.closure.has_ended
 
     @property
     def is_here(self) -> bool:
-        """Whether there is nothing to wait for: this process has the value or the error."""
+        """Whether this process has the value or the error, so that `get` returns or raises without waiting."""
         return self.closure.is_here
 
     def cancel(self) -> bool:
-        """Cancels the call, and the calls that need its value; returns whether it had not ended."""
+        """Cancels the call and all calls that need its value.
+
+        Returns:
+          Whether the call was cancelled; `False` if it had already ended.
+        """
         return self.calls.cancel(self.closure)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Waits for the value and fetches it, in the containers of its type.
+        """Waits until the call has ended, and returns its value in the containers of its type.
 
-        Later calls return an equal value, whatever the timeout. Its arrays and containers belong to the caller:
-        changing them changes no other copy. The first call of `get` after the scheduled call has ended transfers the
-        value; the transfer counts towards the timeout and continues after it, for a later call of `get`.
+        The value is transferred to this process once. The transfer counts towards the timeout and continues in the
+        background if the timeout expires. After the transfer, every call of `get` returns an equal value without
+        waiting. The caller owns the returned arrays and containers: changing them affects no other copy.
 
         Raises:
-          LeafError: If the function raised.
+          LeafError: If the function raised an error.
           ClosureCancelledError: If the call was cancelled.
-          DeadlineExceededError: If it takes longer than `timeout` seconds; the call continues.
+          DeadlineExceededError: If the value is not available within `timeout` seconds. The call continues.
         """
         check_timeout(timeout)
         return self.calls.wait(fetched(self, timeout, self))
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Same as `get`."""
+        """An alias of `get`."""
         return self.get(timeout)
 
     def __await__(self) -> Generator[Any, None, object]:
         return self.calls.loop.run(fetched(self)).__await__()
 
     def result_of(self, payload: object) -> object:
-        """Returns a payload in the containers of its type."""
+        """Converts a payload to the value that a user receives, in the containers of its type."""
         return unboxed(cast(Box, payload)) if self._result.boxed else to_result(payload, self.type_signature)
 
     def __repr__(self) -> str:
@@ -107,24 +115,27 @@ class RemoteValue(ArgumentOnly):
 
 
 async def fetched(structure: object, timeout: float | None = None, what: object = None) -> object:
-    """Returns a structure with the handles in it replaced by their values.
+    """Waits for the values of the handles in a structure, and returns the structure with values instead of handles.
 
     Args:
       structure: The structure.
-      timeout: How long values may take, in seconds; values that are here already are returned in any case, and
-        transfers in progress continue.
-      what: A description of the awaited object, for error messages.
+      timeout: How long to wait for values that are not in this process yet, in seconds. Transfers in progress continue
+        after the timeout.
+      what: The object to name in an error message.
 
     Raises:
-      InvalidValueError: If there are handles in sets, or in anything that can be iterated over only once.
-      DeadlineExceededError: If they take longer.
+      InvalidValueError: If a set, or an object that can be iterated over only once, may contain handles.
+      DeadlineExceededError: If the values are not available within `timeout`.
     """
     groups: dict[ScheduledCalls, dict[Closure, None]] = {}  # by coordinator
     for path, part in leaves_of(structure, "structure"):
         if isinstance(part, RemoteValue):
             groups.setdefault(part.calls, {})[part.closure] = None
         elif isinstance(part, _NO_STRUCTURES) and _may_have_values(part):
-            raise InvalidValueError(f"Expected lists, tuples and dictionaries, found {type(part).__name__}; at {path}")
+            raise InvalidValueError(
+                f"Expected handles in lists, tuples or dictionaries, found {type(part).__name__} at {path}; convert it "
+                "to a list"
+            )
     waits = [calls for calls, closures in groups.items() if not calls.begin(closures)]
     homes = gather([calls.fetch(closures) for calls, closures in groups.items()])
     await (within(homes, timeout, what) if waits else homes)
@@ -137,7 +148,7 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
 
 def _may_have_values(collection: object) -> bool:
     if isinstance(collection, Iterator):
-        return True  # looking would consume its content
+        return True  # a search would consume the elements
     members = list(cast("Collection[object]", collection))
     return any(isinstance(part, RemoteValue) for _, part in leaves_of(members, ""))
 
@@ -145,19 +156,19 @@ def _may_have_values(collection: object) -> bool:
 def wait(
     values: Iterable[RemoteValue], num_returns: int = 1, timeout: float | None = None
 ) -> tuple[list[RemoteValue], list[RemoteValue]]:
-    """Waits until a number of calls have ended, whatever their outcome.
+    """Waits until `num_returns` calls have ended, regardless of their outcomes.
 
     Args:
       values: The values of the calls.
-      num_returns: How many calls to wait for.
-      timeout: How long to wait, in seconds; `None` for no limit, 0 for not at all.
+      num_returns: The number of calls to wait for.
+      timeout: The time limit in seconds. `None` means no limit; 0 means not to wait.
 
     Returns:
-      The values of the first `num_returns` calls that have ended, or of all that have ended if the time has passed, and
-      the other values; both in the order of `values`.
+      Two lists, both in the order of `values`: the values of calls that have ended, at most `num_returns` of them, and
+      all other values. If the timeout expires, the first list may be shorter than `num_returns`.
 
     Raises:
-      InvalidValueError: If `num_returns` is not from 1 to the number of values, or the timeout is negative.
+      InvalidValueError: If `num_returns` is not between 1 and the number of values, or `timeout` is negative.
     """
     listed = _listed(values)
     check_timeout(timeout)
@@ -174,10 +185,10 @@ def wait(
 
 
 def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
-    """Yields values as their calls end, whatever their outcome.
+    """Yields values in the order in which their calls end, regardless of the calls' outcomes.
 
     Raises:
-      DeadlineExceededError: If it takes longer than `timeout` seconds, counted from the call of this function.
+      DeadlineExceededError: If not all calls end within `timeout` seconds of the call of this function.
     """
     check_timeout(timeout)
     return _as_completed(_listed(values), _deadline(timeout), timeout)
@@ -193,7 +204,8 @@ def _as_completed(values: Sequence[RemoteValue], deadline: Deadline, timeout: fl
                 yield ends.next(deadline)
         except queue.Empty:
             raise DeadlineExceededError(
-                f"Expected all of {most} calls to end within {timeout:g} s, found {most - len(ends)} that did"
+                f"Expected all of {most} calls to end within {timeout:g} s, found that only {most - len(ends)} ended; "
+                "raise the timeout, or wait again for the remaining values"
             ) from None
 
 
@@ -201,31 +213,32 @@ def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
     """Returns a list of the values to wait for.
 
     Raises:
-      TypeMismatchError: If they are not values of calls.
+      TypeMismatchError: If `values` is not an iterable of values of calls.
     """
     if isinstance(cast(object, values), RemoteValue) or not isinstance(cast(object, values), Iterable):
         raise TypeMismatchError(
-            f"Expected values of calls in a list, found {describe(cast(object, values))}; write [value] for one"
+            f"Expected a list of values of calls, found {describe(cast(object, values))}; write [value] to wait for a "
+            "single value"
         )
     listed = list(values)
     for index, value in enumerate(cast("list[object]", listed)):
         if not isinstance(value, RemoteValue):
-            raise TypeMismatchError(f"Expected values that schedule has returned, found {describe(value)}; at {index}")
+            raise TypeMismatchError(f"Expected values returned by schedule, found {describe(value)} at index {index}")
     return listed
 
 
 def _deadline(timeout: float | None) -> Deadline:
-    """Returns the deadline for a thread to wait; a timeout longer than a lock can wait for means forever."""
+    """Returns the deadline for a waiting thread. A timeout longer than a lock can wait for means no deadline."""
     return Deadline(None if timeout is None or timeout > _LONGEST_SECONDS else timeout)
 
 
 class _Completions:
-    """Values in the order in which their calls end, for one waiting thread.
+    """The values of calls in the order in which the calls end, for one waiting thread.
 
-    Its length is the number of values that are still to come.
+    The length of this object is the number of values that `next` has not returned yet.
 
     Args:
-      values: The values; each counts once.
+      values: The values. Duplicates are ignored.
     """
 
     def __init__(self, values: Iterable[RemoteValue]) -> None:
@@ -236,23 +249,23 @@ class _Completions:
             value.calls.when_ended(value.closure, callback)
 
     def next(self, deadline: Deadline) -> RemoteValue:
-        """Returns the value of the next call to end.
+        """Waits for the next call to end, and returns its value.
 
         Raises:
-          queue.Empty: If none has ended by the deadline.
-          RuntimeError: If called on the loop that the calls run on, which would wait for itself.
+          queue.Empty: If no further call has ended by the deadline.
+          RuntimeError: If called on the loop that runs the calls, since waiting would block that loop.
         """
         if self._ended.empty() and any(loop.is_current() for loop in self._loops):
             raise RuntimeError(
-                "Expected to wait outside of the loop on which the calls run, found that loop; await the values there, "
-                "or use asyncio.as_completed"
+                "Expected to wait outside of the event loop that runs the calls, found a wait on that loop; await the "
+                "values instead, or use asyncio.as_completed"
             )
         value = self._ended.get(timeout=deadline.left)
         del self._callbacks[value]
         return value
 
     def close(self) -> None:
-        """Unsubscribes from the remaining calls, so that repeated waits do not accumulate callbacks.
+        """Removes the callbacks from the remaining calls, so that repeated waits do not accumulate callbacks.
 
         Safe in finalizers.
         """

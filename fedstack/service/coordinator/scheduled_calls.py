@@ -1,4 +1,4 @@
-"""Lets callers on any thread schedule closures, wait for them, and fetch their values."""
+"""Lets callers on any thread schedule closures, wait for closures, and fetch their values."""
 
 import asyncio
 import contextlib
@@ -17,37 +17,44 @@ _T = TypeVar("_T")
 
 
 def check_timeout(timeout: object) -> None:
-    """Checks a timeout that a user gives.
+    """Checks a timeout that a user has passed.
 
     Raises:
-      InvalidValueError: If it is neither `None` nor a number of at least 0.
+      InvalidValueError: If `timeout` is neither `None` nor a non-negative number.
     """
     if timeout is not None:
         check_number("timeout", timeout, endless=True)
 
 
 async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T:
-    """Awaits work within a user's time limit.
+    """Awaits work, and cancels it when a user's time limit expires.
+
+    Args:
+      work: The work.
+      seconds: The time limit; `None` for no limit.
+      what: The object to name in the error message.
 
     Raises:
-      DeadlineExceededError: If it takes longer; it is cancelled.
+      DeadlineExceededError: If the work takes longer than `seconds`.
     """
 
     def late() -> DeadlineExceededError:
-        return DeadlineExceededError(f"Expected an outcome within {seconds:g} s, found none of {what!r}")
+        return DeadlineExceededError(
+            f"Expected {what!r} to finish within {seconds:g} s, found it unfinished; wait again, or raise the timeout"
+        )
 
     return await Deadline(seconds).wait(work, late)
 
 
 class ScheduledCalls:
-    """The closures of one coordinator, for callers on any thread; coroutines run on the driver's loop.
+    """The closures of one coordinator, as seen by callers on any thread. Coroutines run on the driver's loop.
 
     Args:
       driver: Runs the closures.
 
     Attributes:
-      driver: As above.
-      loop: The driver's loop.
+      driver: The driver.
+      loop: The driver's event loop.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -57,17 +64,17 @@ class ScheduledCalls:
         self._lock = driver.lock
 
     def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs work on the loop for a caller on another thread; errors carry only the user's own frames."""
+        """Runs work on the loop while the calling thread waits. Removes fedstack's own frames from tracebacks."""
         try:
             return self.loop.run_sync(work)
         except Exception as error:
             raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     def schedule(self, closure: Closure) -> bool:
-        """Schedules a closure if there is room for it; returns whether there was.
+        """Schedules a closure unless the queue is full, and returns whether the closure was scheduled.
 
         Raises:
-          Exception: The error of an earlier closure; if closures continue after errors, only `join` raises it.
+          Exception: The error of an earlier closure, unless closures continue after errors.
           ClosedError: If the driver has ended.
         """
         with self._lock:
@@ -79,7 +86,7 @@ class ScheduledCalls:
         return True
 
     def is_done(self) -> bool:
-        """Returns whether nothing is left to do.
+        """Returns whether all closures have ended.
 
         Raises:
           Exception: The error of a closure.
@@ -89,14 +96,14 @@ class ScheduledCalls:
             return self._scheduler.is_idle
 
     def cancel(self, closure: Closure) -> bool:
-        """Cancels a closure; returns whether it had not ended."""
+        """Cancels a closure unless it has ended, and returns whether the closure was cancelled."""
         with self._lock:
             had_not_ended = self._scheduler.cancel(closure)
         self.driver.wake()
         return had_not_ended
 
     def when_ended(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Calls a callback once a closure has ended: on the loop, or at once if it already has."""
+        """Calls a callback on the loop once a closure has ended, or immediately if the closure has already ended."""
         with self._lock:
             if not closure.has_ended:
                 closure.callbacks[callback] = None
@@ -104,11 +111,11 @@ class ScheduledCalls:
         callback()
 
     def forget(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Undoes `when_ended` if the callback has not been called. Safe in finalizers: it takes no lock."""
+        """Removes a callback of `when_ended` that has not been called. Safe in finalizers, because it takes no lock."""
         closure.callbacks.pop(callback, None)
 
     def _check(self, errors: bool = True) -> None:
-        """Raises the first error of closures since the last check."""
+        """Raises the first error that a closure has raised since the last check, if any."""
         self.driver.check_open()
         if errors and self._scheduler.has_errors:
             first, *others = self._scheduler.take_errors()
@@ -123,29 +130,29 @@ class ScheduledCalls:
     # On the loop.
 
     async def room(self) -> None:
-        """Returns when there is room for another closure, or a closure has failed."""
+        """Waits until another closure can be scheduled, or until a closure has failed."""
         await self.driver.until(lambda: self._scheduler.has_room or self._scheduler.has_errors)
 
     async def join(self, timeout: float | None = None, what: object = None) -> None:
-        """Returns when nothing is left to do.
+        """Waits until all closures have ended.
 
         Args:
-          timeout: How long it may take, in seconds.
-          what: A description of the awaited object, for error messages.
+          timeout: The time limit in seconds; `None` for no limit.
+          what: The object to name in the error message.
 
         Raises:
-          Exception: The error of a closure, once nothing is running anymore.
-          DeadlineExceededError: If it takes longer.
+          Exception: The error of a closure. Raised once all closures have ended.
+          DeadlineExceededError: If the closures take longer than `timeout`.
         """
         await within(self.driver.until(lambda: self._scheduler.is_idle), timeout, what)
         with self._lock:
             self._check()
 
     def begin(self, closures: Iterable[Closure]) -> bool:
-        """Starts fetching values, each once, grouped by worker into a few calls. Fetching continues without a waiter.
+        """Starts to fetch values, in few calls to each worker. A value is fetched once, even if no caller waits for it.
 
         Returns:
-          Whether there is nothing to wait for.
+          Whether all values or their errors are already in this process, so that the caller need not wait.
         """
         awaited = [closure for closure in closures if not closure.is_here and closure.refusal is None]
         there = [closure for closure in awaited if closure.has_ended and not self.driver.closed]
@@ -157,16 +164,18 @@ class ScheduledCalls:
         return not awaited
 
     async def fetch(self, closures: Iterable[Closure]) -> None:
-        """Returns when values have been fetched whose fetch has begun, as far as they were available.
+        """Waits until the values of closures are in this process.
+
+        Call `begin` first: values that are ready are then fetched together.
 
         Raises:
-          Exception: The error of the first closure to fail.
-          ClosedError: If the driver ends before all values are here.
+          Exception: The error of the first closure that fails.
+          ClosedError: If the driver ends before all values are in this process.
         """
         await gather([self._fetched(closure) for closure in closures if closure.copy is None])
 
     async def _fetched(self, closure: Closure) -> None:
-        """Returns when the value of a closure is here. Cancelling the wait does not stop the fetch."""
+        """Waits until the value of a closure is in this process. Cancelling the wait does not stop the fetch."""
         while closure.copy is None:
             if closure.error is not None:
                 raise raised_again(closure.error)

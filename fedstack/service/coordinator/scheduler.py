@@ -1,4 +1,4 @@
-"""Decides which closure runs where and tracks its state: a state machine without tasks, sockets or threads."""
+"""Defines the scheduler: a state machine, without tasks, sockets or threads, that assigns closures to workers."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,13 +26,13 @@ MOST_QUEUED = 262_144
 class Scheduler:
     """The closures of one coordinator, and the workers that run them.
 
-    Events come in through methods: a closure is scheduled, has succeeded or failed, a worker is added or lost. The
-    resulting actions come out of `actions`, for a driver to perform. Not thread-safe.
+    Methods report events: a closure was scheduled, succeeded or failed; a worker was added or lost. `actions` returns
+    the resulting actions, which a driver performs. Not thread-safe.
 
     Args:
-      most_queued: How many closures may be queued, waiting or running.
-      most_running: How many closures run at one worker at the same time.
-      goes_on: Whether the other closures continue after an error; if not, they are cancelled.
+      most_queued: The maximum number of closures that may be queued, waiting or running.
+      most_running: The maximum number of closures that run on one worker at the same time.
+      goes_on: Whether the other closures continue after an error. If not, they are cancelled.
       clock: Returns the time in seconds.
     """
 
@@ -59,23 +59,23 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """How many closures have not ended."""
+        """The number of closures that have not ended."""
         return len(self._unfinished)
 
     @property
     def running(self) -> int:
-        """How many closures are running at workers, including cancelled closures that have not been answered for."""
+        """The number of closures running on workers, including cancelled ones that a worker has not reported on yet."""
         return sum(len(worker.running) for worker in self.workers)
 
     @property
     def waiting(self) -> int:
-        """How many closures have not begun: they wait for a worker, or for other closures."""
+        """The number of closures that have not started: they wait for a worker or for other closures."""
         given = [closure for worker in self.workers for closure in tuple(worker.running)]
         return max(0, len(self._unfinished) - sum(closure.state is ClosureState.RUNNING for closure in given))
 
     @property
     def values(self) -> int:
-        """How many values workers hold."""
+        """The number of values that workers hold."""
         return sum(len(worker.values) for worker in self.workers)
 
     @property
@@ -85,52 +85,52 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all closures have ended, and no worker is running a cancelled one."""
         return not self._unfinished and not self.running
 
-    # Requests of callers.
+    # Requests from callers.
 
     def schedule(self, closure: Closure) -> None:
-        """Schedules a closure, whose value a caller has a handle to."""
+        """Schedules a closure. The caller has a handle to its value."""
         closure.users += 1
         self._begin(closure)
 
     def cancel(self, closure: Closure) -> bool:
-        """Cancels a closure; returns whether it had not ended."""
+        """Cancels a closure unless it has ended, and returns whether the closure was cancelled."""
         is_new = not closure.has_ended
         if is_new:
             self._cancel(closure)
         return is_new
 
     def need(self, closure: Closure) -> None:
-        """Requests the value of a closure, which is rebuilt if it was lost."""
+        """Requests that the value of a closure be available on a worker. Rebuilds the value if it was lost."""
         if losses.is_gone(closure):
             self._changed[closure] = None
         elif closure.state is ClosureState.LOST:
             self._begin(closure)
 
     def use(self, closure: Closure) -> None:
-        """Keeps the value of a closure, once it is available, until `unuse`."""
+        """Keeps the value of a closure from being dropped until `unuse` is called."""
         closure.users += 1
 
     def unuse(self, closure: Closure) -> None:
-        """Ends a use of a value, which is dropped with its last use."""
+        """Ends one use of a closure's value. The value is dropped when its last use ends."""
         closure.users -= 1
         if not closure.users and closure.state in (ClosureState.READY, ClosureState.LOST):
             losses.release(closure)
 
     def want(self, closure: Closure) -> None:
-        """Requests a fetch of a closure's value as soon as it is available."""
+        """Requests that the value of a closure be fetched as soon as it is available."""
         closure.wanted = True
         self.need(closure)
         losses.fetch_if_wanted(closure)
 
     def unwant(self, closure: Closure) -> None:
-        """Withdraws a request for a value; its fetch continues if its closure has ended."""
+        """Withdraws a request to fetch a closure's value. A fetch continues if the closure has already ended."""
         closure.wanted = closure.wanted and closure.has_ended
 
     def drop(self, closure: Closure) -> list[WorkerState]:
-        """Drops a caller's handle to a closure; returns the workers that its value is being fetched from needlessly."""
+        """Drops a caller's handle to a closure. Returns the workers that need not send the closure's value anymore."""
         closure.wanted = False  # a closure that has not ended still runs
         senders = [worker for worker in closure.held if closure.is_there and closure in worker.fetching]
         for worker in senders:
@@ -140,9 +140,9 @@ class Scheduler:
         return senders
 
     def take_errors(self) -> list[Exception]:
-        """Returns the errors since the last call of this method, the first error first.
+        """Returns and forgets the errors of closures since the last call of this method, oldest first.
 
-        If closures continue after errors, the errors are returned only once all closures have ended.
+        If closures continue after errors, returns errors only once all closures have ended.
         """
         if not self.has_errors:
             return []
@@ -151,19 +151,19 @@ class Scheduler:
 
     @property
     def has_errors(self) -> bool:
-        """Whether `take_errors` would return any errors."""
+        """Whether `take_errors` would return an error."""
         return bool(self._errors) and not (self.goes_on and self._unfinished)
 
-    # Events at workers.
+    # Events of workers.
 
     def add_worker(self, worker: WorkerState) -> None:
-        """Adds a worker, which is idle."""
+        """Adds an idle worker."""
         self._queues.add_worker(worker)
 
     def lose_worker(self, worker: WorkerState, error: Exception, *, at_work: bool = True) -> None:
-        """Removes a lost worker, and with it the values that only it held.
+        """Removes a lost worker and the values that no other worker holds.
 
-        `at_work` says whether its closures may have ended it: it was still alive when they began.
+        `error` is the reason for the loss. `at_work` is whether the closures that were running may have caused it.
         """
         if worker.lost:
             return
@@ -175,7 +175,7 @@ class Scheduler:
         fetching, worker.fetching, worker.to_fetch = worker.fetching, {}, {}
         for closure in reversed(running):
             if closure.state is not ClosureState.RUNNING:
-                continue  # cancelled, since another closure failed
+                continue  # cancelled because another closure failed
             if at_work:
                 self.ledger.lose(closure, worker.name)
             failure = losses.why_not_again(closure, error, self.ledger)
@@ -188,24 +188,24 @@ class Scheduler:
                 self.want(closure)
 
     def silent(self, worker: WorkerState, is_silent: bool) -> None:
-        """Records that a worker does not answer, or answers again; in between, others get the closures meant for it."""
+        """Records that a worker does not respond, or responds again. A silent worker receives no further closures."""
         worker.silent = is_silent
 
     def drain(self, worker: WorkerState) -> None:
-        """Records that a worker is about to stop: closures running there may end, and others get the rest."""
+        """Records that a worker is about to stop. Its running closures may finish; the worker receives no others."""
         worker.draining = True
 
     def called(self, worker: WorkerState, calls: int) -> None:
-        """Records that this many calls to a worker begin; -1 means that a call has ended."""
+        """Adds `calls` to the number of calls to a worker that are in flight. -1 records the end of a call."""
         worker.calls += calls
 
     def gone(self, closure: Closure, worker: WorkerState) -> None:
-        """Records that a worker is done with a closure that was cancelled."""
+        """Records that a worker no longer runs a cancelled closure, and no longer sends its value."""
         worker.fetching.pop(closure, None)
         self._queues.ended(closure, worker, ran=False)
 
     def succeeded(self, closure: Closure, worker: WorkerState, held: object) -> None:
-        """Records that a worker has run a closure, and holds its value under the handle `held`."""
+        """Records that a worker has run a closure and holds its value. `held` is the handle to the value."""
         if closure.state is not ClosureState.RUNNING or worker.lost:
             self._queues.ended(closure, worker)
             return
@@ -217,22 +217,22 @@ class Scheduler:
             self._succeed(closure, worker)
 
     def failed(self, closure: Closure, worker: WorkerState, error: Exception) -> None:
-        """Records that a closure has failed at a worker through its own fault."""
+        """Records that a closure has failed on a worker for a reason other than the loss of the worker."""
         self._queues.ended(closure, worker, ran=False)
-        if closure.state is ClosureState.RUNNING and not worker.lost:  # otherwise it is queued again, or runs elsewhere
+        if closure.state is ClosureState.RUNNING and not worker.lost:  # else: it is queued again, or runs elsewhere
             self._fail(closure, error)
-        elif self._errors and not worker.lost:  # it was cancelled because of another, and still failed
+        elif self._errors and not worker.lost:  # it was cancelled because of another error, but failed on its own
             closure.state, closure.error = ClosureState.FAILED, error
             self._errors[error] = None
 
     def holds(self, closure: Closure, worker: WorkerState, held: object) -> None:
-        """Records that a worker has the value of a closure, which was computed there or moved there."""
+        """Records that a worker holds the value of a closure, because it computed the value or received a copy."""
         if closure.state is ClosureState.READY and not worker.lost:
             closure.held[worker] = held
             worker.values[closure] = None
 
     def copied(self, closure: Closure, value: object, worker: WorkerState) -> None:
-        """Records that the value of a closure was fetched; it is kept here for as long as anything may need it."""
+        """Records that the value of a closure was fetched. The closure keeps the copy."""
         worker.fetching.pop(closure, None)
         if closure.state in (ClosureState.READY, ClosureState.LOST):
             closure.state, closure.copy = ClosureState.READY, (value,)
@@ -241,11 +241,11 @@ class Scheduler:
         elif closure.state is ClosureState.RUNNING and worker in closure.held:
             closure.copy = (value,)
             self._succeed(closure, worker)
-        else:  # it was cancelled
+        else:  # the closure was cancelled
             self._queues.ended(closure, worker)
 
     def not_fetched(self, closure: Closure, worker: WorkerState, error: Exception) -> None:
-        """Records that the value of a closure could not be fetched from a worker, which still has it."""
+        """Records that fetching the value of a closure from a worker has failed. The worker still holds the value."""
         worker.fetching.pop(closure, None)
         if closure in worker.running:
             self.failed(closure, worker, error)
@@ -257,7 +257,7 @@ class Scheduler:
                 self._changed[closure] = None
 
     def gave_up(self, error: Exception) -> None:
-        """Records that there was no worker for so long that waiting is over."""
+        """Fails all closures with `error`, because no worker has been available for too long."""
         error.args = (f"{error}{losses.suspects_in(self._unfinished, self.ledger)}",)
         for closure in list(self._unfinished):
             if not closure.has_ended:
@@ -266,13 +266,13 @@ class Scheduler:
         self._errors[error] = None
 
     def actions(self) -> list[Action]:
-        """Returns the actions that follow from the events since the last call of this method, in order."""
+        """Returns the actions that result from the events since the last call of this method, in order."""
         workers = self.workers
         runs = [Run(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
         leaves = [Leave(worker) for worker in workers if worker.draining and losses.has_left(worker)]
         actions: list[Action] = []
         if self._changed:
-            changed, self._changed = [one for one in self._changed if one.has_ended], {}  # others will end again
+            changed, self._changed = [one for one in self._changed if one.has_ended], {}  # the others run once more
             actions.append(Notify([callback for closure in changed for callback in tuple(closure.callbacks)]))
             for closure in changed:
                 closure.callbacks = {}
@@ -292,7 +292,7 @@ class Scheduler:
         return actions + leaves
 
     def end(self) -> None:
-        """Ends all requests."""
+        """Cancels all closures, and wakes the callers that wait for values."""
         self.cancel_all()
         for worker in self.workers:
             self._changed.update(worker.fetching)
@@ -303,7 +303,7 @@ class Scheduler:
             self._cancel(closure)
 
     def _begin(self, begun: Closure, *, first: bool = False) -> None:
-        """Queues a closure if its arguments are available; otherwise it waits for them, and lost ones are rebuilt."""
+        """Queues a closure. If arguments are not available, the closure waits, and lost arguments are rebuilt."""
         stack = [begun]
         while stack:
             closure = stack.pop()
@@ -318,7 +318,7 @@ class Scheduler:
                     self._fail(closure, gone.error)
                 else:
                     self._cancel(closure)
-                return  # the rest of the stack was for closures that have ended with it
+                return  # the other closures on the stack were needed only by closures that have now ended
             lacking = [need for need in dict.fromkeys(closure.needs) if not need.is_there]
             closure.missing = len(lacking)
             for need in lacking:
@@ -333,9 +333,9 @@ class Scheduler:
         self._queues.add(closure, first=first, at_once=at_once)
 
     def _can_begin(self, closure: Closure) -> bool:
-        """Returns whether a queued closure can run now; rebuilds arguments that were lost since."""
+        """Returns whether a queued closure can run now. If arguments have been lost meanwhile, rebuilds them."""
         if closure.state is not ClosureState.QUEUED:
-            return False  # cancelled, or run from another queue
+            return False  # cancelled, or already started from another queue
         if all(need.is_there for need in closure.needs):
             return True
         self._begin(closure)
@@ -362,7 +362,7 @@ class Scheduler:
         self._end(closure, ClosureState.CANCELLED)
 
     def _end(self, closure: Closure, state: ClosureState) -> None:
-        """Ends a closure, and the closures that cannot run without its value."""
+        """Ends a closure. If it has no value, also ends the closures that depend on the value."""
         for ending in self._all_that_end(closure, state):
             self._unfinished.pop(ending, None)
             self._changed[ending] = None
@@ -371,7 +371,7 @@ class Scheduler:
                 need.dependents.pop(ending, None)
                 self.unuse(need)
             if ending.state is not ClosureState.READY:
-                losses.release(ending)  # its value may have been in transit
+                losses.release(ending)  # a value that was to be prefetched may be on a worker
             if ending.state is not ClosureState.READY or not losses.may_be_rebuilt(ending):
                 self._forget_call(ending)
 
@@ -396,5 +396,5 @@ class Scheduler:
                     stack.append(dependent)
 
     def _forget_call(self, closure: Closure) -> None:
-        """Drops the data needed to run an ended closure again."""
+        """Drops the data that is needed only to run an ended closure again."""
         closure.call, closure.needs, closure.depth = None, (), 0

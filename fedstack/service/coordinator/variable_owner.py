@@ -1,4 +1,4 @@
-"""Holds the variables of a coordinator: at the tasks of job `ps`, or at the coordinator's own server."""
+"""Creates the variables of a coordinator, on the tasks of job `ps` or on a server in the coordinator's process."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from fedstack.transport.wire.addresses import Target, resolve_targets
 from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
 
 _JOB = "ps"
-_MORE_ATTEMPTS = 2  # one may lose the server, and the next may find it restarted
+_MORE_ATTEMPTS = 2  # the first attempt may lose the connection, and the second may find that the server was restarted
 
 
 @attrs.define(eq=False)
@@ -34,9 +34,9 @@ class _Holder:
     """A server that holds variables for one coordinator.
 
     Attributes:
-      target: Its address.
-      server: The way to call it.
-      executor: The executor that holds the variables; replaced once the server has been restarted.
+      target: The address of the server.
+      server: The client of the server.
+      executor: The executor that holds the variables; replaced after a restart of the server.
     """
 
     target: Target
@@ -44,13 +44,13 @@ class _Holder:
     executor: RemoteExecutor
 
     async def keep(self, payload: object, type_spec: Type) -> SessionValue:
-        """Stores a value at the server, and returns it.
+        """Stores a value on the server, and returns a reference to the stored value.
 
         Raises:
-          WorkerUnavailableError: If it cannot be reached.
+          WorkerUnavailableError: If the server cannot be reached.
         """
         for _ in range(_MORE_ATTEMPTS):
-            await self.server.handshake()  # a server that was there before is back, or may be about to return
+            await self.server.handshake()  # waits for a server that was lost to be reachable again
             executor = self.executor
             try:
                 with self.server.called():
@@ -85,16 +85,16 @@ def _executor_at(stub: ExecutorStub) -> RemoteExecutor:
 
 
 class VariableOwner:
-    """Creates variables, on its servers in turn. Its coroutines run on the transport's loop.
+    """Creates variables, on each of its servers in turn. Its coroutines run on the transport's loop.
 
     Args:
-      workers: The workers that the coordinator was given; a cluster may have a job for variables.
-      credentials: Certificates and the token for that job.
-      loop: The loop that closures are run from.
-      connect_seconds: How long to wait for a task of that job that is not running yet.
+      workers: The `workers` argument of the coordinator. A cluster may have a job `ps`, whose tasks hold variables.
+      credentials: The certificates and the token for job `ps`.
+      loop: The loop of the coordinator's driver.
+      connect_seconds: How long to wait, in seconds, for a task of job `ps` that is not running yet.
 
     Attributes:
-      is_used: Whether there is, or was, a variable: if not, there is nothing to end.
+      is_used: Whether a variable was ever created. If not, `end` need not be called.
     """
 
     def __init__(
@@ -115,20 +115,24 @@ class VariableOwner:
     def make(
         self, initial_value: object, type_spec: object
     ) -> Coroutine[Any, Any, tuple[VariableHandle, VariableServer, object]]:
-        """Creates a variable; returns its handle, its server, and the object that it lives as long as.
+        """Creates a variable.
 
         Args:
-          initial_value: Its initial value, or a function that returns it.
-          type_spec: Its type, or `None` for the type that the language infers.
+          initial_value: The initial value, or a function that returns it.
+          type_spec: The type of the value, or `None` to infer the type.
+
+        Returns:
+          The handle to the variable, its server, and an object that keeps the variable alive.
 
         Raises:
-          TypeMismatchError: If the value does not fit.
-          InvalidValueError: If the language infers no type for it, or the workers are simulated.
+          TypeMismatchError: If the initial value does not have the type `type_spec`.
+          InvalidValueError: If the language cannot infer the type, or if the workers are simulated.
         """
         if self._loop is not io_loop:
             raise InvalidValueError(
-                "Expected workers of other processes or executors of this one, found simulated workers: what "
-                "they run cannot wait for the server of a variable; schedule functions that take state and return it"
+                "Expected workers in other processes or executors in this process, found simulated workers, whose "
+                "functions cannot wait for the server of a variable; schedule functions that take the state as an "
+                "argument and return the new state"
             )
         if callable(initial_value):
             initial_value = initial_value()
@@ -141,7 +145,7 @@ class VariableOwner:
         self.is_used = True
         async with self._opening:
             if self._closed:
-                raise ClosedError("The coordinator is closed; create a new one")
+                raise ClosedError("Expected an open coordinator, found a closed one; create a new coordinator")
             if not self._holders:
                 await self._open()
         holder = self._holders[next(self._next) % len(self._holders)]
@@ -153,7 +157,7 @@ class VariableOwner:
         targets = await self._own_server() if self._job is None else self._job.resolve()
         credentials = None if self._job is None else self._credentials
         for target in targets:
-            # Workers have their own credentials, which do not say how to dial this server.
+            # The credentials that functions on workers use do not tell them whether to dial this server with TLS.
             uses_tls = credentials is not None and credentials.uses_tls
             target = attrs.evolve(target, secure=uses_tls if target.secure is None else target.secure)
             [stub] = make_stubs(target, credentials)
@@ -175,7 +179,7 @@ class VariableOwner:
         async with self._opening:
             holders, self._holders = self._holders, []
         for holder in holders:
-            await holder.executor.end()  # first: a draining server waits for the clients whose values it holds
+            await holder.executor.end()  # before the server stops, since it waits for clients whose values it holds
             with contextlib.suppress(FedstackError):
                 await holder.server.stub.close()
         if self._stop_own is not None:
@@ -193,6 +197,7 @@ def _type_of(initial_value: object) -> Type:
         declared, reason = None, f": {error}"
     if declared is None:
         raise InvalidValueError(
-            f"Expected an initial value with a type, found {describe(initial_value)}; give one, or type_spec{reason}"
+            f"Expected an initial value of a type that can be inferred, found {describe(initial_value)}; pass "
+            f"type_spec{reason}"
         )
     return declared

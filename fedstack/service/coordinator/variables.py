@@ -1,4 +1,7 @@
-"""Defines variables: state that closures and the coordinator's program change; a server holds it in a session."""
+"""Defines variables: state that closures and the coordinator's program can change.
+
+A server stores the value of a variable in a session.
+"""
 
 import abc
 import contextlib
@@ -25,19 +28,19 @@ from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import OF_WORKER
 
 _MOST_SERVERS = 100
-# How long functions wait for the server of their variables when it is away and may be about to return.
+# How long functions wait for the server of a variable while the server is not reachable.
 _CONNECT_SECONDS = 5.0
 
 
 @attrs.define(eq=False)
 class VariableServer:
-    """A server that holds variables. Its coroutines run on the loop of its stub.
+    """A client of a server that holds variables. Its coroutines run on the loop of its stub.
 
     Attributes:
-      stub: Calls it.
-      of_coordinator: Whether it runs in the process of a coordinator, and is dialled from another process.
-      connect_seconds: How long to wait for it when it is not reachable.
-      peer: What it reports about itself; `None` until it has been asked.
+      stub: The stub that calls the server.
+      of_coordinator: Whether the server runs in the process of a coordinator and is dialled from another process.
+      connect_seconds: How long to wait for the server while it is not reachable, in seconds.
+      peer: The server's handshake response; `None` before the first handshake and after the server was lost.
     """
 
     stub: ExecutorStub
@@ -47,15 +50,17 @@ class VariableServer:
 
     @property
     def io(self) -> IoLoop:
-        """The loop."""
+        """The event loop of the stub."""
         return self.stub.io
 
     @contextlib.contextmanager
     def called(self) -> Generator[None, None, None]:
-        """Notices during a block of calls that the server has gone: the next caller waits until it is back.
+        """Wraps a block of calls to the server, and records a loss of the server during the block.
+
+        After a loss, the next handshake waits until the server is reachable again.
 
         Raises:
-          StaleSessionError: If the server was restarted since.
+          StaleSessionError: If the server has been restarted since the variable was created.
         """
         try:
             yield
@@ -64,34 +69,35 @@ class VariableServer:
             raise
         except StaleSessionError as error:
             raise StaleSessionError(
-                f"Expected a variable at {self.stub.address}, found that it is gone: the server was restarted, or "
-                "the coordinator that created it has ended; create another one"
+                f"Expected a variable on the server at {self.stub.address}, found that the variable is gone: the "
+                "server was restarted, or the coordinator that created the variable has ended; create a new variable"
             ) from error
 
     async def handshake(self) -> messages.HandshakeResponse:
-        """Returns what the server reports about itself.
+        """Returns the server's handshake response; calls the server only if no response is known.
 
         Raises:
-          CarrierError: If it holds no variables.
-          WorkerUnavailableError: If it cannot be reached.
+          CarrierError: If the server does not support variables.
+          WorkerUnavailableError: If the server cannot be reached.
         """
         if self.peer is None:
             try:
-                # This finds out why the server cannot be reached.
+                # If the server cannot be reached, this raises an error with the reason.
                 await reach(self.stub, self.connect_seconds)
             except WorkerUnavailableError as error:
                 if not self.of_coordinator:
                     raise
                 raise WorkerUnavailableError(
-                    f"Cannot use a variable that its coordinator's own process holds, at {self.stub.address}, which "
-                    "only workers on the same machine reach; name a task of job 'ps' in the cluster, which then holds "
-                    f"the variables, and see that the coordinator still runs ({error})"
+                    "Expected a reachable server for a variable, found none: the variable is stored in the process of "
+                    f"its coordinator, at {self.stub.address}, which only workers on the same machine can reach; check "
+                    "that the coordinator is still running, or add a task of job 'ps' to the cluster to store "
+                    f"variables ({error})"
                 ) from error
             peer = await self.stub.handshake()
             if peer is None:
                 raise CarrierError(
-                    f"Expected a server that holds variables, found {self.stub.address}, which has "
-                    "only an executor service; name a fedstack server"
+                    f"Expected a server that supports variables, found the server at {self.stub.address}, which has "
+                    "only a plain executor service; use the address of a fedstack server"
                 )
             self.peer = peer
         return self.peer
@@ -99,14 +105,14 @@ class VariableServer:
 
 @attrs.frozen
 class VariableHandle:
-    """Identifies a variable. It has no credentials: callers bring their own.
+    """Identifies a variable. The handle contains no credentials, so callers use their own.
 
     Attributes:
-      target: The server's address, and whether it is dialled with TLS.
-      session: The id of the session there.
-      value: The id of the value in it.
-      type_signature: Its type.
-      is_own: Whether the server runs in the coordinator's process; it requires no credentials, and gets none.
+      target: The server's address, and whether to dial it with TLS.
+      session: The id of the server's session that contains the value.
+      value: The id of the value in the session.
+      type_signature: The type of the value.
+      is_own: Whether the server runs in the coordinator's process. Such a server is dialled without credentials.
     """
 
     target: Target
@@ -116,7 +122,7 @@ class VariableHandle:
     is_own: bool
 
     async def read(self, server: VariableServer) -> object:
-        """Returns the payload.
+        """Returns the payload of the variable's current value.
 
         Raises:
           StaleSessionError: If the variable is gone.
@@ -129,11 +135,16 @@ class VariableHandle:
             return await evaluate(server.stub, peer, request, (), self.type_signature)
 
     async def update(self, server: VariableServer, how: "messages.UpdateRequest.How", payload: object) -> None:
-        """Updates the value atomically: no other update comes in between.
+        """Updates the value atomically.
+
+        Args:
+          server: The variable's server.
+          how: Whether to assign, add or subtract the payload.
+          payload: The operand.
 
         Raises:
           StaleSessionError: If the variable is gone.
-          WorkerUnavailableError: If the server cannot be reached; whether the update happened is then unknown.
+          WorkerUnavailableError: If the server cannot be reached. The update may have been applied nevertheless.
         """
         request = messages.UpdateRequest(
             executor=plain.ExecutorId(id=self.session), value_ref=plain.ValueRef(id=self.value), how=how
@@ -148,9 +159,10 @@ _servers: SharedCache[_Dialled, VariableServer] = SharedCache(_MOST_SERVERS, _MO
 
 
 def server_of(held: VariableHandle) -> VariableServer:
-    """Returns the server of a variable, dialled with the credentials of the service that runs the current work.
+    """Returns the client of a variable's server.
 
-    All functions that run in that service share the connection.
+    It uses the credentials of the service that runs the current function. All functions in that service share the
+    connection.
     """
     from fedstack.transport.grpc.grpc_connection import GrpcConnection  # only users of variables need gRPC
 
@@ -165,7 +177,7 @@ def server_of(held: VariableHandle) -> VariableServer:
 
 
 class _VariableBase(abc.ABC):
-    """A variable, and how to reach it."""
+    """The base of both kinds of variables: a handle, and the client of its server."""
 
     def __init__(self, held: VariableHandle, server: VariableServer, owner: object = None) -> None:
         self._held = held
@@ -178,10 +190,10 @@ class _VariableBase(abc.ABC):
         return self._held.type_signature
 
     def read_value(self) -> Any:
-        """Returns the value.
+        """Returns the current value.
 
         Raises:
-          StaleSessionError: If the server that held it was restarted.
+          StaleSessionError: If the server that held the value was restarted.
           WorkerUnavailableError: If the server cannot be reached.
         """
         return self._run(self._read())
@@ -190,12 +202,12 @@ class _VariableBase(abc.ABC):
         """Replaces the value.
 
         Raises:
-          TypeMismatchError: If the new value has another type.
+          TypeMismatchError: If the new value has a different type.
         """
         return self._run(self._updated(messages.UpdateRequest.ASSIGN, value))
 
     def assign_add(self, value: object) -> Any:
-        """Adds to the value atomically: concurrent additions are never lost."""
+        """Adds to the value atomically, so that concurrent additions are never lost."""
         return self._run(self._updated(messages.UpdateRequest.ADD, value))
 
     def assign_sub(self, value: object) -> Any:
@@ -204,7 +216,7 @@ class _VariableBase(abc.ABC):
 
     @abc.abstractmethod
     def _run(self, work: Coroutine[Any, Any, object]) -> object:
-        """Runs work on the loop of the server's stub."""
+        """Runs work on the event loop of the server's stub."""
 
     async def _read(self) -> object:
         return to_result(await self._held.read(self._server), self.type_signature)
@@ -222,9 +234,10 @@ class _VariableBase(abc.ABC):
 
 
 class Variable(_VariableBase):
-    """A mutable value held by a server. Scheduled functions may use it, captured or as an argument.
+    """A mutable value on a server.
 
-    A closure that runs again because a worker was lost changes it again.
+    Scheduled functions can use a variable as an argument or by capturing it. If a closure runs again because a worker
+    was lost, its updates are applied again.
     """
 
     def _run(self, work: Coroutine[Any, Any, object]) -> object:
@@ -232,16 +245,16 @@ class Variable(_VariableBase):
 
 
 class AsyncVariable(_VariableBase):
-    """A variable whose methods are awaited. A scheduled function uses it as a `Variable`."""
+    """A variable whose methods return awaitables. Scheduled functions receive it as a `Variable`."""
 
     def _run(self, work: Coroutine[Any, Any, object]) -> object:
         if current_scope().kind is not WorkKind.CLOSURE:
             return self._server.io.run(work)
-        return self._server.io.run_sync(work)  # a function that executors of this process run: it cannot await
+        return self._server.io.run_sync(work)  # called by a function on an executor of this process, which cannot await
 
 
 def _variable_at(target: Target, session: str, value: str, type_spec: bytes, is_own: bool) -> Variable:
-    """Returns a variable in a process other than the one that created it."""
+    """Restores a variable from its pickled form."""
     declared = type_from_proto(computation_pb2.Type.FromString(type_spec))
     held = VariableHandle(target, session, value, declared, is_own)
     return Variable(held, server_of(held))

@@ -1,4 +1,4 @@
-"""Runs closures at one worker and fetches values from it, through the verbs of executors."""
+"""Runs closures on one worker and fetches values from the worker, through the verbs of executors."""
 
 import abc
 import asyncio
@@ -29,19 +29,19 @@ from fedstack.service.coordinator.driver import Driver
 
 _K = TypeVar("_K")
 Outcomes = Mapping[ExecutorValue, Exception | None]
-# How many values of one executor are fetched in a call.
+# The maximum number of values that one call fetches from an executor.
 _FETCH_BATCH = 100
-# There is an executor for each number of clients; beyond this many, executors that hold nothing are closed.
+# Each number of clients has its own executor. If there are more than this, executors that hold no values are closed.
 _MOST_EXECUTORS = 16
 
 
 @attrs.frozen(eq=False)
 class ValueHandle:
-    """A handle to the value of a closure at a worker.
+    """A handle to the value of a closure on a worker.
 
     Attributes:
-      executor: The executor that has it.
-      value: The value there; it is disposed of once nothing refers to it.
+      executor: The executor that holds the value.
+      value: The value in the executor. The executor disposes of the value once nothing refers to this attribute.
     """
 
     executor: Executor
@@ -53,7 +53,7 @@ class ValueHandle:
 
 
 async def payloads_of(handles: Sequence[ValueHandle]) -> Sequence[object]:
-    """Fetches values of one executor in one call."""
+    """Fetches several values of one executor in one call."""
     if len(handles) == 1:
         return [await handles[0].payload()]
     struct = await handles[0].executor.create_struct(Struct([(None, handle.value) for handle in handles]))
@@ -66,13 +66,13 @@ _Made = LazyTask[ExecutorValue]
 
 @attrs.define(eq=False)
 class _ExecutorEntry:
-    """An executor for a number of clients.
+    """An executor for a number of clients, with the values that it holds for several calls.
 
     Attributes:
       executor: The executor.
-      users: How many calls are using it.
-      kept: The values that it keeps for later calls, each created once.
-      brought: The values of closures that are being moved to it.
+      users: The number of calls that are using the executor.
+      kept: The functions and shared constants that the executor keeps for later calls.
+      brought: The values of closures that are currently being moved to the executor.
     """
 
     executor: Executor
@@ -82,11 +82,11 @@ class _ExecutorEntry:
 
 
 class CoordinatedWorker(abc.ABC):
-    """A worker, until it is lost, with an executor for each number of clients. Everything runs on the driver's loop.
+    """A worker, until it is lost. It has one executor for each number of clients. Runs on the driver's loop.
 
     Args:
       state: The scheduler's view of the worker.
-      driver: Receives events.
+      driver: The driver, which receives the worker's events.
     """
 
     def __init__(self, state: WorkerState, driver: Driver) -> None:
@@ -95,7 +95,7 @@ class CoordinatedWorker(abc.ABC):
         self._scheduler = driver.scheduler
         self._entries: dict[int, _ExecutorEntry] = {}
         self._running: dict[Closure, ValueHandle] = {}
-        # The task that fetches each value, and the values that it fetches together.
+        # For each closure whose value is being fetched: the task, and the handles of all values that the task fetches.
         self._fetches: dict[Closure, tuple[asyncio.Task[None], Mapping[Closure, ValueHandle]]] = {}
 
     @abc.abstractmethod
@@ -104,18 +104,18 @@ class CoordinatedWorker(abc.ABC):
 
     @abc.abstractmethod
     def _close_executor(self, executor: Executor) -> None:
-        """Ends an executor. Never raises."""
+        """Closes an executor. Never raises."""
 
     @abc.abstractmethod
     async def _started(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
-        """Runs values; returns for those that end first their error, or `None` if they succeeded."""
+        """Runs values until one has ended. Returns the error of each ended value, or `None` if it succeeded."""
 
     @abc.abstractmethod
     async def _stopped(self, handles: Sequence[ValueHandle]) -> None:
         """Stops running values, if possible."""
 
     def close(self) -> None:
-        """Ends the executors that this has created. Idempotent; never raises."""
+        """Closes the executors of this worker. Idempotent; never raises."""
         for entry in self._entries.values():
             self._close_executor(entry.executor)
         self._entries.clear()
@@ -123,10 +123,10 @@ class CoordinatedWorker(abc.ABC):
     # The scheduler's decisions.
 
     def run(self, closures: Sequence[Closure]) -> None:
-        """Runs closures: together those that can begin at once, and each of the others when it can."""
+        """Runs closures. Closures whose arguments are on the worker run in one call; each other closure runs alone."""
         batches: dict[tuple[int, Closure | None], list[Closure]] = {}
         for closure in closures:
-            call = closure.call  # `None` if it was cancelled meanwhile
+            call = closure.call  # `None` if the closure was cancelled meanwhile
             key = (0, closure) if call is None else (call.clients, None if self._is_quick(call) else closure)
             batches.setdefault(key, []).append(closure)
         self._scheduler.called(self.state, len(batches))
@@ -134,7 +134,7 @@ class CoordinatedWorker(abc.ABC):
             self._driver.start(self._run_batch(batch, clients))
 
     def stop(self, closures: Sequence[Closure]) -> None:
-        """Stops cancelled closures that have begun."""
+        """Stops cancelled closures that are running."""
         if handles := [self._running[closure] for closure in closures if closure in self._running]:
             self._driver.start(self._stop(handles))
 
@@ -143,7 +143,7 @@ class CoordinatedWorker(abc.ABC):
         groups: dict[Executor, list[tuple[Closure, ValueHandle]]] = {}
         for closure in closures:
             handle = closure.held.get(self.state)
-            if handle is None:  # it was cancelled or dropped meanwhile
+            if handle is None:  # the closure was cancelled, or its value dropped, meanwhile
                 self._driver.tell(self._scheduler.gone, closure, self.state)
             else:
                 groups.setdefault(handle.executor, []).append((closure, handle))
@@ -152,7 +152,7 @@ class CoordinatedWorker(abc.ABC):
                 self._start_fetch(dict(group[start : start + _FETCH_BATCH]))
 
     def stop_fetching(self, closure: Closure) -> None:
-        """Stops fetching a value, and the values fetched with it if none of them is wanted either."""
+        """Stops fetching a value, unless values that are fetched in the same call are still wanted."""
         if (found := self._fetches.pop(closure, None)) is not None:
             task, handles = found
             if not any(other in self.state.fetching for other in handles):
@@ -161,7 +161,7 @@ class CoordinatedWorker(abc.ABC):
     # Running.
 
     async def _run_batch(self, closures: Sequence[Closure], clients: int) -> None:
-        """Runs closures with one number of clients, and then the closures that follow here."""
+        """Runs closures with the same number of clients, and then closures that the scheduler assigns meanwhile."""
         running: dict[ExecutorValue, Closure] = {}
         try:
             with self._in_use(clients) as executor:
@@ -170,7 +170,7 @@ class CoordinatedWorker(abc.ABC):
                     if not outcomes and running and not self.state.lost:
                         outcomes = await self._outcomes(executor, running)
                     if self.state.lost:
-                        return  # the closures that ran here are queued again
+                        return  # the scheduler has queued the closures again
                     closures = self._report(outcomes, clients)
                     if not closures and not running:
                         return
@@ -187,7 +187,11 @@ class CoordinatedWorker(abc.ABC):
     async def _begun(
         self, closures: Sequence[Closure], running: dict[ExecutorValue, Closure]
     ) -> dict[Closure, Exception | None]:
-        """Creates the values of closures; returns the closures that cannot run: they were cancelled, or have failed."""
+        """Creates the values of closures, and adds them to `running`.
+
+        Returns:
+          The closures that cannot run, each with its error, or with `None` if it was cancelled.
+        """
         outcomes: dict[Closure, Exception | None] = {}
         for closure in closures:
             if (call := closure.call) is None:
@@ -208,7 +212,7 @@ class CoordinatedWorker(abc.ABC):
     async def _outcomes(
         self, executor: Executor, running: dict[ExecutorValue, Closure]
     ) -> dict[Closure, Exception | None]:
-        """Returns the outcomes of the closures that end first; the others continue to run."""
+        """Runs closures until at least one has ended, and returns the outcomes of those that have ended."""
         try:
             outcomes = await self._started(executor, list(running))
         except RetryableError:
@@ -218,13 +222,17 @@ class CoordinatedWorker(abc.ABC):
             running.clear()
             if len(closures) == 1:
                 return {closures[0]: error}
-            for closure in closures:  # one of them is to blame
+            for closure in closures:  # run the closures separately, to find the one that fails
                 self.run([closure])
             return {}
         return {running.pop(value): outcome for value, outcome in outcomes.items()}
 
     def _report(self, outcomes: Mapping[Closure, Exception | None], clients: int) -> list[Closure]:
-        """Reports to the scheduler how closures ended; returns the closures to run next in the same way."""
+        """Reports the outcomes of closures to the scheduler, and starts the closures that it assigns in response.
+
+        Returns:
+          The assigned closures that can run in the same batch, which the caller has to run.
+        """
         loss: Exception | None = None
         with self._driver.lock:
             for closure, error in sorted(outcomes.items(), key=lambda outcome: outcome[1] is not None):
@@ -271,7 +279,7 @@ class CoordinatedWorker(abc.ABC):
         except Exception as error:
             failure = without_own_frames(error)
         wanted = [closure for closure in handles if self._fetches.pop(closure, None) is not None]
-        if failure is not None and len(handles) > 1:  # one of them is to blame
+        if failure is not None and len(handles) > 1:  # fetch the values separately, to find the one that fails
             for closure in wanted:
                 self._start_fetch({closure: handles[closure]})
             return
@@ -288,7 +296,7 @@ class CoordinatedWorker(abc.ABC):
 
     @contextlib.contextmanager
     def _in_use(self, clients: int) -> Generator[Executor, None, None]:
-        """Lends the executor for a number of clients to a block that runs something there."""
+        """Provides the executor for a number of clients, and keeps it open during a block."""
         entry = self._entry(clients)
         entry.users += 1
         try:
@@ -297,7 +305,7 @@ class CoordinatedWorker(abc.ABC):
             entry.users -= 1
 
     def _is_quick(self, call: ClosureCall) -> bool:
-        """Returns whether a call can begin without moving anything to its executor first."""
+        """Returns whether a call can start without first moving its function or arguments to the executor."""
         entry = self._entries.get(call.clients)
         return entry is not None and self._has(entry, call)
 
@@ -306,11 +314,11 @@ class CoordinatedWorker(abc.ABC):
         if found is None:
             self._close_idle()
             found = _ExecutorEntry(self._make_executor(clients))
-        self._entries[clients] = found  # last: it is the most recently used
+        self._entries[clients] = found  # at the end, as the most recently used entry
         return found
 
     def _close_idle(self) -> None:
-        """Makes room for another executor if there are many, by closing the least recently used idle ones."""
+        """Closes the least recently used idle executors if there is no room for another executor."""
         if len(self._entries) < _MOST_EXECUTORS:
             return
         handles = [closure.held.get(self.state) for closure in list(self.state.values)]
@@ -320,7 +328,7 @@ class CoordinatedWorker(abc.ABC):
                 self._close_executor(self._entries.pop(clients).executor)
 
     def _has(self, entry: _ExecutorEntry, part: Argument | CalledFunction | None) -> bool:
-        """Returns whether an executor already has every part of a call."""
+        """Returns whether an executor already holds a part of a call, so that nothing has to be moved to it first."""
         match part:
             case ClosureCall():
                 return self._has(entry, part.function) and self._has(entry, part.argument)
@@ -336,7 +344,7 @@ class CoordinatedWorker(abc.ABC):
                 return True
 
     async def _made(self, entry: _ExecutorEntry, part: Argument | CalledFunction) -> ExecutorValue:
-        """Creates a part of a call; values that the executor keeps, or that are moved to it, are created once."""
+        """Creates a part of a call. Functions, shared constants and values of closures are created only once."""
         executor = entry.executor
         match part:
             case ClosureCall():
@@ -375,7 +383,7 @@ async def _created(executor: Executor, part: CalledFunction | ConstantArgument) 
 
 
 async def _once(made: MutableMapping[_K, _Made], key: _K, make: Callable[[], Any]) -> ExecutorValue:
-    """Returns the value that is created once under a key; after an error the next caller tries again."""
+    """Returns the value under a key, created once for all callers. After an error, the next caller tries again."""
     task = made.get(key)
     if task is None:
         task = made[key] = LazyTask(make)

@@ -1,4 +1,4 @@
-"""The workers of a coordinator: the members of a fleet, in other processes, or executors of this process."""
+"""Defines the workers of a coordinator: members of a fleet in other processes, or executors in this process."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 
 Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
-# How many values of one worker are disposed of in a batch.
+# The number of values of one worker that are disposed of in one call.
 _DISPOSE_BATCH = 500
 
 
@@ -40,7 +40,7 @@ class RemoteWorker(CoordinatedWorker):
     Args:
       state: See `CoordinatedWorker`.
       driver: See `CoordinatedWorker`.
-      stub: Calls it. It stays open.
+      stub: The stub that calls the worker. The stub stays open when this object is closed.
     """
 
     def __init__(self, state: WorkerState, driver: Driver, stub: ExecutorStub) -> None:
@@ -74,7 +74,7 @@ class RemoteWorker(CoordinatedWorker):
             await cast(RemoteExecutor, executor).stop(values)
 
     async def _ask(self) -> None:
-        """Reports in each session in use how many closures wait, and returns once the worker has answered."""
+        """Sends the number of waiting closures in each session in use, and waits until the worker has answered."""
         used = [cast(RemoteExecutor, entry.executor) for entry in self._entries.values() if entry.users]
         await gather([executor.start((), self._scheduler.waiting) for executor in used])
 
@@ -87,12 +87,12 @@ class RemoteWorker(CoordinatedWorker):
 
 
 class LocalWorker(CoordinatedWorker):
-    """Executors of this process.
+    """A worker that consists of executors in this process.
 
     Args:
       state: See `CoordinatedWorker`.
       driver: See `CoordinatedWorker`.
-      factory: Creates them.
+      factory: Creates the executors.
     """
 
     def __init__(self, state: WorkerState, driver: Driver, factory: ExecutorFactory) -> None:
@@ -107,7 +107,7 @@ class LocalWorker(CoordinatedWorker):
         return executor
 
     def _close_executor(self, executor: Executor) -> None:
-        """Returns the executor to the factory, which others may use as well."""
+        """Returns the executor to its factory, which may have other users."""
         self._give_back.pop(executor)()
 
     async def _started(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
@@ -143,14 +143,14 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
 
     Args:
       scheduler: See `Driver`.
-      fleet: The workers. It is closed with this.
-      source: The object that the workers live as long as.
+      fleet: The workers. The driver closes the fleet when it ends.
+      source: An object that keeps the workers alive, such as a pool.
     """
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet, source: object = None) -> None:
         super().__init__(scheduler, fleet.io)
         self._fleet = fleet
-        self._source = source  # a pool ends its processes once nothing refers to it
+        self._source = source  # referenced, since a pool ends its processes once nothing refers to it
         self._by_member: dict[Worker, CoordinatedWorker] = {}
         self._indices = {worker: index for index, worker in enumerate(fleet.members)}
         self._unsubscribe = fleet.subscribe(self)
@@ -164,7 +164,7 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
             return
         del self._by_member[member]
         if isinstance(error, StaleSessionError) and member.is_ready:
-            self.ready(member)  # it is alive, but has lost its values
+            self.ready(member)  # the worker is reachable, but has lost its values
         else:
             self._fleet.lost(member, error)
 
@@ -192,11 +192,11 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
 
 
 class LocalDriver(Driver):
-    """Drives executors of this process.
+    """Drives executors in this process.
 
     Args:
       scheduler: See `Driver`.
-      factories: Create the executors, one for each worker.
+      factories: One factory of executors for each worker.
     """
 
     def __init__(self, scheduler: Scheduler, factories: Sequence[ExecutorFactory]) -> None:
@@ -210,7 +210,7 @@ class LocalDriver(Driver):
             self.add(LocalWorker(WorkerState(index, f"worker {index}"), self, self._factories[index]))
 
     async def _worker_there(self) -> None:
-        """Returns at once: there is always a worker soon."""
+        """Returns immediately, because a local worker is replaced as soon as it is lost."""
 
     def _replace(self, worker: CoordinatedWorker, error: Exception) -> None:
         self._add(worker.state.index)
@@ -225,25 +225,28 @@ def driver_of(
     connect_seconds: float,
     make_scheduler: Callable[..., Scheduler],
 ) -> Driver:
-    """Returns a driver for the workers that a user names.
+    """Returns a driver for the workers that a user has specified.
 
     Args:
-      workers: Places, or factories of executors.
-      credentials: Certificates and the token, if the workers are addresses.
-      connect_seconds: How long to wait when there is no worker.
-      make_scheduler: Creates its scheduler, given a `clock`.
+      workers: Addresses, pools or clusters; or executor factories.
+      credentials: The certificates and the token to use if the workers are addresses.
+      connect_seconds: How long to wait while no worker is reachable, in seconds.
+      make_scheduler: Creates the driver's scheduler, given a `clock`.
 
     Raises:
-      InvalidValueError: If there are no workers, or both places and factories.
+      InvalidValueError: If there are no workers, or if `workers` mixes factories with other workers.
     """
     listed = cast("Sequence[object]", workers if isinstance(workers, (list, tuple)) else [workers])
     factories = [one for one in listed if isinstance(one, ExecutorFactory)]
     if factories:
         if len(factories) < len(listed):
-            raise InvalidValueError(f"Expected factories only, or places only, found both in {describe(workers)}")
+            raise InvalidValueError(
+                "Expected either executor factories or workers of other processes, found both in "
+                f"{describe(workers)}; create one coordinator for each kind"
+            )
         return LocalDriver(make_scheduler(clock=io_loop.time), factories)
     stubs = make_stubs(cast(WorkerTargets, workers), credentials)
     if not stubs:
-        raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
+        raise InvalidValueError("Expected at least one worker, found none; pass an address such as 'localhost:8000'")
     fleet = Fleet([Worker(stub) for stub in stubs], connect_seconds)
     return RemoteDriver(make_scheduler(clock=fleet.io.time), fleet, workers)

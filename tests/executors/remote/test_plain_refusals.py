@@ -99,5 +99,7 @@ def test_a_fold_that_needs_a_runtime_here_says_so(service):
     context = SyncExecutionContext(fedstack.remote_executor_factory([stub]))
     with fedstack.use_context(context), pytest.raises(CarrierError, match=FOREIGN) as caught:
         as_computation(function(body, INTS))([1, 2])
-    assert "in this process, which folds what clients at the plain executor service memory yield" in str(caught.value)
+    assert "in this process, which folds the results of clients on the plain executor service memory" in str(
+        caught.value
+    )
     context.close()

@@ -260,9 +260,9 @@ def test_small_results_can_be_brought_home_as_they_come(coordinator: ClusterCoor
 def test_a_value_of_another_coordinator_is_refused(workers: object, coordinator: ClusterCoordinator) -> None:
     with ClusterCoordinator(workers) as other:
         value = other.schedule(double, (1.0,))
-        with pytest.raises(ForeignValueError, match="of another one"):
+        with pytest.raises(ForeignValueError, match="of another coordinator"):
             coordinator.schedule(double, (value,))
-        with pytest.raises(ForeignValueError, match="of another one"):
+        with pytest.raises(ForeignValueError, match="of another coordinator"):
             coordinator.schedule(lambda values: values, ([value],))
 
 
@@ -364,5 +364,5 @@ def test_where_others_go_on_only_join_raises(workers: object) -> None:
 
 @pytest.mark.parametrize("args", [3, "a", np.arange(3)], ids=str)
 def test_arguments_that_are_no_tuple_are_refused(coordinator: ClusterCoordinator, args: object) -> None:
-    with pytest.raises(TypeMismatchError, match=r"Expected args as a tuple or list, found"):
+    with pytest.raises(TypeMismatchError, match=r"Expected args to be a tuple or list, found"):
         coordinator.schedule(double, args)  # type: ignore[arg-type]

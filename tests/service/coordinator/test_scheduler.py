@@ -230,7 +230,7 @@ def test_what_may_not_be_repeated_is_an_error_when_it_was_lost() -> None:
     assert a.state is ClosureState.LOST  # it was ready, and nothing asks for it
     world.scheduler.need(a)
     for error in (a.error, b.error):
-        assert "cannot be rebuilt: it was scheduled with repeatable=False. Fetch" in str(error)
+        assert "cannot be rebuilt: the call was scheduled with repeatable=False. Fetch" in str(error)
 
 
 def test_a_closure_that_ends_workers_is_found_out_and_others_go_on() -> None:
@@ -312,7 +312,7 @@ def test_a_value_at_the_end_of_a_long_chain_is_not_rebuilt_and_the_error_says_wh
         world.run(last)
     world.scheduler.lose_worker(world.workers[0], AWAY)
     world.scheduler.need(last)
-    assert "cannot be rebuilt: more than 1000 calls would have to be repeated" in str(last.error)
+    assert "cannot be rebuilt: this would repeat a chain of more than 1000 calls" in str(last.error)
 
 
 def test_one_closure_can_be_cancelled_and_what_needs_it_is_too() -> None:
@@ -349,7 +349,10 @@ def test_who_gives_up_waiting_for_places_is_told_what_ran_where_they_were_lost()
         world.add(name)
     error = NoWorkersError("none is ready:\n  worker 0: away")
     world.scheduler.gave_up(error)
-    told = "\n  these ran where workers were lost, and may have ended them: 'a' (2 times), 'beside it' (1 time)"
+    told = (
+        "\n  these calls were running on workers that were lost, and may have caused the losses: 'a' (2 times), "
+        "'beside it' (1 time)"
+    )
     assert str(error) == f"none is ready:\n  worker 0: away{told}"
 
 

@@ -26,7 +26,10 @@ def test_a_closure_that_has_lost_two_workers_runs_alone_and_is_given_up_after_tw
         assert world.given() == {}, "nothing runs beside it"
         worker = world.replace(worker)
     assert isinstance(bad.error, LostWorkersError)
-    told = "'bad' ended 4 workers, the last 2 while nothing else ran there; it is not tried again: it is away"
+    told = (
+        "4 workers were lost while they ran 'bad'; the last 2 of them ran nothing else. The call is not retried: "
+        "it is away"
+    )
     assert str(bad.error) == told
     assert bad.error.__cause__ is AWAY
     assert world.given() == {worker.name: ["good"]}
@@ -106,7 +109,8 @@ def test_five_closures_are_named_to_who_gives_up_and_the_others_counted() -> Non
     world.scheduler.gave_up(error)
     named = ", ".join(f"'{name}' (1 time)" for name in "abcde")
     assert error.args == (
-        f"none is ready:\n  these ran where workers were lost, and may have ended them: {named} and 1 more",
+        "none is ready:\n  these calls were running on workers that were lost, and may have caused the losses: "
+        f"{named} and 1 more",
     )
 
 
@@ -177,7 +181,7 @@ def test_if_one_may_not_run_again_the_others_are_cancelled(may_repeat: tuple[boo
     assert world.scheduler.is_idle
     (error,) = world.scheduler.take_errors()
     assert isinstance(error, WorkerUnavailableError)
-    assert "is gone, since its worker was lost: it is away; it cannot be rebuilt" in str(error)
+    assert "is gone, since its worker was lost: it is away. The value cannot be rebuilt" in str(error)
 
 
 # What is made again.
@@ -336,9 +340,8 @@ def test_a_lost_value_that_may_not_be_made_again_says_so_to_whoever_needs_it() -
     world.replace(world.workers[0])
     b = world.add("b", a)
     assert b.state is ClosureState.FAILED
-    assert "The value of 'a' is gone, since its worker was lost; it cannot be rebuilt: it was scheduled with" in str(
-        b.error
-    )
+    reason = "The value cannot be rebuilt: the call was scheduled with"
+    assert f"The value of 'a' is gone, since its worker was lost. {reason}" in str(b.error)
 
 
 # How far back.
@@ -362,4 +365,4 @@ def test_as_many_calls_are_repeated_for_a_value_as_are_promised_and_no_more() ->
     assert (last.state, farthest.state) == (ClosureState.READY, ClosureState.READY)
     world.replace(other)
     world.scheduler.need(kept)
-    assert "cannot be rebuilt: more than 1000 calls would have to be repeated" in str(kept.error)
+    assert "cannot be rebuilt: this would repeat a chain of more than 1000 calls" in str(kept.error)

@@ -128,11 +128,11 @@ def test_values_in_sets_are_refused_also_in_instances(coordinator: ClusterCoordi
     value = coordinator.schedule(same, (7,))
     for wrong in ({(1, value)}, iter([1])):
         with pytest.raises(
-            InvalidValueError, match=r"Expected lists, tuples and dictionaries, found .*; at structure.x"
+            InvalidValueError, match=r"Expected handles in lists, tuples or dictionaries, found .* at structure.x"
         ):
             coordinator.fetch(Data(wrong))
 
 
 def test_a_result_that_is_a_dataclass_is_named_with_its_place(coordinator: ClusterCoordinator) -> None:
-    with pytest.raises(TypeMismatchError, match=r"found Data Data.x=1, y=2.; at result.a\[1\]"):
+    with pytest.raises(TypeMismatchError, match=r"found Data Data.x=1, y=2. at result.a\[1\]"):
         coordinator.schedule(lambda: {"a": [0, Data(1)]}).get(WALL)

@@ -1,1 +1,1 @@
-"""The functions that closures call, and their arguments."""
+"""The functions that closures call, and the arguments of the calls."""

@@ -1,7 +1,7 @@
-"""Packs the result of a Python function into one array of bytes: the value together with its inferred type.
+"""Packs the result of a Python function into a box: one array of bytes with the value and its inferred type.
 
-A box is a typed value as one message (`typed_values.py`, `parcels.py`). The bytes of the value are followed by the
-indices of the tensors that are plain Python numbers. The box of `None`, which has no type, is empty.
+A box contains a typed value as one message (`typed_values.py`, `parcels.py`). After the bytes of the value, it contains
+the indices of the tensors that are plain Python numbers. The box of `None`, which has no type, is empty.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,19 +27,23 @@ from fedstack.transport.wire.parcels import Parcel, read_whole, write_whole
 
 _INDEX = np.dtype("<i8")
 BOX = TensorType(np.uint8, [None])
-"""The type of a box at a worker."""
+"""The type of a box on a worker."""
 _WHERE_A_NUMBER_IS = np.bool_(False)
 
 Box = NDArray[np.uint8]
 
 
 def box(value: object, name: str) -> Box:
-    """Returns the box of a value; the box of `None` is empty.
+    """Packs a value into a box. The box of `None` is empty.
 
-    Python numbers are stored with 64 bits, and become Python numbers again when the box is opened.
+    Python numbers are stored with 64 bits and restored as Python numbers when the box is opened.
+
+    Args:
+      value: The value.
+      name: The name of the function that returned the value, for the error message.
 
     Raises:
-      TypeMismatchError: If the value has no type of the language.
+      TypeMismatchError: If the language has no type for the value.
     """
     if value is None:
         return np.empty(0, np.uint8)
@@ -50,8 +54,9 @@ def box(value: object, name: str) -> Box:
     except (TypeError, ValueError, NotImplementedError) as error:
         path, part = _misfit(value)
         raise TypeMismatchError(
-            f"Expected a result of {name!r} with a type of the language (numbers up to 64 bits, strings, NumPy arrays, "
-            f"and lists, tuples and dictionaries of them), found {describe(part)}; at {path}; {_advice_on(part)}"
+            f"Expected {name!r} to return a value with a type of the language (numbers of up to 64 bits, strings, "
+            f"NumPy arrays, and lists, tuples and dictionaries of these), found {describe(part)} at {path}; "
+            f"{_advice_on(part)}"
         ) from error
     packer = Packer()
     typed = write_typed(payload, type_spec, packer)
@@ -76,13 +81,16 @@ def _is_number(part: object) -> bool:
 
 def _with_64_bits(part: object) -> object:
     if type(part) is int and not -(2**63) <= part < 2**63:
-        raise ValueError("more than 64 bits")
+        raise ValueError("The integer needs more than 64 bits")
     return np.int64(part) if type(part) is int else np.float64(part) if type(part) is float else part
 
 
 def _misfit(value: object) -> tuple[str, object]:
-    """Returns the first part of a value that has no type, after its path; the value itself if all parts have types."""
-    for path, part in leaves_of(value, "result", lambda part: not is_dataclass(part)):  # not in the language
+    """Returns the path to the first part of a value that has no type, and that part.
+
+    Returns the whole value if all parts have types.
+    """
+    for path, part in leaves_of(value, "result", lambda part: not is_dataclass(part)):  # dataclasses have no type
         try:
             if infer_type(_with_64_bits(part)) is None:
                 return path, part
@@ -93,23 +101,23 @@ def _misfit(value: object) -> tuple[str, object]:
 
 def _advice_on(part: object) -> str:
     if part is None:
-        return "only a whole result may be None: leave it out, or return NaN"
+        return "return None only as the whole result; omit this part, or use NaN instead"
     if type(part) is int:
-        return "Python's own numbers go as int64 and float64; give larger ones as floats or text"
-    if isinstance(part, (Mapping, list, tuple)):  # all its members have types
-        return "give text as the keys of dictionaries"
+        return "return larger integers as floats or strings, since Python integers are sent as int64"
+    if isinstance(part, (Mapping, list, tuple)):  # all members have types
+        return "use strings as dictionary keys"
     if isinstance(part, Iterable):
-        return "give a list of its elements"
-    return "give numbers, text or arrays of what is in it"
+        return "return a list of the elements"
+    return "return the object's content as numbers, strings or arrays"
 
 
 def payload_in(boxed: Box) -> tuple[object, Type] | None:
-    """Returns the payload in a box, with Python numbers restored, and its type; `None` if the box holds `None`."""
+    """Returns the payload in a box and its type, or `None` if the box contains `None`. Restores Python numbers."""
     if not boxed.size:
         return None
     parcel = read_whole(np.ascontiguousarray(boxed).data)
     if not isinstance(parcel, Parcel):
-        raise InvalidValueError(f"Expected a value in a box, found {boxed.size} bytes that are none")
+        raise InvalidValueError(f"Expected a boxed value, found {boxed.size} bytes that cannot be read as one")
     unpacker = Unpacker(for_results=True)
     payload, type_spec = read_typed(parsed(TypedValue, parcel.header), unpacker, path="result")
     data = cast(memoryview, parcel.segments[0]) if parcel.segments else memoryview(b"")
@@ -119,17 +127,19 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
     unpacker.finish()
     rest = data[reader.expected :]
     if len(rest) % _INDEX.itemsize:
-        raise InvalidValueError(f"Expected the indices of numbers at the end of a box, found {len(rest)} bytes")
+        raise InvalidValueError(f"Expected indices of 8 bytes each at the end of a box, found {len(rest)} bytes")
     return _with_numbers(payload, type_spec, np.frombuffer(rest, _INDEX).tolist()) if rest else payload, type_spec
 
 
 def _with_numbers(payload: object, type_spec: Type, numbers: Sequence[int]) -> object:
-    """Returns a payload with Python numbers restored at the given indices."""
+    """Returns a payload in which the tensors with the given indices are replaced by Python numbers."""
     leaves = flatten(payload, type_spec)
     for index in numbers:
         found = leaves[index] if 0 <= index < len(leaves) else None
         if not isinstance(found, np.generic):
-            raise InvalidValueError(f"Expected a number of Python's as tensor {index} of a box, found none")
+            raise InvalidValueError(
+                f"Expected tensor {index} of a box to be a scalar, found an array or no such tensor"
+            )
         leaves[index] = found.item()
     return unflatten(iter(leaves), type_spec)
 
@@ -141,14 +151,14 @@ def unboxed(boxed: Box) -> Any:
 
 
 def unboxed_as(boxed: Box, expected: Type) -> Any:
-    """Returns the value in a box, which must fit a type.
+    """Returns the value in a box, and checks its type.
 
     Raises:
-      TypeMismatchError: If it does not.
+      TypeMismatchError: If the value does not have the type `expected`.
     """
     found = payload_in(boxed)
     if found is None:
-        raise TypeMismatchError(f"Expected {expected}, found None")
+        raise TypeMismatchError(f"Expected {expected}, found None; return a value from the scheduled function")
     value = to_result(*found)
     normalize(value, expected, "arg")
     return value

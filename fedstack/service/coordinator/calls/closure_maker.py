@@ -1,4 +1,4 @@
-"""Makes closures from the computations and Python functions that users schedule, with their arguments."""
+"""Creates closures from scheduled computations and Python functions and their arguments."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,15 @@ from fedstack.service.coordinator.calls.closures import (
 from fedstack.service.coordinator.calls.python_calls import function_of, opener_for, python_call
 from fedstack.service.coordinator.calls.structures import members_of
 
-# How many functions workers keep although nothing refers to them at the moment.
+# The number of recently used functions that workers keep even if no closure refers to them.
 _MOST_FUNCTIONS = 256
 
 
 class ClosureMaker:
-    """Makes the closures of one coordinator; closures of the same function share the copy that workers keep.
+    """Creates the closures of one coordinator. On each worker, closures of a function share one copy of it.
 
     Args:
-      result_of: Returns the closure behind an object that stands for its value; `None` for any other object.
+      result_of: Returns the argument for a handle to a closure's value; `None` for any other object.
     """
 
     def __init__(self, result_of: Callable[[object], ResultArgument | None]) -> None:
@@ -49,16 +49,30 @@ class ClosureMaker:
         repeatable: bool,
         prefetch: bool,
     ) -> tuple[Closure, ClosureCall]:
-        """Returns the closure to schedule, and the call that it runs.
+        """Creates a closure to schedule.
+
+        Args:
+          fn: The computation or Python function to call.
+          args: The positional arguments.
+          kwargs: The keyword arguments.
+          repeatable: Whether the closure may run again after its worker or its value is lost.
+          prefetch: Whether to fetch the value as soon as it is ready.
+
+        Returns:
+          The closure, and the call that it runs.
 
         Raises:
-          TypeMismatchError: If `fn` cannot be scheduled, or the arguments do not fit; the message has the path to the
-            part that does not fit.
+          TypeMismatchError: If `fn` cannot be scheduled, or if an argument does not match its parameter. The message
+            contains the path to the mismatch.
         """
         if not isinstance(cast(object, args), (list, tuple, type(None))):
-            raise TypeMismatchError(f"Expected args as a tuple or list, found {describe(args)}; write (value,) for one")
+            raise TypeMismatchError(
+                f"Expected args to be a tuple or list, found {describe(args)}; write (value,) for a single argument"
+            )
         if not isinstance(cast(object, kwargs), (Mapping, type(None))):
-            raise TypeMismatchError(f"Expected kwargs as a dictionary of arguments by name, found {describe(kwargs)}")
+            raise TypeMismatchError(
+                f"Expected kwargs to be a dictionary from names to arguments, found {describe(kwargs)}"
+            )
         call = self._call(fn, args or (), kwargs or {})
         return Closure(call, needs_of(call), repeatable, prefetch, call.function.name), call
 
@@ -67,7 +81,9 @@ class ClosureMaker:
         if isinstance(fn, ConcreteComputation):
             return self._computation_call(self._function((fn,), lambda: CalledFunction(fn, name)), args, kwargs)
         if not callable(fn):
-            raise TypeMismatchError(f"Expected a computation or a Python function to schedule, found {describe(fn)}")
+            raise TypeMismatchError(
+                f"Expected a computation or a Python function to schedule, found {describe(fn)}; pass a function"
+            )
 
         def function_for(types: Sequence[Type]) -> CalledFunction:
             return self._function((fn, *map(str, types)), lambda: function_of(fn, name, types))
@@ -75,8 +91,8 @@ class ClosureMaker:
         return python_call(name, args, kwargs, self._result_of, function_for)
 
     def _function(self, key: Sequence[object], make: Callable[[], CalledFunction]) -> CalledFunction:
-        """Returns the function that workers run, shared with earlier calls under the same key."""
-        # By identity: comparing computations by content, as the language does, is slow.
+        """Returns the function that workers run for a key; calls `make` unless an earlier call used the same key."""
+        # Compare the parts of keys by identity, because comparing computations by content is slow.
         known = tuple(part if isinstance(part, str) else id(part) for part in key)
         found = self._functions.get(known)
         if found is None:
@@ -88,7 +104,7 @@ class ClosureMaker:
     def _computation_call(
         self, function: CalledFunction, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> ClosureCall:
-        """Returns the call of a computation; a single argument is the whole parameter, as always in the language."""
+        """Returns the call of a computation. As always in the language, a single argument is the whole parameter."""
         parameter = function.type_signature.parameter
         computation = function.computation
         if kwargs and isinstance(computation, PythonComputation) and not _has_names(parameter):
@@ -96,14 +112,15 @@ class ClosureMaker:
         if parameter is None:
             if args or kwargs:
                 raise TypeMismatchError(
-                    f"Expected no arguments for {function.name!r}, found {len(args)} by position and {list(kwargs)}"
+                    f"Expected no arguments for {function.name!r}, found {len(args)} by position and {list(kwargs)} by "
+                    "name; omit the arguments"
                 )
             return ClosureCall(function, None)
         argument, clients = self._read(_packed(function.name, parameter, args, kwargs), parameter, "arg")
         return ClosureCall(function, argument, clients)
 
     def _read(self, value: object, type_spec: Type, path: str) -> tuple[Argument, int]:
-        """Returns the argument for a value of a type, and the number of clients that it has values for."""
+        """Returns the argument for a value, and the number of clients of its federated values (0 if it has none)."""
         result = self._result_of(value)
         if result is not None:
             if result.boxed:
@@ -125,7 +142,7 @@ class ClosureMaker:
         return ConstantArgument(payload if keep is None else keep(payload, None), type_spec), clients
 
     def _has_results(self, value: object) -> bool:
-        """Returns whether a container holds the value of a closure, at any depth."""
+        """Returns whether a value is a handle to a closure's value, or contains one at any depth."""
         return self._result_of(value) is not None or any(map(self._has_results, members_of(value)))
 
 
@@ -134,7 +151,7 @@ def _has_names(parameter: Type | None) -> bool:
 
 
 def _packed(name: str, parameter: Type, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Returns the single argument that a computation takes."""
+    """Combines the arguments of a call into the single argument of a computation."""
     if len(args) == 1 and not kwargs:
         return args[0]
     fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
@@ -144,6 +161,6 @@ def _packed(name: str, parameter: Type, args: Sequence[object], kwargs: Mapping[
         wanted = [field or f"#{index}" for index, field in enumerate(names)] if fields else [str(parameter)]
         raise TypeMismatchError(
             f"Expected {len(wanted)} arguments for {name!r} ({', '.join(wanted)}), found {len(args)} by position and "
-            f"{list(kwargs)} by name"
+            f"{list(kwargs)} by name; pass each argument once"
         )
     return tuple(args) + tuple(kwargs[cast(str, field)] for field in free)

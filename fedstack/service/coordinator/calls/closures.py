@@ -1,4 +1,4 @@
-"""Defines calls, the scheduler's view of closures and workers, and the actions that it requests."""
+"""Defines calls, the scheduler's state of closures and workers, and the actions that the scheduler requests."""
 
 import enum
 import inspect
@@ -10,17 +10,17 @@ import attrs
 from fedstack.computations.types.language import ConcreteComputation, FederatedType, FunctionType, StructType, Type
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 
-# A closure runs a tree: the call of a function with constants and with the values of other closures.
+# The call of a closure is a tree. Its leaves are functions, constants, and the values of other closures.
 
 
 @attrs.frozen(eq=False)
 class CalledFunction:
-    """A function that closures call. Workers keep it for as long as anything refers to this.
+    """A function that closures call. Workers keep the function while anything refers to this object.
 
     Attributes:
-      computation: The computation; it keeps a Python function alive.
-      name: Its name in messages.
-      signature: The parameters of the Python function that it was made from, if they are known.
+      computation: The computation. For a Python function, it keeps the function alive.
+      name: The name of the function in messages.
+      signature: The signature of the original Python function, if known.
     """
 
     computation: ConcreteComputation
@@ -29,18 +29,18 @@ class CalledFunction:
 
     @property
     def type_signature(self) -> FunctionType:
-        """Its type."""
+        """The type of the function."""
         return self.computation.type_signature
 
 
 @attrs.frozen(eq=False)
 class ConstantArgument:
-    """A value in this process.
+    """An argument whose value is in this process.
 
     Attributes:
-      payload: The value.
-      type_signature: Its type.
-      is_shared: Whether many calls use it, so that workers keep it for as long as anything refers to this.
+      payload: The payload of the value.
+      type_signature: The type of the value.
+      is_shared: Whether several calls use the value. Workers keep a shared value while anything refers to this object.
     """
 
     payload: object
@@ -50,13 +50,13 @@ class ConstantArgument:
 
 @attrs.frozen(eq=False)
 class ResultArgument:
-    """The value of a closure, as an argument.
+    """An argument that is the value of a closure.
 
     Attributes:
       closure: The closure.
-      type_signature: Its type.
-      boxed: Whether it is in a box.
-      clients: The number of clients that it has values for.
+      type_signature: The type of the value.
+      boxed: Whether the value is in a box.
+      clients: The number of clients of the federated values in the value; 0 if there are none.
     """
 
     closure: "Closure"
@@ -67,7 +67,7 @@ class ResultArgument:
 
 @attrs.frozen(eq=False)
 class StructArgument:
-    """A struct of other arguments."""
+    """An argument that is a struct of other arguments."""
 
     names: Sequence[str | None]
     members: "Sequence[Argument]"
@@ -75,13 +75,13 @@ class StructArgument:
 
 @attrs.frozen(eq=False)
 class ClosureCall:
-    """A call that a closure runs, or an argument that takes a value out of its box.
+    """A call that a closure runs, or an argument that is computed by unpacking a box.
 
     Attributes:
-      function: The function that it calls.
+      function: The function to call.
       argument: The argument; `None` if the function has no parameter.
-      clients: The number of clients of the federated values in the argument.
-      boxed: Whether its result is in a box.
+      clients: The number of clients of the federated values in the argument; 0 if there are none.
+      boxed: Whether the result is in a box.
     """
 
     function: CalledFunction
@@ -90,7 +90,7 @@ class ClosureCall:
     boxed: bool = False
 
     def result_of(self, closure: "Closure") -> ResultArgument:
-        """Returns the value of the closure that runs this, as an argument of others."""
+        """Returns the result of this call, which `closure` runs, as an argument of other calls."""
         result_type = self.function.type_signature.result
         return ResultArgument(closure, result_type, self.boxed, self.clients if _has_clients(result_type) else 0)
 
@@ -118,41 +118,42 @@ def _has_clients(type_spec: Type) -> bool:
 
 
 class ClosureState(enum.Enum):
-    """The state of a closure. A closure is in exactly one state; values are human-readable."""
+    """The state of a closure. The values of the members are human-readable."""
 
     WAITING = "waiting for its arguments"
     QUEUED = "queued"
     RUNNING = "running"
     READY = "ready"
-    """Its value is at a worker, or this process has a copy."""
+    """The value is on a worker, or this process has a copy."""
     LOST = "lost, and rebuilt when it is needed"
-    """It was ready, but every holder of its value is gone."""
+    """The closure was ready, but all workers that held its value are gone."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 ENDED = frozenset({ClosureState.READY, ClosureState.LOST, ClosureState.FAILED, ClosureState.CANCELLED})
-"""States in which nothing is left to run, unless a lost value is needed."""
+"""The states in which a closure does not run again, unless its value is lost and needed."""
 
 
 @attrs.define(eq=False, repr=False)
 class WorkerState:
-    """A worker between two losses: after a loss the same worker gets a new state.
+    """The scheduler's state of a worker. A worker that is lost and returns has a new state.
 
     Attributes:
       index: The index of the worker.
-      name: Its name in errors and in its representation.
-      threads: How many calls it runs at the same time at most; `None` if it is not known.
-      running: The closures given to it, and when, until it has answered for each; including closures cancelled since.
-      values: The closures whose values it holds.
-      fetching: The closures among them whose values are being fetched.
-      to_fetch: The closures in `fetching` whose fetch has not begun.
-      refused: The closures whose values could not be fetched when the worker was about to stop.
-      calls: How many calls to it are in flight.
-      due: When it may be given more work although calls are in flight.
-      silent: Whether it does not answer, and so gets no more work.
-      draining: Whether it is about to stop, and so gets no more work.
-      lost: Whether it is gone.
+      name: The name of the worker in messages.
+      threads: The maximum number of calls that the worker runs at the same time; `None` if unknown.
+      running: The closures assigned to the worker, each with the time of the assignment. Closures that were cancelled
+        since are included until the worker has reported their end.
+      values: The closures whose values the worker holds.
+      fetching: The closures in `values` whose values are being fetched.
+      to_fetch: The closures in `fetching` whose fetch has not started.
+      refused: The closures whose values could not be fetched while the worker was about to stop.
+      calls: The number of calls to the worker that are in flight.
+      due: The time from which the worker may receive more closures even while calls are in flight.
+      silent: Whether the worker does not respond, and therefore receives no more closures.
+      draining: Whether the worker is about to stop, and therefore receives no more closures.
+      lost: Whether the worker has been lost.
     """
 
     index: int
@@ -175,25 +176,25 @@ class WorkerState:
 
 @attrs.define(eq=False, repr=False)
 class Closure:
-    """A call to run once at some worker, and its outcome. Only its scheduler changes it.
+    """A call to run once on any worker, and the outcome of the call. Only the scheduler modifies a closure.
 
     Attributes:
-      call: The call to run; `None` once it cannot run again.
-      needs: The closures whose values are its arguments.
-      prefetch: Whether its value is fetched before the closure counts as ready.
-      repeatable: Whether it may run again after a worker was lost.
-      name: Its name in errors.
-      state: Its state.
-      held: The handle of its value at each worker that has it.
-      copy: Its value in this process, in a tuple of one; `None` if there is none.
-      error: Why it failed.
-      wanted: Whether its value should be fetched to this process.
-      refusal: Why fetching it failed, for the next caller who wants it.
-      users: How many references to its value there are: the caller's handle, and closures that have not ended.
-      missing: How many of its arguments are not available yet.
-      dependents: The closures that wait for it.
-      depth: The most calls that have to be repeated one after another to rebuild it.
-      callbacks: Called once, when it has ended, or when its value was fetched or could not be.
+      call: The call to run; `None` once the closure cannot run again.
+      needs: The closures whose values are arguments of the call.
+      repeatable: Whether the closure may run again after its worker or its value is lost.
+      prefetch: Whether the value is fetched before the closure counts as ready.
+      name: The name of the closure in messages.
+      state: The state of the closure.
+      held: The handle to the value on each worker that holds the value.
+      copy: A tuple with the value, if this process has the value; otherwise `None`.
+      error: The reason why the closure failed or was cancelled.
+      wanted: Whether the value should be fetched to this process.
+      refusal: The error of the last fetch of the value, to raise to the next caller that requests the value.
+      users: The number of users of the value: the caller's handle, and closures that have not ended.
+      missing: The number of arguments that are not available yet.
+      dependents: The closures that wait for the value.
+      depth: The length of the longest chain of calls to repeat in order to rebuild the value.
+      callbacks: Called once, when the closure has ended, or when fetching its value has succeeded or failed.
     """
 
     call: ClosureCall | None
@@ -215,12 +216,12 @@ class Closure:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left to run."""
+        """Whether the closure has succeeded, failed, or been cancelled."""
         return self.state in ENDED
 
     @property
     def is_there(self) -> bool:
-        """Whether its value is available as an argument of other closures."""
+        """Whether the value is available as an argument of other closures."""
         return self.state is ClosureState.READY
 
     @property
@@ -238,14 +239,14 @@ class Closure:
 
 @attrs.frozen
 class Notify:
-    """Call the callbacks that wait for closures."""
+    """Call the callbacks of closures."""
 
     callbacks: Sequence[Callable[[], None]]
 
 
 @attrs.frozen
 class Run:
-    """Run closures at a worker, in one or a few calls; answer with `succeeded`, `failed` or `gone` for each."""
+    """Run closures on a worker, in few calls. Report the end of each with `succeeded`, `failed` or `gone`."""
 
     worker: WorkerState
     closures: Sequence[Closure]
@@ -253,7 +254,7 @@ class Run:
 
 @attrs.frozen
 class Stop:
-    """Stop closures at a worker that were cancelled while they were running, if possible."""
+    """Stop closures that were cancelled while they were running on a worker, if possible."""
 
     worker: WorkerState
     closures: Sequence[Closure]
@@ -261,7 +262,7 @@ class Stop:
 
 @attrs.frozen
 class Fetch:
-    """Fetch values from a worker; answer with `copied` or `not_fetched` for each."""
+    """Fetch values from a worker. Report each outcome with `copied` or `not_fetched`."""
 
     worker: WorkerState
     closures: Sequence[Closure]
@@ -269,19 +270,19 @@ class Fetch:
 
 @attrs.frozen
 class Leave:
-    """Release a worker that is about to stop: it has no more work, and its values have been fetched."""
+    """Release a worker that is about to stop, now that it runs no closures and its values have been fetched."""
 
     worker: WorkerState
 
 
 @attrs.frozen
 class Search:
-    """Look for a worker, since there is none; if none appears, answer with `gave_up`."""
+    """Wait for a worker, because none is available. Call `gave_up` if no worker becomes available."""
 
 
 @attrs.frozen
 class AskAgain:
-    """Ask for actions after this many seconds, even if nothing happens until then."""
+    """Call `actions` again after `seconds`, even if no event occurs until then."""
 
     seconds: float
 

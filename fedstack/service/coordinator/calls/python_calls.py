@@ -1,7 +1,7 @@
-"""Makes calls of Python functions, runs them at workers, and keeps the per-worker values that they use.
+"""Creates calls of Python functions, runs them on workers, and keeps the per-worker values that they use.
 
-The arguments of a call are pickled with it. Objects in them that stand for something at the worker, such as the value
-of another call or a per-worker value, are resolved when the call runs there.
+The arguments of a call are pickled. They may contain references to the value of another call or to a per-worker value.
+A worker replaces these references by the values when it runs the call.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from fedstack.service.coordinator.calls.closures import (
 from fedstack.service.executor.session import ClosureScope
 
 _VALUE, _BOXED, _KEPT = "value", "boxed", "kept"
-"""The kinds of references in arguments: to a value, to a boxed value, to a per-worker value."""
+"""The kinds of references in arguments: to a value, to a value in a box, and to a per-worker value."""
 
 
 def _iterator_over(make: Callable[[], Iterable[object]]) -> Iterator[object]:
-    """Starts an iteration at a worker."""
+    """Returns an iterator over a dataset that `make` creates. Runs on a worker."""
     return iter(make())
 
 
@@ -47,24 +47,27 @@ def _itself(value: Any) -> Any:
 
 
 class ArgumentOnly:
-    """Stands for something at workers. Functions receive that as an argument; this object itself is of no use there."""
+    """The base of objects that represent a value on workers.
+
+    Such an object can only be passed as an argument to a scheduled function, which receives the value instead.
+    """
 
     def __reduce__(self) -> tuple[object, ...]:
         raise InvalidValueError(
-            f"Expected nothing of this process in what is sent to a worker, found {self!r}; give it as an argument"
+            f"Expected objects that can be sent to a worker, found {self!r}; pass it as an argument to the function"
         )
 
 
 class PerWorkerValues(ArgumentOnly):
-    """A value that each worker has a copy of: created there on first use, and again after the worker was lost.
+    """A value of which each worker has its own copy.
 
-    Workers drop it some time after the last reference to this is gone.
-
-    Pass it as an argument to Python functions; one closure at a time uses it.
+    A worker creates its copy on first use, and again after the worker was lost. Workers drop their copies some time
+    after the last reference to this object is gone. Pass this object as an argument to Python functions. On each
+    worker, only one closure at a time uses the copy.
 
     Args:
-      source: A function that creates it, called at each worker, or a value to copy.
-      what: Its name in messages; by default a description of the source.
+      source: A function that each worker calls to create its copy, or a value to copy to each worker.
+      what: The name of the value in messages; by default a description of `source`.
     """
 
     def __init__(self, source: object, what: str = "") -> None:
@@ -72,13 +75,14 @@ class PerWorkerValues(ArgumentOnly):
         self._what = what = what or describe(source)
         try:
             content = dumps(source if callable(source) else functools.partial(_itself, source))
-        except Exception as error:  # objects that it refers to may raise anything
+        except Exception as error:  # objects in the source may raise any exception when they are pickled
             raise CarrierError(f"Pickling {what} raised {type(error).__name__}: {error}") from error
         self.maker = ConstantArgument(np.frombuffer(content, np.uint8), BOX, is_shared=True)
 
     def __next__(self) -> NoReturn:
         raise NotImplementedError(
-            f"Expected to be used in a scheduled function, found a call of next() on {self!r}; give it as an argument"
+            f"Expected next() to be called on a worker, found a call in the coordinator's program on {self!r}; pass "
+            "the object as an argument to a scheduled function, and call next() there"
         )
 
     def __repr__(self) -> str:
@@ -86,19 +90,19 @@ class PerWorkerValues(ArgumentOnly):
 
 
 class PerWorkerDataset(ArgumentOnly):
-    """A dataset that each worker has a copy of; `iter` returns one iterator per worker.
+    """A dataset of which each worker has its own copy. `iter` returns a per-worker value: an iterator on each worker.
 
     Args:
-      source: A function that creates it, called at each worker, or a dataset to copy.
+      source: A function that each worker calls to create the dataset, or a dataset to copy to each worker.
 
     Raises:
-      InvalidValueError: If it can be iterated over only once, or not at all.
+      InvalidValueError: If `source` can be iterated over only once, or not at all.
     """
 
     def __init__(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> None:
         if not callable(source) and (isinstance(source, Iterator) or not isinstance(cast(object, source), Iterable)):
             raise InvalidValueError(
-                f"Expected a dataset that can be iterated over again and again, or a function that returns one, found "
+                f"Expected a dataset that can be iterated over repeatedly, or a function that returns one, found "
                 f"{describe(source)}"
             )
         self._make = source if callable(source) else functools.partial(_itself, source)
@@ -106,7 +110,7 @@ class PerWorkerDataset(ArgumentOnly):
 
     @functools.cached_property
     def datasets(self) -> PerWorkerValues:
-        """The dataset of each worker, for functions that take the dataset instead of an iterator."""
+        """The dataset on each worker, for functions that take a dataset instead of an iterator."""
         return PerWorkerValues(self._make, self._what)
 
     def __iter__(self) -> PerWorkerValues:  # type: ignore[override]
@@ -117,23 +121,23 @@ class PerWorkerDataset(ArgumentOnly):
 
 
 def function_of(function: Callable[..., object], name: str, types: Sequence[Type]) -> CalledFunction:
-    """Returns the function that workers run for a Python function.
+    """Wraps a Python function so that workers can call it.
 
     Args:
-      function: The function.
-      name: Its name in messages.
-      types: The types of the members of its argument.
+      function: The Python function.
+      name: The name of the function in messages.
+      types: The types of the members of the argument.
 
     Raises:
-      InvalidComputationError: If it is a coroutine function.
-      InvalidValueError: If it has captured an object that it can only be given as an argument.
+      InvalidComputationError: If `function` is a coroutine function.
+      InvalidValueError: If `function` has captured an object that can be passed only as an argument.
     """
     check_returns(function, name)
     for variable, value in variables_of(function):
         if isinstance(value, ArgumentOnly):
             raise InvalidValueError(
-                f"Expected {name!r} to get what workers have as an argument, found {value!r} captured as {variable!r}; "
-                f"write schedule({name}, args=({variable},))"
+                f"Expected {name!r} to receive values of workers as arguments, found {value!r} captured as "
+                f"{variable!r}; write schedule({name}, args=({variable},))"
             )
 
     def body(members: Sequence[Any]) -> Box:
@@ -145,14 +149,14 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
 
 def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
     try:
-        # The signature as Python calls it: a function wrapped by a decorator may have other parameters.
+        # Use the signature of the decorated function, since a decorator may change the parameters.
         return inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # some functions that are not written in Python
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return None
 
 
 def opener_for(expected: Type) -> CalledFunction:
-    """Returns the function that takes a value of a type out of its box."""
+    """Returns a function that unpacks a value of the expected type from its box."""
 
     def unboxes(boxed: Box) -> Any:
         return unboxed_as(boxed, expected)
@@ -170,16 +174,16 @@ def python_call(
     """Returns the call of a Python function.
 
     Args:
-      name: Its name in messages.
-      args: Its arguments by position.
-      kwargs: Its arguments by name.
-      result_of: Returns the closure behind an object that stands for its value; `None` for any other object.
-      function_for: Returns the function that workers run, given the types of the members of the argument.
+      name: The name of the function in messages.
+      args: The positional arguments.
+      kwargs: The keyword arguments.
+      result_of: Returns the argument for a handle to a closure's value; `None` for any other object.
+      function_for: Returns the function that workers run, given the types of the members of its argument.
 
     Raises:
-      CarrierError: If something in the arguments cannot be pickled.
-      ForeignValueError: If an argument is a value of another coordinator.
-      TypeMismatchError: If the function cannot be called with these arguments.
+      CarrierError: If an object in the arguments cannot be pickled.
+      ForeignValueError: If the arguments contain a value of another coordinator.
+      TypeMismatchError: If the arguments do not match the signature of the function.
     """
     members: list[ConstantArgument | ResultArgument] = []
     positions: dict[object, int] = {}
@@ -188,7 +192,7 @@ def python_call(
     def place(key: object, member: ConstantArgument | ResultArgument) -> int:
         if key not in positions:
             members.append(member)
-            positions[key] = len(members)  # the first member is the pickle
+            positions[key] = len(members)  # counted from 1, because the pickle is inserted as member 0
         return positions[key]
 
     def refer(part: object) -> object:
@@ -206,10 +210,10 @@ def python_call(
         content = dumps((tuple(args), dict(kwargs)), refer)
     except ForeignValueError:
         raise
-    except Exception as error:  # objects in them may raise anything
+    except Exception as error:  # objects in the arguments may raise any exception when they are pickled
         raise CarrierError(
-            f"Pickling the arguments of {name!r} raised {type(error).__name__}: {error}; give nothing that belongs to "
-            "this process, such as locks and open files"
+            f"Pickling the arguments of {name!r} raised {type(error).__name__}: {error}; pass no objects that belong "
+            "to this process, such as locks and open files"
         ) from error
     members.insert(0, ConstantArgument(np.frombuffer(dumps((list(uses.items()), content)), np.uint8), BOX))
     function = function_for([member.type_signature for member in members])
@@ -220,14 +224,14 @@ def python_call(
 
 @attrs.define(eq=False)
 class _PerWorkerEntry:
-    """A per-worker value that a worker keeps for one coordinator.
+    """A worker's copy of a per-worker value.
 
     Attributes:
-      lock: Held while a closure uses it.
-      made: Whether it has been created.
+      lock: Held while a closure uses the value.
+      made: Whether the value has been created.
       value: The value.
-      maker: The box that it was created from; a value of the coordinator's session, while that refers to it.
-      ends_with_maker: Whether it is dropped together with the maker.
+      maker: Returns the array from which the value was created, or `None` once the array has been freed.
+      ends_with_maker: Whether the value is dropped when the array is freed.
     """
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
@@ -240,7 +244,7 @@ class _PerWorkerEntry:
 def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> Box:
     uses, content = loads(members[0].tobytes())
     with contextlib.ExitStack() as stack:
-        # In the same order everywhere, so that two closures that use the same values do not deadlock.
+        # All closures lock their values in the same order, so that two closures with the same values cannot deadlock.
         kept = {key: stack.enter_context(_in_use(key, members[position])) for key, position in sorted(uses)}
 
         def find(reference: tuple[str, Any]) -> object:
@@ -255,29 +259,35 @@ def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> 
 
 @contextlib.contextmanager
 def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
-    """Gives the value that a worker keeps under a key to one closure at a time; creates it if it is missing."""
+    """Provides a worker's copy of a per-worker value to one closure at a time. Creates the copy if it is missing."""
     closures = current_scope().of(ClosureScope)
     if closures is None:
-        raise ContextError("Per-worker values are available only in functions that a ClusterCoordinator runs")
+        raise ContextError(
+            "Expected per-worker values in a function that a ClusterCoordinator runs, found another caller; call "
+            "schedule on the coordinator"
+        )
     kept = closures.kept
     entry: _PerWorkerEntry = kept.setdefault(key, _PerWorkerEntry())
     with entry.lock:
         if not entry.made:
             entry.value = loads(maker.tobytes())()
             entry.made, entry.maker = True, weakref.ref(maker)
-        elif not entry.ends_with_maker and entry.maker() is maker:  # otherwise each call has another copy
+        elif not entry.ends_with_maker and entry.maker() is maker:  # calls share an array that the session keeps
             weakref.finalize(maker, kept.pop, key, None).atexit = False
             entry.ends_with_maker = True
         yield entry.value
 
 
 def current_worker_index() -> int:
-    """Returns the index, counted from 0, of the coordinator's worker that runs the calling function.
+    """Returns the index of the worker that runs the calling function. Indices start at 0.
 
     Raises:
       ContextError: If the calling function is not run by a coordinator.
     """
     closures = current_scope().of(ClosureScope)
     if closures is None or closures.worker_index is None:
-        raise ContextError("Expected a function that a coordinator runs at a worker, found none; schedule it")
+        raise ContextError(
+            "Expected current_worker_index() to be called in a function that a coordinator runs, found another caller; "
+            "schedule the function with a ClusterCoordinator"
+        )
     return closures.worker_index

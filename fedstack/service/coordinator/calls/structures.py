@@ -1,4 +1,4 @@
-"""Walks structures as users write them: nested lists, tuples, dictionaries, attrs classes and dataclasses."""
+"""Traverses nested structures of lists, tuples, dictionaries, attrs classes and dataclasses."""
 
 import copy
 import dataclasses
@@ -11,7 +11,7 @@ from fedstack.computations.types.type_structure import join_path
 
 
 def members_of(structure: object) -> Sequence[object]:
-    """Returns the members of a container; an empty sequence for anything else."""
+    """Returns the members of a container, or an empty sequence for any other object."""
     if isinstance(structure, Mapping):
         return list(cast("Mapping[object, object]", structure).values())
     if isinstance(structure, (list, tuple)):
@@ -20,7 +20,7 @@ def members_of(structure: object) -> Sequence[object]:
 
 
 def _fields_of(structure: object) -> Sequence[str]:
-    """Returns the field names of an instance of an attrs class or a dataclass; an empty sequence for anything else."""
+    """Returns the field names of an attrs or dataclass instance, or an empty sequence for any other object."""
     kind: type[Any] = type(structure)
     is_attrs = hasattr(kind, "__attrs_attrs__")
     if not (is_attrs or hasattr(kind, "__dataclass_fields__")) or isinstance(structure, (list, tuple, Mapping)):
@@ -34,13 +34,13 @@ def leaves_of(
     enters: Callable[[object], bool] = lambda _: True,
     seen: dict[int, object] | None = None,
 ) -> Iterator[tuple[str, object]]:
-    """Yields the leaves of a structure, including empty containers, each after the path to it.
+    """Yields the path and the object of each leaf in a structure. Empty containers are leaves.
 
     Args:
       structure: The structure.
-      path: The path to it.
-      enters: Returns whether to look into a container; if not, the container itself is yielded.
-      seen: The instances that have been entered, by identity; they may refer to each other.
+      path: The path to the structure.
+      enters: Returns whether to descend into a container. If not, the container is yielded as a leaf.
+      seen: The attrs and dataclass instances that have been visited, by identity. Their references may form cycles.
     """
     members = members_of(structure) if enters(structure) else ()
     if not members:
@@ -61,14 +61,14 @@ def leaves_of(
 def replaced(
     structure: object, part: Callable[[object], object], seen: dict[int, tuple[object, object]] | None = None
 ) -> object:
-    """Returns a structure with some of its parts replaced; containers in which nothing changes are kept.
+    """Returns a copy of a structure in which some parts are replaced. Containers without replaced parts are not copied.
 
-    Instances are copied without running any code of their classes.
+    Instances of attrs classes and dataclasses are copied without running `__init__`.
 
     Args:
       structure: The structure.
-      part: Returns the replacement of a part, or the part itself.
-      seen: The instances that have been entered, by identity, each with its replacement.
+      part: Returns the replacement of a part, or the part itself to keep it.
+      seen: The attrs and dataclass instances that have been visited, by identity, each with its replacement.
     """
     found = part(structure)
     if found is not structure:
