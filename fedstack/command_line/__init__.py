@@ -1,1 +1,1 @@
-"""The subcommands of `fedstack`, a module each."""
+"""The subcommands of `fedstack`, one module per subcommand."""

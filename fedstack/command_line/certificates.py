@@ -1,6 +1,7 @@
-"""Makes certificates to try TLS with: a certificate authority, a server and a client.
+"""Creates test certificates for TLS: one for a certificate authority, one for a server and one for a client.
 
-They are for tests and first steps. The authority's key is thrown away, so that no more can be signed with it.
+The certificates are for tests and first steps. The authority's private key is discarded, so it can never sign another
+certificate.
 """
 
 import datetime
@@ -19,7 +20,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 except ModuleNotFoundError as error:
-    raise ImportError('making certificates needs cryptography: pip install "fedstack[certs]"') from error
+    raise ImportError('Creating certificates requires cryptography; run: pip install "fedstack[certs]"') from error
 
 DEFAULT_NAMES = ("localhost", "127.0.0.1", "::1")
 MAX_DAYS = 3650
@@ -27,20 +28,20 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
 _MAX_NAME = 253
 _CLOCKS_DIFFER_BY = datetime.timedelta(hours=1)
-# Of all key usages, in their order: signing certificates and revocation lists.
+# The positional arguments are all key usages in order; only signing certificates and revocation lists are enabled.
 _SIGNS_CERTIFICATES = x509.KeyUsage(*[False] * 5, *[True] * 2, *[False] * 2)
 _CRITICAL = (ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE)
 
 
 class CertificateFiles(NamedTuple):
-    """The files of certificates and keys, in PEM.
+    """The paths of the certificate and key files, which are in PEM format.
 
     Attributes:
-      ca: The authority's certificate; both sides need it, the server to ask for the certificates of its clients.
-      server_cert: The server's certificate, for the names and addresses it was made for.
-      server_key: Its key.
+      ca: The authority's certificate. Clients verify the server with it, and the server verifies its clients.
+      server_cert: The server's certificate, which is valid for the requested names and addresses.
+      server_key: The server's private key.
       client_cert: The client's certificate.
-      client_key: Its key.
+      client_key: The client's private key.
     """
 
     ca: Path
@@ -51,28 +52,33 @@ class CertificateFiles(NamedTuple):
 
     @classmethod
     def in_folder(cls, folder: Path) -> "CertificateFiles":
-        """Returns the paths of the files that a folder has or will have."""
+        """Returns the paths that the files have in `folder`, whether or not the files exist."""
         return cls(*(folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")))
 
 
 def make_test_certificates(
     folder: Path, names: Sequence[str] = DEFAULT_NAMES, *, days: int = 30, force: bool = False
 ) -> CertificateFiles:
-    """Makes an authority, a server's and a client's certificate, and writes them with their keys into `folder`.
+    """Creates certificates for an authority, a server and a client, and writes them to `folder` with their keys.
+
+    The key of the authority is not written.
 
     Args:
-      folder: The folder, which is created if needed.
-      names: The names and IP addresses under which clients will dial the server.
-      days: How long the certificates are valid.
+      folder: The folder to write to. It is created if it does not exist.
+      names: The host names and IP addresses that clients will use to dial the server.
+      days: The number of days for which the certificates are valid.
       force: Whether to overwrite existing files.
 
+    Returns:
+      The paths of the files.
+
     Raises:
-      FileExistsError: If there are files already and `force` is not given; nothing is written then.
-      InvalidValueError: If a name is none that a certificate can have, the time is too long, or the folder cannot be
-        written to.
+      FileExistsError: If any of the files exists and `force` is false. Nothing is written in this case.
+      InvalidValueError: If a name is not a valid host name or IP address, `days` is out of range, or the folder cannot
+        be written to.
     """
     if not 0 <= days <= MAX_DAYS:
-        raise InvalidValueError(f"Expected from 0 to {MAX_DAYS} days, found {days}")
+        raise InvalidValueError(f"Expected days to be from 0 to {MAX_DAYS}, found {days}")
     files = CertificateFiles.in_folder(folder)
     try:
         there = [path.name for path in files if os.path.lexists(path)]
@@ -80,15 +86,15 @@ def make_test_certificates(
         raise _unusable(folder, error) from error
     if there and not force:
         raise FileExistsError(
-            f"Expected a folder without certificates, found {', '.join(there)} in {folder}; choose another one, or "
-            "overwrite them with --force"
+            f"Expected a folder without certificates, found {', '.join(there)} in {folder}; choose another folder, or "
+            "overwrite the files with --force"
         )
     alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
     contents = _contents(alternatives, datetime.timedelta(days=days))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in zip(files, contents):
-            path.unlink(missing_ok=True)  # an existing file would keep its mode
+            path.unlink(missing_ok=True)  # opening an existing file would keep its mode
             mode = 0o600 if path.suffix == ".key" else 0o644
             with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
                 file.write(content)
@@ -101,16 +107,16 @@ def _unusable(folder: Path, error: OSError) -> InvalidValueError:
     where = f" with {error.filename}" if error.filename and Path(error.filename) != folder else ""
     return InvalidValueError(
         f"Cannot write certificates to {folder}{where}: {error.strerror or error}; "
-        "choose another one, or remove the obstacle"
+        "choose another folder, or fix the problem"
     )
 
 
 def _contents(alternatives: x509.SubjectAlternativeName, validity: datetime.timedelta) -> Sequence[bytes]:
-    """Returns the contents of the files, in their order."""
+    """Returns the contents of the files, in the order of the fields of `CertificateFiles`."""
     now = datetime.datetime.now(datetime.timezone.utc)
     ca_key, server_key, client_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     issuer = _name("fedstack test authority")
-    # Strict verifiers of RFC 5280, such as Python's from 3.13 on, require both identifiers.
+    # Verifiers that follow RFC 5280 strictly, such as Python 3.13 and later, require both key identifiers.
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
 
     def signed(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
@@ -156,6 +162,7 @@ def _general_name(name: str) -> x509.GeneralName:
         encoded = ""
     if len(encoded) > _MAX_NAME or not _HOST_NAME.fullmatch(encoded):
         raise InvalidValueError(
-            f"Expected a host name or an IP address, found {name!r}; give it as clients will dial it, without a port"
+            f"Expected a host name or an IP address, found {name!r}; use the name that clients will dial, without a "
+            "port"
         )
     return x509.DNSName(encoded)

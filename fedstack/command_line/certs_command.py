@@ -1,4 +1,4 @@
-"""The subcommand `fedstack certs`."""
+"""The subcommand `fedstack certs`, which creates test certificates."""
 
 import shlex
 import sys
@@ -11,8 +11,8 @@ from fedstack.command_line.command import SUCCESS, option, subcommand, whole_num
 
 
 def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
-    """Makes the files: prints their names to standard output, and how to use them to standard error."""
-    from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # needs an extra
+    """Creates the certificates, prints the paths of the files to standard output and usage hints to standard error."""
+    from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # requires an extra
 
     names = name or DEFAULT_NAMES
     files = make_test_certificates(folder, names, days=days, force=force)
@@ -21,7 +21,7 @@ def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
     ca, server_cert, server_key, client_cert, client_key = (shlex.quote(str(path)) for path in files)
     address = shlex.quote(_dialled(names[0]) + ":8000")
     print(
-        f"For tests only: the keys are not encrypted. Valid for {days} days and for {', '.join(names)}.\n"
+        f"For tests only: the keys are not encrypted. Valid for {days} days, for {', '.join(names)}.\n"
         f"  fedstack serve --tls-cert {server_cert} --tls-key {server_key} --tls-client-ca {ca}\n"
         f"  fedstack check {address} --tls-ca {ca} --tls-cert {client_cert} --tls-key {client_key}",
         file=sys.stderr,
@@ -36,7 +36,7 @@ def _dialled(name: str) -> str:
 COMMAND = subcommand(
     "certs",
     run,
-    "Make test certificates: an authority, a server and a client, to try TLS with.",
+    "Create certificates for testing TLS: for an authority, a server and a client.",
     [
         click.Argument(["folder"], type=Path, metavar="FOLDER"),
         click.Option(
@@ -45,8 +45,8 @@ COMMAND = subcommand(
             multiple=True,
             help="host name or IP address of the server; may be repeated (default: localhost, 127.0.0.1, ::1)",
         ),
-        option("--days", "N", "how long they are valid", type=whole_number(1, 3650), default=30),
+        option("--days", "N", "validity of the certificates in days", type=whole_number(1, 3650), default=30),
         click.Option(["--force"], is_flag=True, help="overwrite existing files"),
     ],
-    more="They go to FOLDER.",
+    more="The files are written to FOLDER.",
 )

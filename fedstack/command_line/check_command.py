@@ -1,4 +1,4 @@
-"""The subcommand `fedstack check`."""
+"""The subcommand `fedstack check`, which checks that a server can be used."""
 
 import json
 import sys
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fedstack.transport.wire.addresses import Target
 
 _ROUND_TRIPS = 5
-# The least time that a server which has answered gets for another question.
+# The minimum time limit for a further call to a server that has already answered.
 _LEAST_SECONDS = 0.1
 
 
 class Answer(TypedDict):
-    """The facts about any usable server."""
+    """The result of checking any usable server."""
 
     target: str
     service: str
@@ -34,7 +34,7 @@ class Answer(TypedDict):
 
 
 class Details(TypedDict):
-    """The facts that a fedstack server reports about itself."""
+    """The additional information that a fedstack server reports about itself."""
 
     version: str
     python_version: str
@@ -44,7 +44,7 @@ class Details(TypedDict):
 
 
 def run(**given: Any) -> int:
-    """Checks a server: prints facts to standard output, and faults to standard error."""
+    """Checks a server; prints its properties to standard output and problems to standard error."""
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
@@ -83,7 +83,7 @@ def run(**given: Any) -> int:
         if credentials.certificate is not None:
             without = attrs.evolve(credentials, certificate=None, private_key=None)
             if _lets_in(attrs.evolve(target, secure=True), without, left()):
-                answer["encryption"] = "TLS, our certificate is not asked for"
+                answer["encryption"] = "TLS, client certificate not required"
     except FedstackError as error:
         return failed(target, error, as_json=options.json)
     if options.json:
@@ -94,7 +94,7 @@ def run(**given: Any) -> int:
 
 
 def _lets_in(target: "Target", credentials: "ClientCredentials", timeout: float) -> bool:
-    """Returns whether a server accepts these credentials."""
+    """Returns whether the server accepts `credentials`."""
 
     async def look(stub: "ExecutorStub") -> bool:
         return await stub.handshake() is not None
@@ -108,19 +108,19 @@ def _lets_in(target: "Target", credentials: "ClientCredentials", timeout: float)
 def _token(credentials: "ClientCredentials", asked_for: bool | None) -> str:
     if credentials.token is None:
         return "none"
-    return {True: "accepted", False: "not asked for", None: "sent"}[asked_for]
+    return {True: "accepted", False: "not required", None: "sent"}[asked_for]
 
 
 def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
     if not (credentials.uses_tls if target.secure is None else target.secure):
         return "none"
-    return "TLS" if credentials.certificate is None else "TLS, with our certificate"
+    return "TLS" if credentials.certificate is None else "TLS, with client certificate"
 
 
 def _print(answer: Answer, details: Details | None) -> None:
     rows = [("encryption", answer["encryption"]), ("token", answer["token"])]
     if details is None:
-        use = ", which can be used value by value" if answer["service"] == PLAIN else ""
+        use = ", which can be used one value at a time" if answer["service"] == PLAIN else ""
         say(f"{answer['target']} is up: {answer['service']}{use}")
     else:
         say(f"{answer['target']} is up: {answer['service']}, Python {details['python_version']}")
@@ -136,7 +136,8 @@ def _print(answer: Answer, details: Details | None) -> None:
     theirs = mine if details is None else details["python_version"]
     if details is not None and theirs != mine and any("Pickled" in name for name in details["leaf_runtimes"]):
         say(
-            f"Functions go there by reference only: sending their code needs the same Python, and this is {mine}.",
+            "Functions can be sent to this server by reference only: sending their code requires the same Python "
+            f"version, and this process runs Python {mine}.",
             to_error=True,
         )
 
@@ -144,7 +145,7 @@ def _print(answer: Answer, details: Details | None) -> None:
 COMMAND = subcommand(
     "check",
     run,
-    "Check that a server can be reached and used, and explain why not.",
+    "Check that a server can be reached and used; if not, explain why.",
     PEER_OPTIONS,
     more=ABOUT_ADDRESS,
 )

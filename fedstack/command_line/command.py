@@ -1,11 +1,11 @@
-"""Runs subcommands of the command line, and defines the kinds of options that they share.
+"""Runs the subcommands of the command line, and defines the kinds of options that the subcommands share.
 
-The module of a subcommand is imported whichever subcommand is called, so it imports what it needs when it runs. A
-subcommand writes results to standard output, all other text to standard error, and returns its exit code. The message
-of an error that it raises is all that the user sees.
+The modules of all subcommands are imported whichever subcommand is called, so each module imports its dependencies only
+when its subcommand runs. A subcommand writes results to standard output and all other text to standard error, and
+returns its exit code. If a subcommand raises an error, the user sees only the message of the error.
 
-Options can be given as environment variables too, as containers like it: `--max-sessions` is `FEDSTACK_MAX_SESSIONS`.
-An option on the command line wins; an empty variable counts as absent.
+Options can also be set by environment variables, which suits containers: `FEDSTACK_MAX_SESSIONS` sets `--max-sessions`.
+An option on the command line takes precedence. An empty variable counts as unset.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from fedstack.errors import FedstackError
 from fedstack.foundations.error_text import printable
 
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
-# In the `meta` of a context: the command prints JSON lines only, also for errors.
+# A key in the `meta` of a context. If present, the command prints only JSON lines, including its errors.
 LOGS_JSON = "fedstack.logs_json"
 # Kubernetes sets FEDSTACK_PORT=tcp://10.0.0.1:8000 in pods beside a service named fedstack.
 _OF_KUBERNETES = ("tcp://", "udp://", "sctp://")
@@ -33,10 +33,15 @@ _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def run_command_line(commands: Sequence[click.Command], version: str, arguments: Sequence[str] | None) -> int:
-    """Runs the subcommand that the arguments name, by default those of the process.
+    """Runs the subcommand that `arguments` name.
+
+    Args:
+      commands: The subcommands.
+      version: The version that `--version` prints.
+      arguments: The command-line arguments; by default those of the process.
 
     Returns:
-      The exit code: 0 if all went well, 1 if not, 2 for wrong usage, 130 if interrupted.
+      The exit code: 0 for success, 1 for failure, 2 for incorrect usage, 130 if interrupted.
     """
     group = click.Group(
         "fedstack",
@@ -61,18 +66,19 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
         _print_error("interrupted", context, before="\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has left. Python would report an error for the rest on exit.
+        # The reader of our output has closed the pipe. Without this, Python would report an error on exit when it
+        # flushes the remaining output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except (FedstackError, ImportError, OSError) as error:
         if isinstance(error, ImportError) and error.name is not None:
-            raise  # a broken installation; ours name the extra to install
+            raise  # a broken installation; our own errors have no `name`, and their messages name the extra to install
         _print_error(f"error: {error}", context)
         return FAILURE
 
 
 def say(text: str = "", *, to_error: bool = False) -> None:
-    """Prints text that may come from a peer, without terminal escapes."""
+    """Prints text that may come from a peer, and escapes its control characters."""
     print(printable(text), file=sys.stderr if to_error else sys.stdout)
 
 
@@ -82,7 +88,7 @@ def _running(context: click.Context | None) -> str:
 
 
 def _wrong_usage(error: click.UsageError, context: click.Context | None) -> int:
-    """Prints the error of the arguments in one line: the usage of a command with many options is long."""
+    """Prints a usage error in one line, without click's usage text, which is long for commands with many options."""
     message = error.format_message().rstrip(".").replace("\n", " ")
     given = {} if error.ctx is None else error.ctx.params
     if given.get("json"):
@@ -99,7 +105,7 @@ def _print_error(message: str, context: click.Context | None, before: str = "") 
 
 
 class _Subcommand(click.Command):
-    """A command whose help shows its options in their groups."""
+    """A command whose help lists its options by group."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for group, options in groupby(self.get_params(ctx), lambda option: getattr(option, "group", "Options")):
@@ -115,11 +121,12 @@ def subcommand(
     """Returns a subcommand.
 
     Args:
-      name: Its name.
-      run: Runs it with the values of the parameters, and returns its exit code.
-      summary: Its purpose, in a sentence that starts with a verb.
-      parameters: Its options and arguments.
-      more: Further text of its help.
+      name: The name of the subcommand.
+      run: The function that runs the subcommand. It is called with the values of the parameters, and returns the exit
+        code.
+      summary: The purpose of the subcommand, in a sentence that starts with a verb.
+      parameters: The options and arguments of the subcommand.
+      more: Further text for the help of the subcommand.
     """
     text = f"{summary} {more}".rstrip()
     return _Subcommand(
@@ -140,13 +147,13 @@ def option(
     type: Callable[[str], object] = str,
     default: object = None,
 ) -> click.Option:
-    """Returns an option with a value, whose help shows its default if it has one."""
+    """Returns an option that takes a value. Its help shows the default if there is one."""
     shows = default is not None
     return click.Option([name], metavar=metavar, help=description, type=type, default=default, show_default=shows)
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Returns the `type` of an option that is a whole number of at least `least`, and at most `most`."""
+    """Returns the `type` of an option whose value is a whole number from `least` to `most`."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def parse(text: str) -> int:
@@ -159,7 +166,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
-    """Returns the `type` of an option that is a length of time of at least `least`, and at most `most`."""
+    """Returns the `type` of an option whose value is a time from `least` to `most` seconds."""
     bounds = f"a finite number of seconds of at least {least:g}"
     if most is not None:
         bounds = f"a number of seconds from {least:g} to {most:g}"
@@ -174,14 +181,14 @@ def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
 
 
 class EnvironmentOption(click.Option):
-    """An option with an environment variable; its help shows the variable and the default.
+    """An option that can also be set by an environment variable. Its help shows the variable and the default.
 
     Args:
-      name: The option.
-      metavar: The name of its value.
-      description: Its help.
-      group: Its group in the help of its subcommand.
-      more: See `click.Option`.
+      name: The name of the option, such as `--port`.
+      metavar: The placeholder for the value in the help.
+      description: The help text of the option.
+      group: The group in which the help of the subcommand lists the option.
+      more: Further arguments of `click.Option`.
     """
 
     def __init__(self, name: str, metavar: str | None, description: str, group: str = "Options", **more: Any) -> None:
@@ -197,27 +204,27 @@ class EnvironmentOption(click.Option):
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, click.Parameter]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
-        ctx.set_parameter_source(self.name, source)  # some releases do so only after the value was checked
+        ctx.set_parameter_source(self.name, source)  # some releases set the source only after checking the value
         return value, source
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         return repr(self.given_as(ctx)) if ctx is not None else super().get_error_hint(ctx)
 
     def given_as(self, context: click.Context) -> str:
-        """Returns how it was given: the name of the variable, or of the option."""
+        """Returns the name of the environment variable or of the option, whichever set the value."""
         from_variable = context.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
         return self.variable if from_variable else self.opts[0]
 
 
 class Switch(EnvironmentOption):
-    """An option that is on or off; its negative form overrides its variable."""
+    """An option that is on or off. Its negative form (`--no-…`) overrides the environment variable."""
 
     def __init__(self, name: str, description: str, group: str = "Options") -> None:
         super().__init__(f"{name}/--no-{name.removeprefix('--')}", None, description, group)
 
 
 class RepeatableOption(EnvironmentOption):
-    """An option that may be repeated; commas separate several values, also in the variable."""
+    """An option that may be repeated. Commas separate several values, both in the option and in the variable."""
 
     def __init__(self, name: str, metavar: str, description: str, group: str = "Options") -> None:
         description = f"{description}; may be repeated, or separated by commas"
@@ -233,7 +240,10 @@ def _parts(_: click.Context, option: click.Parameter, values: Sequence[str]) -> 
 
 
 def options_of(context: click.Context) -> SimpleNamespace:
-    """Returns the values of the options; `given` has how each given option was given."""
+    """Returns the values of all options and arguments.
+
+    Its attribute `given` maps the name of each option that was set to the option or environment variable that set it.
+    """
     options = [option for option in context.command.params if isinstance(option, EnvironmentOption)]
     given = {o.name: o.given_as(context) for o in options if context.get_parameter_source(o.name) in _GIVEN}
     return SimpleNamespace(**context.params, given=given)

@@ -1,4 +1,4 @@
-"""Makes the server of `fedstack serve` from its options, and describes it."""
+"""Creates the server of `fedstack serve` from the options, and describes the server to the user."""
 
 import importlib.util
 import logging
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedstack.transport.peers.methods import Service
 
 _logger = logging.getLogger(__name__)
-# Options that require another one.
+# Maps an option to the options that are valid only together with that option.
 _ONLY_BESIDE = {
     "cluster": ("job", "task", "addresses"),
     "data_dispatcher": ("work_dir",),
@@ -37,16 +37,18 @@ _ONLY_BESIDE = {
 
 
 def task_in(options: SimpleNamespace) -> "ClusterTask | None":
-    """Returns the task that the options name, if they name a cluster.
+    """Returns the task that the options select; `None` if the options name no cluster.
 
     Raises:
-      click.UsageError: If there is no such task, or options are missing.
+      click.UsageError: If the cluster has no such task, or an option is given without the option that it requires.
     """
     for needed, names in _ONLY_BESIDE.items():
         alone = [options.given[name] for name in names if options.given.get(name, "").startswith("--")]
         if alone and (getattr(options, needed) is None or getattr(options, needed) is False):
             missing = f"--{needed.replace('_', '-')}"
-            raise click.UsageError(f"Expected {missing} beside {' and '.join(alone)}, found none; give {missing} too")
+            raise click.UsageError(
+                f"Expected {missing} with {' and '.join(alone)}, found no such option; add {missing}"
+            )
     if options.cluster is None:
         return None
     from fedstack.service.cluster.task import ClusterTask, task_of
@@ -64,19 +66,25 @@ def task_in(options: SimpleNamespace) -> "ClusterTask | None":
 
 
 def listens_at(options: SimpleNamespace, task: "ClusterTask | None" = None) -> Target:
-    """Returns the address of the server: that of its task, the socket, or host and port."""
+    """Returns the address to listen on: the address of the task if there is one, else the socket, or host and port."""
     if task is not None:
         return task.listens
     return HostConfig(host=options.host, port=options.port, unix_socket=options.unix_socket).listens
 
 
 def dialled_address(target: str, listens: Target) -> str:
-    """Returns the address that clients dial; with the machine's name if the server listens at all its addresses."""
+    """Returns the address that clients dial.
+
+    Args:
+      target: The address that the server reports, with its actual port.
+      listens: The address that the server listens on. If it stands for all networks, clients dial the name of this
+        machine instead.
+    """
     return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}" if listens.is_everywhere else target
 
 
 def ready_line(target: str, options: SimpleNamespace, task: "ClusterTask | None" = None) -> str:
-    """Returns the line that announces the server: its address, who may dial it, and what it runs for them."""
+    """Returns the line that announces the server: its address, who may connect, and which code clients may run."""
     listens = listens_at(options, task)
     traits = {
         "TLS": options.tls_cert,
@@ -102,10 +110,10 @@ def ready_line(target: str, options: SimpleNamespace, task: "ClusterTask | None"
 
 
 def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> "Host":
-    """Returns the server that the options ask for, not started yet.
+    """Returns a server that is configured by the options and has not been started.
 
     Raises:
-      click.UsageError: If the options do not fit each other, or name files that cannot be read.
+      click.UsageError: If the options conflict, or name files that cannot be read.
     """
     from fedstack.computations.leaves.carrier_policy import CarrierPolicy
     from fedstack.service.cluster.server import ServerConfig
@@ -115,8 +123,8 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
     task = task or task_in(options)
     if options.clients > options.max_clients:
         raise click.UsageError(
-            f"Expected at most {options.max_clients} default clients (--max-clients), found {options.clients}; give a "
-            "smaller --clients or a larger --max-clients"
+            f"Expected --clients to be at most --max-clients ({options.max_clients}), found {options.clients}; lower "
+            "--clients or raise --max-clients"
         )
     _warn_of_missing_modules(options.allow_module)
     try:
@@ -137,7 +145,8 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
         )
         services: list[Service] = [config.executor_service(options.clients, options.threads)]
         if options.cluster is not None:
-            # Programs register methods of their own; a task has the service for them, as in programs.
+            # A task offers the service for registered methods, like a server that a program creates, although
+            # `fedstack serve` itself registers no methods.
             services.append(config.method_service())
         return Host([*services, *_data_services(options, config, listens)], hosting)
     except InvalidValueError as error:
@@ -171,20 +180,24 @@ def _data_services(options: SimpleNamespace, config: "ServerConfig", listens: Ta
 
 
 def _check_address(options: SimpleNamespace) -> None:
-    """Checks that there is one way to listen; of variables, only those clash that no option overrides."""
+    """Checks that the options specify a single address to listen on.
+
+    If the address is an option on the command line, it overrides environment variables, which then cause no conflict.
+    """
     given: Mapping[str, str] = options.given
     ways = [way for way in ("cluster", "unix_socket") if way in given]
     if not ways:
         return
     chosen = given[ways[0]]
-    places = ("port",) if ways[0] == "cluster" else ("host", "port")  # behind NAT others dial another host
+    # A task may have --host: behind NAT, others dial another host.
+    places = ("port",) if ways[0] == "cluster" else ("host", "port")
     others = [given[name] for name in (*ways[1:], *places) if name in given]
     if chosen.startswith("--"):
         others = [name for name in others if name.startswith("--")]
     if others:
-        what = "a cluster, a socket, or a port" if ways[0] == "cluster" else "a socket or host and port"
+        what = "a cluster, a socket, or a port" if ways[0] == "cluster" else "a socket, or host and port"
         raise click.UsageError(
-            f"Expected {what} to listen at, found {' and '.join([chosen, *others])}; leave out all but one"
+            f"Expected one address to listen on ({what}), found {' and '.join([chosen, *others])}; remove all but one"
         )
 
 
@@ -192,16 +205,16 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
     for module in modules:
         if module != "*" and not _is_installed(module):
             _logger.warning(
-                "Expected modules that are installed here in --allow-module, found none named %r; %s",
+                "Expected the modules in --allow-module to be installed on this machine, found no module named %r; %s",
                 module,
-                "correct the name, install it, or set PYTHONPATH"
+                "correct the name, install the module, or set PYTHONPATH"
                 if all(map(str.isidentifier, module.split(".")))
-                else "put commas between several, and leave patterns out: a module stands for all that is inside it",
+                else "separate modules by commas and do not use patterns; a module includes all its submodules",
             )
 
 
 def _is_installed(module: str) -> bool:
-    """Finds a module without importing it, which would run it."""
+    """Returns whether a module can be found. The module is not imported, since that would run its code."""
     path: Sequence[str] | None = None
     names = module.split(".")
     for depth in range(len(names)):
@@ -217,16 +230,16 @@ def _is_installed(module: str) -> bool:
 
 
 def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":
-    """Returns the credentials with which functions call other servers; `None` without such options."""
+    """Returns the credentials with which functions call other servers; `None` if no such option is set."""
     if not (options.call_ca or options.call_cert or options.call_key or options.call_token_file):
         return None
     return credentials_in(options, "call", options.call_token_file)
 
 
 def _credentials(options: SimpleNamespace) -> "ServerCredentials":
-    """Returns the credentials of the server; warns of those that no client will accept, or that accept no client.
+    """Returns the credentials of the server; logs a warning about certificates that make every client fail.
 
-    It may be our clock that is wrong.
+    An invalid certificate is not an error, because the clock of this machine may be wrong.
     """
     from fedstack.transport.grpc.credential_files import why_no_authority, why_not_valid
     from fedstack.transport.grpc.credentials import ServerCredentials
@@ -243,8 +256,8 @@ def _credentials(options: SimpleNamespace) -> "ServerCredentials":
     ):
         if why is not None:
             _logger.warning(
-                "Expected a certificate that is valid today in %s, found of %s that %s; give a new one, or correct the "
-                "clock",
+                "Expected a certificate that is valid today in %s, found %s, but %s; provide a new certificate, or "
+                "correct the clock",
                 *(name, file, why),
             )
     return credentials

@@ -1,6 +1,6 @@
-"""Writes a server's output: its logs, as text or JSON lines, and whatever the functions that it runs print.
+"""Writes the output of a server: its logs, as text or JSON lines, and the output of the functions that it runs.
 
-Everything goes to standard error. Output that cannot be written is dropped, so that a full disk or a closed pipe does
+All output goes to standard error. Output that cannot be written is dropped, so that a full disk or a closed pipe does
 not raise an error in a function that prints.
 """
 
@@ -19,12 +19,12 @@ from typing import Any, BinaryIO, TextIO, cast
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-# Further fields of a record (`extra` of logging): its call, function and client.
+# Additional attributes of log records, passed as `extra` to the logger.
 _FIELDS = ("call", "function", "client")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats any record as one line of JSON."""
+    """Formats each log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         given = vars(record)
@@ -35,14 +35,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_line(level: str, logger: str, message: str, *, when: float | None = None, **more: Any) -> str:
-    """Returns a message as a JSON object, in one line without its end.
+    """Returns a log entry as a JSON object on one line, without a line terminator.
 
     Args:
       level: One of `LEVELS`.
       logger: The name of the logger.
       message: The message.
-      when: The time, in seconds as of `time.time`; now by default.
-      more: More members of the object; those that are `None` are left out.
+      when: The time in seconds since the epoch, as from `time.time`; by default the current time.
+      more: Additional members of the object. Members that are `None` are omitted.
     """
     moment = datetime.datetime.fromtimestamp(time.time() if when is None else when, datetime.timezone.utc)
     entry = {"time": moment.isoformat(), "level": level, "logger": logger, "message": message, **more}
@@ -50,27 +50,36 @@ def json_line(level: str, logger: str, message: str, *, when: float | None = Non
 
 
 def printed_as_json(text: bytes) -> bytes:
-    """Returns the output of a function as JSON objects, one for each non-empty line."""
+    """Returns the output of a function as JSON objects, one per non-empty line."""
     lines = text.decode("utf-8", "backslashreplace").splitlines()
     return "".join(json_line("info", "output", line) + "\n" for line in lines if line.strip()).encode()
 
 
 def configure_logging(level: str, form: str, out: TextIO) -> None:
-    """Logs everything of at least `level`, one of `LEVELS`, in one of `FORMATS`, to a stream."""
+    """Configures logging to write to a stream.
+
+    Args:
+      level: The lowest level to log, one of `LEVELS`.
+      form: The format, one of `FORMATS`.
+      out: The stream.
+    """
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.captureWarnings(True)  # also those of functions: each line has to have the format
+    logging.captureWarnings(True)  # including warnings in functions, because every line must have the format
 
 
-# The most bytes of an unfinished line that are kept.
+# The maximum number of bytes of an unfinished line to buffer.
 _LONGEST_LINE = 2**20
 
 
 class _ForgivingFile(io.RawIOBase):
-    """A descriptor that never fails. It has no lock, which a child that a function forks could find held."""
+    """A file that ignores errors of its descriptor.
+
+    It has no lock, because a child process that a function forks could inherit the lock in its locked state.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -94,10 +103,10 @@ class _ForgivingFile(io.RawIOBase):
 
 
 class _ConvertingFile(_ForgivingFile):
-    """Converts whole lines with `convert`, and writes them.
+    """A file that converts whole lines with `convert` before it writes them.
 
-    An unfinished line waits for its end, for a flush by its thread, or for `end`: one call of `print` writes several
-    times. Each thread uses an entry of its own, so that no lock is needed.
+    An unfinished line is buffered until it is completed, its thread flushes the file, or `end` is called, because one
+    call of `print` writes several times. Each thread has its own buffer, so no lock is needed.
     """
 
     def __init__(self, descriptor: int, convert: Callable[[bytes], bytes]) -> None:
@@ -135,15 +144,16 @@ class _ConvertingFile(_ForgivingFile):
 
 @contextlib.contextmanager
 def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None) -> Generator[TextIO]:
-    """Redirects the output of the block to standard error, and makes writing never fail.
+    """Redirects all output of the block to standard error, and ignores errors of writing.
 
-    If standard error was replaced and has no descriptor, it is used as it is.
+    If standard error has been replaced by an object without a descriptor, the object is used unchanged: lines are not
+    converted, and errors are not ignored.
 
     Args:
-      convert: Converts the bytes of lines before they are written.
+      convert: A function that converts the bytes of whole lines before they are written.
 
     Yields:
-      Standard error that does not fail, and converts nothing.
+      A stream that writes to standard error, ignores errors, and does not convert lines.
     """
     descriptor = _descriptor_of(sys.stderr)
     if descriptor is None:
@@ -153,7 +163,7 @@ def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None
     plain = out = _stream(_ForgivingFile(descriptor), sys.stderr.encoding)
     converting = None if convert is None else _ConvertingFile(descriptor, convert)
     if converting is not None:
-        # It collects the lines of each thread itself.
+        # `_ConvertingFile` buffers the lines of each thread itself, so the stream must not buffer them.
         out = _stream(converting, sys.stderr.encoding, write_through=True)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
@@ -165,7 +175,7 @@ def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None
 
 
 def _stream(file: _ForgivingFile, encoding: str, write_through: bool = False) -> TextIO:
-    """Returns a text file that writes after each line, or at once."""
+    """Returns a text stream that writes after each line, or immediately if `write_through` is true."""
     raw = cast(BinaryIO, file)
     return io.TextIOWrapper(
         raw, encoding, "backslashreplace", line_buffering=not write_through, write_through=write_through
@@ -173,7 +183,7 @@ def _stream(file: _ForgivingFile, encoding: str, write_through: bool = False) ->
 
 
 def _descriptor_of(stream: object) -> int | None:
-    """Returns the descriptor of a stream; `None` if it has none, or there is no stream (as under pythonw.exe)."""
+    """Returns the descriptor of a stream; `None` if it has none, or if the stream is missing (as under pythonw.exe)."""
     if not isinstance(stream, io.TextIOWrapper):
         return None
     with contextlib.suppress(OSError, ValueError):

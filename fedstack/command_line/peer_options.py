@@ -1,4 +1,4 @@
-"""Defines what subcommands that dial a server share: its address, the credentials, and the diagnosis of failures."""
+"""Shared code of the subcommands that dial a server: its address, the credentials, and the diagnosis of failures."""
 
 import asyncio
 import json
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
     from fedstack.transport.wire.addresses import Target
 
 _T = TypeVar("_T")
-# gRPC overflows with much longer times.
+# Much longer timeouts overflow in gRPC.
 _MOST_SECONDS = 86_400
-# How much longer than its limit the search for a fault may take if it is about to end.
+# How many seconds a diagnosis may run beyond the timeout in order to finish.
 _FINISH_SECONDS = 0.5
 
 
 PEER_OPTIONS = (
     click.Argument(["target"], metavar="ADDRESS"),
-    option("--tls-ca", "FILE", "certificate of the authority that signed the server's (PEM)"),
-    option("--tls-cert", "FILE", "our own certificate (PEM), for servers that ask for one"),
-    option("--tls-key", "FILE", "the key of our own certificate (PEM)"),
-    option("--server-name", "NAME", "name in the server's certificate, if it is another one"),
-    option("--token-file", "FILE", "file with the token that the server asks for"),
-    option("--timeout", "SECONDS", "how long it may take in all", type=seconds(0.001, _MOST_SECONDS), default=10.0),
+    option("--tls-ca", "FILE", "certificate of the authority that signed the server's certificate (PEM)"),
+    option("--tls-cert", "FILE", "client certificate (PEM), for servers that require one"),
+    option("--tls-key", "FILE", "private key of the client certificate (PEM)"),
+    option("--server-name", "NAME", "name in the server's certificate, if it differs from the host in ADDRESS"),
+    option("--token-file", "FILE", "file with the token that the server requires"),
+    option(
+        "--timeout", "SECONDS", "time limit for the whole command", type=seconds(0.001, _MOST_SECONDS), default=10.0
+    ),
     click.Option(["--json"], is_flag=True, help="print JSON"),
 )
-ABOUT_ADDRESS = "ADDRESS is the server's: host:port, grpcs://host:port or unix:/path."
+ABOUT_ADDRESS = "ADDRESS is the address of the server: host:port, grpcs://host:port or unix:/path."
 
 
 def credentials_in(
@@ -43,13 +45,14 @@ def credentials_in(
     """Returns the credentials to dial a server with.
 
     Args:
-      options: The options.
-      prefix: The prefix of those with certificates, which end in `ca`, `cert` and `key`.
+      options: The values of the options.
+      prefix: The prefix of the options for certificates. For example, `tls` selects `--tls-ca`, `--tls-cert` and
+        `--tls-key`.
       token_file: The file with the token.
       server_name: The name in the server's certificate, if it differs from the host.
 
     Raises:
-      InvalidValueError: If they do not fit each other, or name files that cannot be read.
+      InvalidValueError: If the options conflict, or name files that cannot be read.
     """
     from fedstack.transport.grpc.channels import check_certificates
     from fedstack.transport.grpc.credentials import ClientCredentials
@@ -58,15 +61,15 @@ def credentials_in(
     credentials = ClientCredentials.from_files(
         root_certificates=ca, certificate=cert, private_key=key, token_file=token_file, server_name=server_name
     )
-    check_certificates(credentials, f"give the right --{prefix}-cert, --{prefix}-key and --{prefix}-ca")
+    check_certificates(credentials, f"correct --{prefix}-cert, --{prefix}-key and --{prefix}-ca")
     return credentials
 
 
 def peer_of(options: SimpleNamespace) -> "tuple[Target, ClientCredentials]":
-    """Returns the server and the credentials to dial it with.
+    """Returns the address of the server and the credentials to dial it with.
 
     Raises:
-      click.UsageError: If the options do not fit each other, or name files that cannot be read.
+      click.UsageError: If the options conflict, or name files that cannot be read.
     """
     from fedstack.transport.wire.addresses import parse_target
 
@@ -85,17 +88,17 @@ def ask(
     *,
     explains: bool = True,
 ) -> _T:
-    """Dials a server, and returns the result of `work`.
+    """Dials a server, calls `work` with a stub for the server, and returns the result.
 
     Args:
-      target: The server.
-      credentials: The credentials to dial it with.
-      timeout: How long everything may take, in seconds.
-      work: Calls the server.
-      explains: Whether to look for the fault of a failure; otherwise the error is gRPC's.
+      target: The address of the server.
+      credentials: The credentials to dial the server with.
+      timeout: The time limit for the whole operation, in seconds.
+      work: A function that calls the server.
+      explains: Whether to diagnose a failure. If false, the error that gRPC reports is raised.
 
     Raises:
-      FedstackError: If the server cannot be reached, does not let us in, or is none of ours.
+      FedstackError: If the server cannot be reached, refuses access, or is not a fedstack server.
     """
     from fedstack.transport.grpc.diagnosis import Patience
     from fedstack.transport.grpc.grpc_connection import GrpcConnection
@@ -108,13 +111,13 @@ def ask(
     async def dial() -> _T:
         deadline = Deadline(timeout)
         connection = GrpcConnection(target, credentials, words=OPTIONS, patience=patience)
-        # Calls have more time than that, so that this function reports a missing answer.
+        # Calls have a longer time limit than this function, so that this function reports a missing answer.
         working = asyncio.ensure_future(work(ExecutorStub(connection, control_seconds=2 * timeout)))
         diagnosis: asyncio.Task[FedstackError | None] | None = None
         try:
             await Deadline(timeout - patience.step_seconds).has_ended(working)
             if not working.done() and explains:
-                diagnosis = asyncio.ensure_future(connection.diagnosis())  # while there may still be an answer
+                diagnosis = asyncio.ensure_future(connection.diagnosis())  # meanwhile, the server may answer
             await deadline.has_ended(working)
             if working.done():
                 return working.result()
@@ -122,7 +125,7 @@ def ask(
                 await Deadline(_FINISH_SECONDS).has_ended(diagnosis)
             found = diagnosis.result() if diagnosis is not None and diagnosis.done() else None
             raise found or DeadlineExceededError(
-                f"{target} did not answer within {timeout:g} s; see what keeps it busy, or allow "
+                f"{target} did not answer within {timeout:g} s; check why the server is busy, or allow "
                 "more time with --timeout"
             )
         except FedstackError as error:
@@ -149,15 +152,18 @@ PLAIN = "a plain executor service"
 
 
 async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
-    """Describes a server without the extensions of executors: `PLAIN`, or other services of fedstack.
+    """Returns a description of a server that does not have fedstack's extensions of the executor service.
+
+    Returns:
+      `PLAIN` for a server with the executor service; otherwise the names of its other fedstack services.
 
     Raises:
-      RemoteError: If it has none of these.
+      RemoteError: If the server has neither the executor service nor other fedstack services.
     """
     from fedstack.computations.types.language import CLIENTS, computation_pb2
     from fedstack.proto.executor_pb2 import Cardinality, DisposeExecutorRequest, GetExecutorRequest
 
-    # TensorFlow Federated has no executor without a number of clients.
+    # TensorFlow Federated requires a number of clients to create an executor.
     no_clients = Cardinality(placement=computation_pb2.Placement(uri=CLIENTS.uri), cardinality=0)
     try:
         response = await stub.get_executor(GetExecutorRequest(cardinalities=[no_clients]))
@@ -168,14 +174,15 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
         if others:
             return " and ".join(others)
         raise RemoteError(
-            f"Expected a fedstack server at {target}, found a gRPC server without its services; correct host and port"
+            f"Expected a fedstack server at {target}, found a gRPC server without fedstack services; correct the host "
+            "and port"
         ) from error
     await stub.dispose_executor(DisposeExecutorRequest(executor=response.executor))
     return PLAIN
 
 
 async def _others_of(stub: "ExecutorStub") -> list[str]:
-    """Asks a server's health for its services by name, for servers without executors."""
+    """Returns descriptions of the fedstack services, except the executor service, that the server's health lists."""
     from fedstack.transport.grpc.grpc_calls import asks_health
     from fedstack.transport.peers.data_worker_stub import DATA_WORKER
     from fedstack.transport.peers.dispatcher_stub import DISPATCHER
@@ -190,10 +197,10 @@ async def _others_of(stub: "ExecutorStub") -> list[str]:
 
 
 def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:
-    """Ends a subcommand with an error; returns the exit code.
+    """Reports an error that ends a subcommand, and returns the exit code.
 
     Raises:
-      FedstackError: The error, if it is not to be printed as JSON.
+      FedstackError: The error itself, if `as_json` is false.
     """
     if not as_json:
         raise error

@@ -1,6 +1,6 @@
-"""Run as `python -m fedstack.command_line.pool_worker FOLDER OPTION…`: `fedstack serve` as a worker of a pool.
+"""Runs `fedstack serve` as a worker of a pool: `python -m fedstack.command_line.pool_worker FOLDER OPTION…`.
 
-When the pool ends, it also removes the pool's folder: a killed parent cannot.
+When the parent process ends, the worker also removes the folder of the pool, since a killed parent cannot remove it.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ _FILES = "*.token", "*.sock"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves, and cleans up; returns the exit code.
+    """Runs the server, then cleans up; returns the exit code.
 
     Args:
-      argv: The folder of the pool, and options of `fedstack serve`.
+      argv: The folder of the pool, followed by options of `fedstack serve`.
     """
     folder, *options = argv
     try:
@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parent_is_gone() -> bool:
-    """Returns whether standard input has ended; while the pool exists, it does not end and has no data."""
+    """Returns whether standard input has ended. While the parent runs, standard input stays open and has no data."""
     if os.name != "posix":
-        return False  # a pipe cannot be checked, and there are no sockets to remove
+        return False  # a pipe cannot be polled there, and there are no sockets to remove
     with contextlib.suppress(OSError):
         readable, _, _ = select.select([0], [], [], 0)
         return bool(readable) and not os.read(0, 1)
@@ -42,7 +42,7 @@ def _parent_is_gone() -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Removes the files and the folder of a pool, whose other workers end as well."""
+    """Removes the folder of a pool and the files in it. The other workers of the pool end as well."""
     for path in [path for pattern in _FILES for path in folder.glob(pattern)]:
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,4 +1,4 @@
-"""The subcommand `fedstack serve`."""
+"""The subcommand `fedstack serve`, which runs a server."""
 
 import contextlib
 import faulthandler
@@ -20,22 +20,25 @@ from fedstack.command_line.serve_options import SERVE_OPTIONS
 from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests, empty_standard_input
 
 _logger = logging.getLogger(__name__)
-# How long a computing thread keeps the interpreter while the loop, which needs it for each call, waits.
+# How long a thread that computes may keep the interpreter lock while the event loop waits for the lock.
 _SWITCH_SECONDS = 0.001
 
 
 @click.pass_context
 def run(context: click.Context, **_: Any) -> int:
-    """Serves until asked to stop; prints only one line to standard output, once the server can be dialled."""
+    """Runs a server until it is requested to stop.
+
+    Standard output receives a single line, which is printed when the server is ready for connections.
+    """
     options = options_of(context)
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # standard error may be missing
         if not faulthandler.is_enabled():
-            faulthandler.enable()  # a crash in a client's function prints its traceback before the process ends
+            faulthandler.enable()  # a crash in a client's function then prints a traceback before the process ends
     if options.log_level == "debug":
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's own lines have another format, and repeat our errors
-    # The output of functions is not for the reader of that line.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's own log has another format, and repeats our errors
+    # The process that waits for the line reads this stream; the output of functions must not reach it.
     waiting = sys.stdout
-    # Before anything that a client sends is loaded.
+    # The redirections below must be in place before any function of a client is loaded.
     convert = printed_as_json if options.log_format == "json" else None
     with all_output_to_standard_error(convert) as out, empty_standard_input() as standard_input:
         configure_logging(options.log_level, options.log_format, out)
@@ -55,7 +58,7 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
         thread = ServerThread(server)
         with _telemetry(options), _metrics_page(options) as metrics:
             thread.start()
-            gc.freeze()  # imported modules stay, so the collector can skip them
+            gc.freeze()  # imported modules are never freed, so the collector can skip them
             if task is not None and options.addresses is not None:
                 task.announce(options.addresses, server.target)
             dialled = dialled_address(server.target, listens_at(options, task))
@@ -64,13 +67,13 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
                 line = json_line("info", __name__, line, target=dialled, metrics=metrics or None)
             print(line, file=waiting, flush=True)
             who = requests.wait()
-            _logger.info("Asked to stop by %s", who)
+            _logger.info("Stop requested by %s", who)
             thread.stop(0.0 if who == PARENT_GONE else None)
     return SUCCESS
 
 
 def _telemetry(options: SimpleNamespace) -> AbstractContextManager[object]:
-    """Exports the events of the block to OpenTelemetry, if the options ask for it."""
+    """Exports the events of the block to OpenTelemetry if the options enable it."""
     from fedstack.observe.telemetry import export_to_opentelemetry
 
     return export_to_opentelemetry() if options.opentelemetry else contextlib.nullcontext()
@@ -78,7 +81,7 @@ def _telemetry(options: SimpleNamespace) -> AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _metrics_page(options: SimpleNamespace) -> Generator[str]:
-    """Serves the page of metrics during the block, if the options ask for it; yields its URL, or an empty text."""
+    """Serves the metrics page during the block if the options enable it; yields its URL, or an empty string."""
     if options.metrics_port is None:
         yield ""
         return
@@ -91,7 +94,7 @@ def _metrics_page(options: SimpleNamespace) -> Generator[str]:
 COMMAND = subcommand(
     "serve",
     run,
-    "Run computations of other processes: a worker for remote executors.",
+    "Run a worker that executes computations for other processes.",
     SERVE_OPTIONS,
-    more="In brackets are the variables that options can be given as, and the defaults; the command line wins.",
+    more="In brackets are the environment variables of the options and the defaults; the command line has precedence.",
 )

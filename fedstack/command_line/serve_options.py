@@ -1,8 +1,9 @@
-"""Generates the options of `fedstack serve` from the fields of configurations.
+"""Generates the options of `fedstack serve` from the fields of configuration classes.
 
-An option is a field of a class: its description under `Attributes` is the help of the option, its default gives the
-kind of the option, and its name the environment variable. The options of a server come from its configuration;
-`ServeConfig` has those of the command only.
+Each option corresponds to a field of a class. The description of the field under `Attributes` is the help text, the
+type of the default determines the kind of the option, and the name of the field determines the names of the option and
+of its environment variable. Options that servers in programs also have come from the configurations of those servers.
+`ServeConfig` has the remaining options.
 """
 
 import inspect
@@ -35,35 +36,35 @@ def _whole(default: int | None, least: int = 0, most: int | None = None) -> Any:
 
 @attrs.frozen(kw_only=True)
 class ServeConfig:
-    """Options of `fedstack serve` besides the configurations of its services.
+    """The options of `fedstack serve` that are not fields of the configuration of a host or service.
 
     Attributes:
-      cluster: A TOML file of the cluster whose task this server is, with its address; or the content of such a file.
-      job: The job of the cluster that has the task; by default the only one.
-      task: The index of the task in its job; by default that of the only one.
-      addresses: A file to add the address of this server to, for tasks with port 0.
+      cluster: A TOML file that describes the cluster in which this server is a task, or the content of such a file.
+      job: The job of the task in the cluster; may be omitted if the cluster has only one job.
+      task: The index of the task in its job; may be omitted if the job has only one task.
+      addresses: A file to which the server adds its address, for tasks with port 0.
       tls_cert: The certificate of the server (PEM).
-      tls_key: The key of the certificate (PEM).
-      tls_client_ca: The authority (PEM) that has to sign the certificates of clients.
-      allow_module: An installed module whose functions clients may call, * for any.
-      strict_modules: Whether to refuse functions whose module differs from the client's, helpers included.
-      allow_runtime: A message, or a package of them, whose leaf runtime clients may use.
+      tls_key: The private key of the server's certificate (PEM).
+      tls_client_ca: The certificate of the authority that must have signed the certificates of clients (PEM).
+      allow_module: An installed module whose functions clients may call, or * for any module.
+      strict_modules: Whether to refuse functions whose module, or a helper module, differs from the client's version.
+      allow_runtime: A message type, or a package of message types, whose leaf runtime clients may use.
       allow_python_code: Whether to run Python code that clients send; beyond loopback only with --tls-client-ca.
-      clients: The number of clients for requests that do not give it.
-      threads: The most threads that run functions.
-      call_ca: The authority (PEM) of servers that functions call, as for variables.
-      call_cert: The client certificate (PEM) for those servers; by default none.
-      call_key: The key of that certificate (PEM).
-      call_token_file: A file with the token for those servers; by default none.
-      data_service: A dispatcher whose datasets computations of clients may refer to; this server reads them.
-      data_dispatcher: Whether to also be the dispatcher of a data service, which divides the work on datasets.
+      clients: The number of clients for requests that do not specify one.
+      threads: The maximum number of threads that run functions.
+      call_ca: The certificate of the authority for servers that functions call, for example to read variables (PEM).
+      call_cert: The client certificate for calls to those servers (PEM); by default none.
+      call_key: The private key of that client certificate (PEM).
+      call_token_file: A file with the token for calls to those servers; by default none.
+      data_service: A dispatcher whose datasets computations of clients may refer to; this server reads the datasets.
+      data_dispatcher: Whether this server is also the dispatcher of a data service, which divides the work on datasets.
       work_dir: A folder for the dispatcher's journal, from which it continues after a restart; by default none.
-      data_worker: The address of a dispatcher whose data worker this server also is, which reads datasets.
+      data_worker: The address of a dispatcher; this server is also a data worker for it, which reads datasets.
       worker_token_file: A file of tokens of data workers: a dispatcher requires one, a data worker sends the first.
       data_root: A folder whose files the data worker may read for datasets.
       metrics_port: The port of a page with metrics for Prometheus, 0 for any free port; by default there is no page.
-      metrics_host: The name or address of that page, which has no TLS and requires no token.
-      opentelemetry: Whether to export metrics and spans to OpenTelemetry, as opentelemetry-instrument configures it.
+      metrics_host: The host name or address of the metrics page, which has no TLS and requires no token.
+      opentelemetry: Whether to export metrics and spans to OpenTelemetry, as configured by opentelemetry-instrument.
       log_format: The format of the log: text or json.
       log_level: The lowest level to log: debug, info, warning or error.
       exit_with_parent: Whether to stop when standard input ends.
@@ -106,10 +107,10 @@ def _log_format(context: click.Context, _: click.Parameter, value: str) -> str:
     return value
 
 
-# Where an option differs from its field: a server in a program listens at any free port.
+# Where an option differs from its field. For example, a server in a program listens on any free port by default.
 _MORE: dict[str, dict[str, Any]] = {
     "port": {"default": 8000},
-    # Eager, so that errors in other options have this format.
+    # Eager, so that errors in other options are already printed in this format.
     "log_format": {"type": click.Choice(FORMATS), "is_eager": True, "callback": _log_format},
     "log_level": {"type": click.Choice(LEVELS)},
     "unix_socket": {"metavar": "PATH"},
@@ -135,25 +136,25 @@ _GROUPS: dict[str, tuple[_Fields, ...]] = {
     "Limits of a dispatcher": ((DispatcherLimits, ""),),
     "Limits of a data worker": ((DataWorkerLimits, ""),),
 }
-# A name that several tables have is one option.
+# Fields of the same name in several tables share one option.
 LIMITS = (ServiceLimits, ServerLimits, DispatcherLimits, DataWorkerLimits)
 
 
 def field_descriptions(table: type[attrs.AttrsInstance]) -> dict[str, str]:
-    """Returns the descriptions of a class's fields under `Attributes`, each in one line."""
+    """Returns the descriptions of the fields under `Attributes` in a class's docstring, each joined into one line."""
     section = inspect.cleandoc(table.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^ {2}(\w+): (.+(?:\n {4}.+)*)", section, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
 
 def limits_of(table: type[_Table], options: SimpleNamespace) -> _Table:
-    """Returns a table of limits as the options set them."""
+    """Returns a table of limits with the values of the options."""
     given = vars(options)
     return table(**{f.name: given[f.name] for f in attrs.fields(table) if f.name in given})
 
 
 def _option(field: "attrs.Attribute[Any]", description: str, group: str) -> click.Option:
-    """Returns the option that sets a field."""
+    """Returns the option that sets `field`."""
     name, help_text = option_of(field.name), description.partition(". ")[0].rstrip(".")
     metavar, default = name.rpartition("-")[2].upper(), field.default
     more: dict[str, Any] = {"metavar": metavar, "default": default, **_MORE.get(field.name, {})}

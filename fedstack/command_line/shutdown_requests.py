@@ -1,8 +1,8 @@
-"""Waits for a request to end the process, and keeps standard input, which may carry one, from functions.
+"""Waits for a request to stop the process, and hides standard input from functions.
 
-A request is a signal, or the end of the process that started this one. Standard input is the terminal of the user who
-started the server, or the pipe that ties a worker to its parent. A function that reads it, or a process that a function
-starts, would wait for input that never comes, and take input that is not meant for it.
+A request is a signal, or the end of the parent process. Standard input is the terminal of the user who started the
+server, or the pipe that connects a worker to its parent. If a function, or a process that it starts, read from standard
+input, it could block forever or consume input that is meant for the server.
 """
 
 import contextlib
@@ -18,26 +18,26 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 PARENT_GONE = "the parent process"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# How long a server without a parent may take to stop; the results of its work are of no use.
+# The time limit for stopping after the parent has ended, when nothing needs the results of running work any more.
 _ORPHAN_SECONDS = 3.0
-# A signal to a group of processes may reach each of them twice: that is one request.
+# A signal that is sent to a process group may reach a process twice; both deliveries count as one request.
 _SAME_REQUEST_SECONDS = 0.5
-# A signal just before a wait does not end the wait: its handler runs when Python has the thread again. On Windows, a
-# wait without a timeout never notices Ctrl-C.
+# A signal that arrives just before a wait does not interrupt the wait: its handler runs only when the main thread
+# executes Python code again. On Windows, a wait without a timeout never notices Ctrl-C.
 _POLL_SECONDS = 0.25
 
 
 class ShutdownRequests:
-    """Waits for requests to stop; a second request, half a second later or more, ends the process at once."""
+    """Waits for requests to stop. A second signal after at least half a second ends the process immediately."""
 
     def __init__(self) -> None:
-        # The only queue that a signal handler may use, whatever code it interrupts.
+        # `SimpleQueue` is the only queue that a signal handler may use, because its `put` is reentrant.
         self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asked: float | None = None  # the time of the first request
 
     @contextlib.contextmanager
     def from_signals(self) -> Generator[None, None, None]:
-        """Treats SIGTERM and SIGINT as requests during the block; for the main thread."""
+        """Treats SIGTERM and SIGINT as requests during the block. It must be called on the main thread."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
             yield
@@ -46,17 +46,17 @@ class ShutdownRequests:
                 signal.signal(number, handler)
 
     def from_parent(self, lifeline: int | None) -> None:
-        """Treats the end of a pipe as a request: the parent holds the other end until it ends.
+        """Treats the end of the parent as a request. The parent keeps the other end of a pipe open until it ends.
 
         Args:
-          lifeline: The descriptor of this end; without one, the parent counts as ended.
+          lifeline: The descriptor of this end of the pipe. If it is `None`, the parent is considered to have ended.
         """
         if lifeline is not None:
-            lifeline = os.dup(lifeline)  # the thread waits until the process ends
+            lifeline = os.dup(lifeline)  # the thread reads from it until the process ends
         start_daemon(self._watch_parent, lifeline, name="fedstack-parent")
 
     def wait(self) -> str:
-        """Waits for a request, and returns its source."""
+        """Waits for a request, and returns its source: the name of a signal, or `PARENT_GONE`."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._requests.get(timeout=_POLL_SECONDS)
@@ -70,7 +70,7 @@ class ShutdownRequests:
             os._exit(128 + number)
 
     def _watch_parent(self, lifeline: int | None) -> None:
-        # Without a file object: if a thread holds its lock when the process ends, Python aborts.
+        # Reads without a file object: Python aborts if a thread holds the lock of a file object when the process ends.
         with contextlib.suppress(OSError):
             while lifeline is not None and os.read(lifeline, 4096):
                 pass
@@ -84,11 +84,11 @@ _STANDARD_INPUT = 0
 
 @contextlib.contextmanager
 def empty_standard_input() -> Generator[int | None, None, None]:
-    """Makes standard input empty during the block, also for processes that are started there.
+    """Makes standard input empty during the block, including for child processes that are started in the block.
 
     Yields:
-      A descriptor of what was standard input, which no other process inherits; `None` if there was none. It is closed
-      after the block.
+      A descriptor of the previous standard input, or `None` if there was none. Child processes do not inherit the
+      descriptor, and it is closed after the block.
     """
     real: int | None = None
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The subcommand `fedstack status`."""
+"""The subcommand `fedstack status`, which shows the sessions and calls of a server."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ _WIDTH = 100
 
 
 def run(**given: Any) -> int:
-    """Prints sessions and calls of a server, as tables or as JSON: once, or repeatedly."""
+    """Prints the sessions and calls of a server as tables or as JSON, once or repeatedly."""
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
@@ -51,7 +51,7 @@ def run(**given: Any) -> int:
 
 
 def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) -> None:
-    """Shows the result of `look` repeatedly, or its fault: the server may come back."""
+    """Shows the result of `look` repeatedly. Errors are shown in its place, since the server may become reachable."""
     with PlainText() if options.json else choose_text_display() as display:
         period = Deadline(options.interval)
 
@@ -73,12 +73,12 @@ def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) 
 
 @attrs.frozen
 class _Found:
-    """The facts that a server reports about itself.
+    """The report of a server about itself.
 
     Attributes:
-      status: Its state and history.
-      methods: The methods that are registered.
-      kind: A description of it, if it has neither.
+      status: The state and history of the server; `None` if it does not report them.
+      methods: The registered methods; `None` if the server has no service for methods.
+      kind: A description of the server if both `status` and `methods` are `None`.
     """
 
     status: "GetStatusResponse | None"
@@ -104,8 +104,8 @@ class _Found:
             up = _duration(self.methods.uptime_seconds)
             lines.append(f"{target}: fedstack {self.methods.version}, up for {up}")
         else:
-            use = "can be used value by value, and " if self.kind == PLAIN else ""
-            lines.append(f"{target}: {self.kind}, which {use}does not tell what it holds and has done")
+            use = "can be used one value at a time, but " if self.kind == PLAIN else ""
+            lines.append(f"{target}: {self.kind}, which {use}does not report its status")
         if self.methods is not None and self.methods.method:
             lines += method_lines(self.methods)
         return "\n".join(lines)
@@ -121,7 +121,7 @@ async def _look(target: "Target", stub: "ExecutorStub") -> _Found:
 
 
 async def _if_there(answer: "Awaitable[_T]") -> "_T | None":
-    """Returns the answer of a service; `None` if the server has no such service."""
+    """Returns the response of a service; `None` if the server does not implement the service."""
     try:
         return await answer
     except RemoteError as error:
@@ -131,7 +131,12 @@ async def _if_there(answer: "Awaitable[_T]") -> "_T | None":
 
 
 def _fields(message: "Message", names: str) -> dict[str, object]:
-    """Returns fields of a message by name, with times rounded."""
+    """Returns the named fields of a message, with floats rounded to milliseconds.
+
+    Args:
+      message: The message.
+      names: The names of the fields, separated by spaces.
+    """
     found = {name: getattr(message, name) for name in names.split()}
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
 
@@ -207,10 +212,10 @@ def method_lines(methods: "ListMethodsResponse") -> Iterator[str]:
 
 
 def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
-    """Yields the lines of a status, with tables."""
+    """Yields the lines of a report of a server's status, including its tables."""
     yield f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}"
     if status.HasField("seconds_until_stop"):
-        yield f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away"
+        yield f"stopping: running calls have at most {status.seconds_until_stop:.0f} s left; new clients are rejected"
     yield (
         f"sessions {len(status.session)}, values {status.values}, bytes {size_text(status.bytes)}, "
         f"running {status.running}"
@@ -218,11 +223,11 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
     memory = size_text(status.resident_bytes) if status.resident_bytes else "unknown"
     most = f" of {status.max_threads}" if status.max_threads else ""
     yield (
-        f"threads {status.threads}{most}, busy {status.busy_threads}, at cancelled work {status.abandoned_threads}, "
+        f"threads {status.threads}{most}, busy {status.busy_threads}, on cancelled work {status.abandoned_threads}, "
         f"memory {memory}"
     )
     if status.stalls:
-        yield f"blocked {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most"
+        yield f"event loop blocked {counted(status.stalls, 'time')}, for at most {status.longest_stall_seconds:.2g} s"
     yield from _data_lines(status)
     if status.session:
         yield from _table(
@@ -258,7 +263,7 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
 
 
 def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
-    """Yields the state and history of a server of a data service."""
+    """Yields the lines of a report of the state and history of a dispatcher or data worker."""
     if status.HasField("dispatcher"):
         known = status.dispatcher
         workers = f"{len(known.worker)}{': ' * bool(known.worker)}{', '.join(known.worker)}"
@@ -266,13 +271,14 @@ def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
     if status.HasField("data_worker"):
         read = status.data_worker
         yield (
-            f"data worker, {'known' if read.attends else 'not known'} to its dispatcher: streams {read.streams}; "
+            f"data worker, {'registered' if read.attends else 'not registered'} with its dispatcher: "
+            f"streams {read.streams}; "
             f"read so far: ranges {read.ranges}, elements {read.elements}, bytes {size_text(read.bytes)}"
         )
 
 
 def _clients(work: "Work") -> str:
-    """Returns the client or clients that a function runs for; nothing for work at the server."""
+    """Returns the index or indices of the clients that a function runs for, or "-" for work on the server."""
     if work.HasField("client"):
         return f"{work.client}"
     if work.clients <= 1:
@@ -281,7 +287,7 @@ def _clients(work: "Work") -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Iterator[str]:
-    """Yields an empty line, a header and rows; the first `words` columns are aligned left."""
+    """Yields an empty line, a header and rows. The first `words` columns are left-aligned."""
     yield ""
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):
@@ -301,7 +307,7 @@ def _duration(seconds: float) -> str:
 
 OPTIONS = (
     *PEER_OPTIONS,
-    click.Option(["--watch"], is_flag=True, help="repeat until Ctrl-C"),
-    option("--interval", "SECONDS", "how often, with --watch", type=seconds(0.1, 86_400), default=2.0),
+    click.Option(["--watch"], is_flag=True, help="repeat until interrupted with Ctrl-C"),
+    option("--interval", "SECONDS", "time between reports with --watch", type=seconds(0.1, 86_400), default=2.0),
 )
-COMMAND = subcommand("status", run, "Show what a server holds and has done.", OPTIONS, more=ABOUT_ADDRESS)
+COMMAND = subcommand("status", run, "Show the sessions, calls and limits of a server.", OPTIONS, more=ABOUT_ADDRESS)

@@ -1,1 +1,1 @@
-"""How bytes get there: channels and credentials, targets, deadlines and retry, errors as statuses, frames, leases."""
+"""Transports messages between peers: encodings, connections, stubs, leases, retries, and gRPC."""

@@ -111,7 +111,7 @@ def test_check_uses_all_that_a_server_may_ask_for(
     with new_server(tls(files, mutual=True, tokens=("secret",))) as thread:
         assert main(["check", thread.target, *map(str, options), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["encryption"], found["token"]) == ("TLS, with our certificate", "accepted")
+    assert (found["encryption"], found["token"]) == ("TLS, with client certificate", "accepted")
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
@@ -124,7 +124,10 @@ def test_check_reaches_a_unix_socket_and_says_when_its_server_is_gone(
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     assert main(["check", f"unix:{path}"]) == 1
-    assert "nothing listens there: its server left the socket behind; start it again" in capsys.readouterr().err
+    assert (
+        "no server is listening, and the socket is left from an earlier server; restart the server"
+        in capsys.readouterr().err
+    )
 
 
 def complaint(capsys: pytest.CaptureFixture[str], target: str, *options: object) -> str:
@@ -142,31 +145,35 @@ OURS = CA + " --tls-cert {files.client_cert} --tls-key {files.client_key}"
 STRANGERS = CA + " --tls-cert {others.client_cert} --tls-key {others.client_key}"
 EXPIRED = CA + " --tls-cert {expired.client_cert} --tls-key {expired.client_key}"
 RIGHT, WRONG = " --token-file {folder}/right", " --token-file {folder}/wrong"
-NO_TLS = "it does not talk TLS, and was dialled with TLS; dial grpc://{target} without the TLS options"
+NO_TLS = "it does not use TLS, but was dialled with TLS; dial grpc://{target} without the TLS options"
 # What serves, how it is checked, and what is wrong then.
 FAULTS = [
     ("plain", CA, NO_TLS),
-    ("TLS", "", "it talks TLS, and was dialled without; give the certificate of its authority with --tls-ca"),
-    ("TLS", "--tls-ca {others.ca}", "its certificate is not from an authority that we trust (unable to get local"),
-    ("TLS of another name", "--tls-ca {others.ca}", "its certificate is for other names (IP address mismatch"),
+    ("TLS", "", "it uses TLS, but was dialled without TLS; pass the certificate of its authority with --tls-ca"),
+    ("TLS", "--tls-ca {others.ca}", "its certificate is not from a trusted authority (unable to get local"),
+    (
+        "TLS of another name",
+        "--tls-ca {others.ca}",
+        "its certificate is valid for other names only (IP address mismatch",
+    ),
     (
         "TLS that expired",
         "--tls-ca {expired.ca}",
-        "its certificate, or its authority's, is not valid today (cert",
+        "its certificate or the certificate of its authority is not valid today (cert",
     ),
-    ("mutual TLS", CA, "it asks for a certificate of ours; give --tls-cert and --tls-key"),
+    ("mutual TLS", CA, "it requires a client certificate; pass --tls-cert and --tls-key"),
     (
         "mutual TLS",
         STRANGERS,
-        "it does not accept our certificate; give one from an authority that it trusts",
+        "it does not accept the client certificate; pass a certificate from an authority that the server trusts",
     ),
-    ("mutual TLS", EXPIRED, "it does not accept our certificate (it expired on "),
-    ("token", "", "it asks for a token; give --token-file"),
-    ("token", WRONG, "it does not accept our token; give the right --token-file"),
-    ("mutual TLS and token", OURS, "it asks for a token"),
-    ("mutual TLS and token", OURS + WRONG, "it does not accept our token"),
-    ("mutual TLS and token", CA + RIGHT, "it asks for a certificate"),
-    ("mutual TLS and token", STRANGERS + RIGHT, "it does not accept our certificate"),
+    ("mutual TLS", EXPIRED, "it does not accept the client certificate (it expired on "),
+    ("token", "", "it requires a token; pass --token-file"),
+    ("token", WRONG, "it does not accept the token; pass the correct --token-file"),
+    ("mutual TLS and token", OURS, "it requires a token"),
+    ("mutual TLS and token", OURS + WRONG, "it does not accept the token"),
+    ("mutual TLS and token", CA + RIGHT, "it requires a client certificate"),
+    ("mutual TLS and token", STRANGERS + RIGHT, "it does not accept the client certificate"),
 ]
 
 
@@ -200,11 +207,14 @@ def test_a_server_is_called_by_the_name_in_its_certificate_if_that_is_given(othe
 def test_check_says_when_there_is_nothing_to_talk_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     for target, expected in (
-        (f"127.0.0.1:{free_port()}", "nothing listens there (connection refused); start one with `fedstack serve`"),
-        ("no-such-host.invalid:8000", "there is no host of that name ("),
-        (f"unix:{tmp_path / 'none'}", "there is no such socket; start one with `fedstack serve --unix-socket`"),
-        (f"unix:{tmp_path / 'file'}", "it is not a socket (a file of another kind); "),
-        (f"unix:{tmp_path}", "it is not a socket (a folder); "),
+        (
+            f"127.0.0.1:{free_port()}",
+            "no server is listening (connection refused); start a server with `fedstack serve`",
+        ),
+        ("no-such-host.invalid:8000", "the host name cannot be resolved ("),
+        (f"unix:{tmp_path / 'none'}", "the socket does not exist; start a server with `fedstack serve --unix-socket`"),
+        (f"unix:{tmp_path / 'file'}", "the path is not a socket (a file of another kind); "),
+        (f"unix:{tmp_path}", "the path is not a socket (a folder); "),
     ):
         assert complaint(capsys, target).startswith(f"Cannot use the server at {target}: {expected}")
 
@@ -218,7 +228,7 @@ def test_what_nobody_asks_for_is_not_called_accepted(
     with new_server(tls(files)) as thread:
         assert main(["check", thread.target, *map(str, options), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["encryption"], found["token"]) == ("TLS, our certificate is not asked for", "not asked for")
+    assert (found["encryption"], found["token"]) == ("TLS, client certificate not required", "not required")
 
 
 def test_whoever_checks_with_the_token_is_not_counted_as_one_without(
@@ -240,9 +250,9 @@ def test_a_token_for_another_machine_wants_tls_or_what_the_command_line_has(
     (tmp_path / "token").write_text("secret")
     assert main([command, "no-such-host.invalid:1", "--token-file", str(tmp_path / "token")]) == 1
     assert capsys.readouterr().err == (
-        f"fedstack {command}: error: Expected TLS for a token that leaves this machine, found plaintext for "
-        "no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or give --tls-ca, or dial localhost where a "
-        "tunnel (ssh -L) leads to it\n"
+        f"fedstack {command}: error: Expected TLS for sending a token to another machine, found plaintext for "
+        "no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or pass --tls-ca, or dial localhost through "
+        "a tunnel (ssh -L)\n"
     )
 
 
@@ -254,7 +264,7 @@ def test_certificates_that_do_not_fit_are_wrong_usage_before_anybody_is_dialled(
     for cert, key, ca, expected in (
         (files.client_cert, files.server_key, files.ca, "found the key of another certificate"),
         (files.client_key, files.client_cert, files.ca, "CERTIFICATE-----, found a private key"),
-        (garbage, files.client_key, files.ca, "found others"),
+        (garbage, files.client_key, files.ca, "found content that cannot be read"),
         (files.client_cert, files.client_key, garbage, "Expected certificates of authorities in PEM"),
     ):
         options = ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(ca)]
@@ -277,7 +287,7 @@ def test_grpc_adds_nothing_to_what_check_says(files: CertificateFiles, target: s
 def test_a_grpc_server_of_another_kind_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     with ServerThread(GrpcServer([EchoService()])) as thread:
         assert main(["check", thread.target]) == 1
-        expected = f"Expected a fedstack server at {thread.target}, found a gRPC server without its services"
+        expected = f"Expected a fedstack server at {thread.target}, found a gRPC server without fedstack services"
         assert expected in capsys.readouterr().err
 
 
@@ -309,7 +319,7 @@ def test_a_plain_executor_service_is_called_that_and_can_be_used(
     service = make(fedstack.local_executor_factory(), extensions=False)
     with ServerThread(GrpcServer([service])) as thread:
         assert main([command, thread.target]) == 0
-        assert "a plain executor service, which can be used value by value" in capsys.readouterr().out
+        assert "a plain executor service, which can be used one value at a time" in capsys.readouterr().out
         assert main([command, thread.target, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["ok"], told["service"], told["target"]) == (True, "a plain executor service", thread.target)
@@ -357,7 +367,7 @@ def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.Capture
             with socket.create_connection(("127.0.0.1", port)) as last:
                 last.sendall(b"q")
             thread.join()
-    assert found == f"Cannot use the server at 127.0.0.1:{port}: it does not talk gRPC; correct host and port"
+    assert found == f"Cannot use the server at 127.0.0.1:{port}: it does not speak gRPC; correct the host and port"
 
 
 @pytest.mark.long
@@ -374,7 +384,9 @@ def test_a_server_that_is_paused_is_said_not_to_answer(
             for command in ("check", "status"):
                 seconds = str(0.5 * slowness())
                 assert main([command, server.target, "--timeout", seconds, *map(str, ours)]) == 1
-                expected = f"Cannot use the server at {server.target}: it does not answer (it accepts connections and "
+                expected = (
+                    f"Cannot use the server at {server.target}: it does not answer (it accepted a connection but "
+                )
                 assert expected in capsys.readouterr().err
 
 
@@ -394,7 +406,7 @@ def test_a_socket_whose_server_takes_nobody_is_said_not_to_answer(
             with contextlib.suppress(BlockingIOError):
                 client.connect(str(path))
         found = complaint(capsys, f"unix:{path}", "--timeout", "0.5")
-    assert found.startswith(f"Cannot use the server at unix:{path}: it does not answer (it accepts connections and ")
+    assert found.startswith(f"Cannot use the server at unix:{path}: it does not answer (it accepted a connection but ")
 
 
 @pytest.mark.long
@@ -408,7 +420,7 @@ def test_the_time_that_is_given_is_the_one_that_is_waited_and_named(
             begun = time.monotonic()
             assert main([command, target, "--timeout", given]) == 1
             assert float(given) <= time.monotonic() - begun < less_than
-            assert f"sends nothing within {given} s); " in capsys.readouterr().err
+            assert f"sent nothing within {given} s); " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["0", "inf", "1e10"])
@@ -423,7 +435,7 @@ def test_a_failure_can_be_json_too(command: str, capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert (found["ok"], found["target"], err) == (False, "no-such-host.invalid:8000", "")
-    assert "there is no host of that name" in found["error"]
+    assert "the host name cannot be resolved" in found["error"]
 
 
 @pytest.mark.parametrize(
@@ -475,7 +487,7 @@ def test_status_shows_sessions_and_calls(target: str, capsys: pytest.CaptureFixt
     lines = out.splitlines()
     assert lines[0].startswith(f"{target}: fedstack {fedstack.__version__}, up for ")
     assert lines[1] == "sessions 1, values 0, bytes 0 B, running 0"
-    assert re.fullmatch(r"threads \d+ of 32, busy \d+, at cancelled work 0, memory [1-9][\d.]* [KMG]iB", lines[2])
+    assert re.fullmatch(r"threads \d+ of 32, busy \d+, on cancelled work 0, memory [1-9][\d.]* [KMG]iB", lines[2])
     assert lines[4].split() == ["session", "clients", "values", "bytes", "lease", "left"]
     assert lines[5].split()[1:4] == ["7", "0", "0"]
     assert lines[7].split() == ["method", "code", "calls"]
@@ -507,7 +519,7 @@ def test_status_tells_that_a_server_is_stopping_and_how_long_calls_have(capsys: 
             assert found["stopping"]
             assert 400 < found["seconds_until_stop"] <= 500
             assert main(["status", thread.target]) == 0
-            assert re.search(r"\nstopping: running calls have \d+ s at most", capsys.readouterr().out)
+            assert re.search(r"\nstopping: running calls have at most \d+ s left", capsys.readouterr().out)
         finally:
             io_loop.call_soon(echo.release.set)
         assert held.result(20) == b"x"
@@ -614,7 +626,7 @@ def test_status_goes_on_to_show_what_was_cancelled_and_goes_on(capsys: pytest.Ca
             assert found["abandoned_threads"] == 1
             assert main(["status", thread.target]) == 0
             text = capsys.readouterr().out
-            assert ", at cancelled work 1, memory " in text
+            assert ", on cancelled work 1, memory " in text
             assert re.search(rf"\nhang      {work['session']} +- +\d+\.\d s\n", text)
         finally:
             end.set()
@@ -629,7 +641,7 @@ def test_status_says_how_often_and_how_long_a_server_stood_still() -> None:
 
     found = on_loop(make)
     assert (found.stalls, found.longest_stall_seconds) == (3, 0.72)
-    assert "blocked 3 times, for 0.72 s at most" in list(status_command.status_lines("worker", found))
+    assert "event loop blocked 3 times, for at most 0.72 s" in list(status_command.status_lines("worker", found))
 
 
 def test_status_shows_threads_and_limits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def test_a_server_at_every_address_is_dialled_by_the_name_of_its_machine() -> No
 @pytest.mark.parametrize("arguments", [["--host", "localhost"], ["--port", "0"], ["--host", "::1", "--port", "1"]])
 def test_a_socket_and_a_port_are_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
     names = " and ".join(name for name in arguments if name.startswith("--"))
-    with pytest.raises(click.UsageError, match=f"found --unix-socket and {names}; leave out all but one"):
+    with pytest.raises(click.UsageError, match=f"found --unix-socket and {names}; remove all but one"):
         serve_command.make_server(options_of("--unix-socket", tmp_path / "s", *arguments))
 
 
@@ -98,11 +98,11 @@ def test_a_socket_on_the_command_line_wins_over_a_port_in_the_environment(
     monkeypatch.setenv("FEDSTACK_PORT", "81")
     serve_command.make_server(options_of("--unix-socket", tmp_path / "s"))
     monkeypatch.setenv("FEDSTACK_UNIX_SOCKET", str(tmp_path / "s"))
-    with pytest.raises(click.UsageError, match="found FEDSTACK_UNIX_SOCKET and FEDSTACK_PORT; leave"):
+    with pytest.raises(click.UsageError, match="found FEDSTACK_UNIX_SOCKET and FEDSTACK_PORT; remove"):
         serve_command.make_server(options_of())
-    with pytest.raises(click.UsageError, match="found FEDSTACK_UNIX_SOCKET and --port; leave"):
+    with pytest.raises(click.UsageError, match="found FEDSTACK_UNIX_SOCKET and --port; remove"):
         serve_command.make_server(options_of("--port", "82"))
-    with pytest.raises(click.UsageError, match="found --unix-socket and --host; leave"):
+    with pytest.raises(click.UsageError, match="found --unix-socket and --host; remove"):
         serve_command.make_server(options_of("--unix-socket", tmp_path / "s", "--host", "::1"))
 
 
@@ -124,8 +124,8 @@ def test_a_module_that_is_not_there_is_warned_of_and_none_is_imported(
     modules = ["numpy", "a_package", "a_package.inside", "nosuch", "a_package.nosuch", "nosuch.inside"]
     serve_command.make_server(options_of("--allow-module", ",".join(modules)))
     found = [record.getMessage() for record in caplog.records if "--allow-module" in record.getMessage()]
-    assert all(message.endswith("; correct the name, install it, or set PYTHONPATH") for message in found)
-    assert [message.split("found none named ")[1].split(";")[0] for message in found] == [
+    assert all(message.endswith("; correct the name, install the module, or set PYTHONPATH") for message in found)
+    assert [message.split("found no module named ")[1].split(";")[0] for message in found] == [
         "'nosuch'",
         "'a_package.nosuch'",
         "'nosuch.inside'",
@@ -141,7 +141,7 @@ def test_certificates_that_have_expired_are_warned_of(
     file = expired.server_cert
     serve_command.make_server(options_of(*tls_options(expired), "--tls-client-ca", file))
     for record, option in zip(caplog.records, ("--tls-cert", "--tls-client-ca"), strict=True):
-        told = f"Expected a certificate that is valid today in {option}, found of {file} that it expired on "
+        told = f"Expected a certificate that is valid today in {option}, found {file}, but it expired on "
         assert record.getMessage().startswith(told)
 
 
@@ -165,8 +165,8 @@ def test_names_of_modules_that_are_meant_for_several_are_warned_of(name: str, ca
     serve_command.make_server(options_of("--allow-module", name))
     [record] = caplog.records
     assert record.getMessage().endswith(
-        f"found none named {name!r}; put commas between several, and leave patterns out: a module stands for all that "
-        "is inside it"
+        f"found no module named {name!r}; separate modules by commas and do not use patterns; a "
+        "module includes all its submodules"
     )
 
 
@@ -238,7 +238,7 @@ def test_code_from_other_machines_needs_their_certificates(files: CertificateFil
     [
         (["--host", "0.0.0.0"], "Expected TLS for an address that other machines can reach"),
         (["--tls-cert", "no-such.pem"], "no-such.pem"),
-        (["--token-file", os.devnull], "Expected a token on a line"),
+        (["--token-file", os.devnull], "Expected at least one token"),
     ],
 )
 def test_options_that_make_no_server_are_wrong_usage(arguments: list[str], complaint: str) -> None:
@@ -284,7 +284,7 @@ def test_an_option_with_which_no_call_would_go_well_is_wrong_usage(arguments: li
 
 
 def test_more_clients_by_default_than_there_may_be_are_wrong_usage() -> None:
-    with pytest.raises(click.UsageError, match=r"Expected at most 5 default clients .*, found 6; "):
+    with pytest.raises(click.UsageError, match=r"Expected --clients to be at most --max-clients \(5\), found 6; "):
         serve_command.make_server(options_of("--clients", 6, "--max-clients", 5))
 
 
@@ -366,7 +366,7 @@ def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tm
         code, out, err = ended(server)
     assert (code, out) == (0, "")
     messages = [json.loads(line)["message"] for line in told_by(err)]
-    assert messages == [f"Listening on {server.target}", "Asked to stop by SIGINT"]
+    assert messages == [f"Listening on {server.target}", "Stop requested by SIGINT"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no such device")
@@ -472,7 +472,7 @@ def test_a_call_in_flight_comes_to_its_end_after_sigterm(listening: socket.socke
         assert held.release() == 41
         code, _, err = ended(server)
     assert code == 0
-    assert "Asked to stop by SIGTERM" in err
+    assert "Stop requested by SIGTERM" in err
 
 
 @pytest.mark.long

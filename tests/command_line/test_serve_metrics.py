@@ -111,7 +111,7 @@ def test_the_host_is_an_error_without_a_port(capsys: pytest.CaptureFixture[str])
     from fedstack.__main__ import main
 
     assert main(["serve", "--metrics-host", "0.0.0.0"]) == 2
-    assert "give --metrics-port too; see 'fedstack serve --help'" in capsys.readouterr().err
+    assert "add --metrics-port; see 'fedstack serve --help'" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_one_line_and_exit_code_1() -> None:

@@ -41,7 +41,7 @@ def test_status_shows_datasets_passes_and_what_data_workers_read(capsys: pytest.
         assert read["data_worker"]["bytes"] >= 8000
         assert read["data_worker"]["ranges"] >= 1
         assert read["limits"]["max_streams"] == 1000
-        assert "data worker, known to its dispatcher: streams " in text
+        assert "data worker, registered with its dispatcher: streams " in text
 
 
 def _lines(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_watch_goes_on_while_a_server_goes_and_comes_back_and_ends_with_ctrl_c()
                 assert next(line for line in lines if line["ok"])["max_threads"] >= 32
                 server.process.terminate()
                 server.process.wait(30)
-            assert "nothing listens there" in next(line for line in lines if not line["ok"])["error"]
+            assert "no server is listening" in next(line for line in lines if not line["ok"])["error"]
             with served("--port", port):
                 assert next(line for line in lines if line["ok"])["sessions"] == []
             watch.send_signal(signal.SIGINT)

@@ -77,25 +77,33 @@ def failure(targets: Any, credentials: ClientCredentials | None = None, **option
 
 Case = tuple[ServerCredentials | None, ClientCredentials | None, str]
 CASES: dict[str, Callable[[CertificateFiles, CertificateFiles], Case]] = {
-    "TLS asked of plaintext": lambda files, others: (None, of_client(files), "it does not talk TLS, and was dialled"),
-    "plaintext asked of TLS": lambda files, others: (of_server(files), None, "it talks TLS, and was dialled without"),
-    "another name": lambda files, others: (of_server(others), of_client(others), "its certificate is for other names"),
-    "untrusted": lambda files, others: (of_server(files), of_client(others), "its certificate is not from an auth"),
-    "no token": lambda files, others: (ServerCredentials(tokens=("a",)), None, "it asks for a token"),
+    "TLS asked of plaintext": lambda files, others: (None, of_client(files), "it does not use TLS, but was dialled"),
+    "plaintext asked of TLS": lambda files, others: (of_server(files), None, "it uses TLS, but was dialled without"),
+    "another name": lambda files, others: (
+        of_server(others),
+        of_client(others),
+        "its certificate is valid for other names only",
+    ),
+    "untrusted": lambda files, others: (
+        of_server(files),
+        of_client(others),
+        "its certificate is not from a trusted auth",
+    ),
+    "no token": lambda files, others: (ServerCredentials(tokens=("a",)), None, "it requires a token"),
     "wrong token": lambda files, others: (
         attrs.evolve(of_server(files, mutual=True), tokens=("a",)),
         attrs.evolve(of_client(files), token="b"),
-        "it does not accept our token",
+        "it does not accept the token",
     ),
     "no certificate": lambda files, others: (
         of_server(files, mutual=True),
         ClientCredentials.from_files(root_certificates=files.ca),
-        "it asks for a certificate of ours",
+        "it requires a client certificate",
     ),
     "wrong certificate": lambda files, others: (
         of_server(files, mutual=True),
         attrs.evolve(of_client(others), root_certificates=files.ca.read_bytes()),
-        "it does not accept our certificate",
+        "it does not accept the client certificate",
     ),
 }
 
@@ -138,10 +146,10 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
     head, *lines = str(found).splitlines()
     assert head == ("None of 4 workers is ready; start them with `fedstack serve`, and ask one with `fedstack check`:")
     assert [line.split(": ")[0].strip() for line in lines] == targets
-    assert lines[0] == f"  {nobody}: nothing listens there (connection refused)"
-    assert lines[1] == f"  {targets[1]}: there is no such socket"
-    assert lines[2].startswith(f"  {targets[2]}: there is no host of that name")
-    assert lines[3] == f"  {refusing.target}: it asks for a token; give ClientCredentials(token=...)"
+    assert lines[0] == f"  {nobody}: no server is listening (connection refused)"
+    assert lines[1] == f"  {targets[1]}: the socket does not exist"
+    assert lines[2].startswith(f"  {targets[2]}: the host name cannot be resolved")
+    assert lines[3] == f"  {refusing.target}: it requires a token; pass ClientCredentials(token=...)"
     assert list(found.causes) == targets
     # The attempts that follow say no more than that nothing has changed.
     retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Retrying a computation")]
@@ -154,7 +162,7 @@ def test_one_worker_that_is_away_is_not_spoken_of_as_several(times: int, nobody:
     found = failure([nobody] * times, connect_seconds=3, retry_policy=fedstack.RetryPolicy.none())
     assert str(found) == (
         "The worker is not ready; start it with `fedstack serve`, and ask it with "
-        f"`fedstack check`:\n  {nobody}: nothing listens there (connection refused)"
+        f"`fedstack check`:\n  {nobody}: no server is listening (connection refused)"
     )
 
 
@@ -176,9 +184,9 @@ def test_a_server_without_executors_is_said_to_be_one() -> None:
     with ServerThread(GrpcServer([on_loop(make)])) as thread:
         found = failure(thread.target, connect_seconds=CONNECT_SECONDS)
         assert isinstance(found, errors.RemoteError)
-        expected = f"Expected an executor service at {thread.target}, found a gRPC server without one (UNIMPLEMENTED: "
-        assert str(found).startswith(expected)
-        assert str(found).endswith("); correct host and port")
+        expected = f"Expected an executor service at {thread.target}, found a gRPC server without this service "
+        assert str(found).startswith(f"{expected}(UNIMPLEMENTED: ")
+        assert str(found).endswith("); correct the host and port")
 
 
 def test_a_pool_that_is_closed_is_noticed_at_once() -> None:
@@ -259,7 +267,7 @@ def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
     head, line, told = str(caught.value).splitlines()
     assert head == "The computation lost workers in every attempt (limit: 1 attempt); test a worker with `fedstack check`:"
     assert line in (
-        f"  {pool.targets[0]}: the connection broke off",
+        f"  {pool.targets[0]}: the connection was lost",
         f"  {pool.targets[0]}: the worker process with pid {pool.pids[0]} ended with exit status 7",
     )
     assert told == "  these ran where a worker ended: clients 0 to 1"

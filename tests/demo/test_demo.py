@@ -137,7 +137,7 @@ def test_an_output_folder_that_is_a_file_is_an_error_before_the_training(
     (tmp_path / "file").touch()
     for name in ("file", "file/x"):
         assert main(["demo", "--out", str(tmp_path / name)]) == 1
-        assert f"Expected a folder for --out, or the name of a new one, found a file in the path {tmp_path}" in (
+        assert f"Expected --out to name a folder or a new path, found a file in the path {tmp_path}" in (
             capsys.readouterr().err
         )
 
@@ -147,7 +147,8 @@ def test_an_output_folder_that_cannot_be_made_is_an_error_that_says_so(
 ) -> None:
     folder = tmp_path / ("x" * 300)
     assert main(["demo", "--out", str(folder)]) == 1
-    expected = f"fedstack demo: error: Cannot make the folder {folder} for --out: File name too long; give another"
+    reason = "File name too long; choose another path"
+    expected = f"fedstack demo: error: Cannot create the folder {folder} for --out: {reason}"
     assert expected in capsys.readouterr().err
 
 

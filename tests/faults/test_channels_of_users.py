@@ -64,7 +64,7 @@ def test_a_stream_over_a_channel_that_stalls_is_given_up(fleet: Fleet, proxies: 
             is_receiving = proxy.hold_after("down", 3_000_000)
             running = Background(lambda: models([0.1, 0.2]))
             assert is_receiving.wait(20)
-            with pytest.raises(RetryLimitError, match="no sign of life"):
+            with pytest.raises(RetryLimitError, match="sent no message or heartbeat"):
                 running.result()
             proxy.release()
             assert len(Background(lambda: models([0.1, 0.2])).result()) == 2

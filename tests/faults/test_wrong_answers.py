@@ -80,13 +80,13 @@ def data_frame(size: int) -> bytes:
 
 
 WRONG_STREAMS = {
-    "nothing": (lambda frames: [], "a stream that ended without one"),
-    "heartbeats only": (lambda frames: [heartbeat_frame()] * 3, "a stream that ended without one"),
+    "nothing": (lambda frames: [], "the end of the stream"),
+    "heartbeats only": (lambda frames: [heartbeat_frame()] * 3, "the end of the stream"),
     "data without a header": (lambda frames: [data_frame(8), *frames], "found a Data"),
     "a header twice": (lambda frames: [*frames, header_of(frames)], "found a Header"),
-    "too much data": (lambda frames: [*frames, data_frame(1)], "found at least .*; check that the peer"),
-    "bytes that are no frame": (lambda frames: [GARBAGE], "bytes that are not one"),
-    "an empty frame": (lambda frames: [b""], "0 bytes without"),
+    "too much data": (lambda frames: [*frames, data_frame(1)], "or more; the peer contradicts itself"),
+    "bytes that are no frame": (lambda frames: [GARBAGE], "bytes that are not a frame"),
+    "an empty frame": (lambda frames: [b""], "another frame of 0 bytes"),
     "a header that is none": (
         lambda frames: [extensions_pb2.Frame(header=GARBAGE).SerializeToString()],
         "Expected a PhaseResponse",
@@ -337,7 +337,9 @@ def test_silence_is_noticed_whatever_a_server_says_of_its_heartbeats(seconds) ->
 
     with served(WrongService({"Handshake": unary(claim), "RunPhase": silent})) as target:
         with context_over([target], retry_policy=ONCE):
-            with pytest.raises(RetryLimitError, match="the worker at .* gave no sign of life within 0.4 seconds"):
+            with pytest.raises(
+                RetryLimitError, match="the worker at .* sent no message or heartbeat within 0.4 seconds"
+            ):
                 Background(lambda: doubled_sum([1, 2])).result()
 
 
@@ -419,7 +421,7 @@ def test_silence_after_a_header_is_not_waited_out() -> None:
 
         return StreamMethod(stall)
 
-    with pytest.raises(RetryLimitError, match="no sign of life") as caught:
+    with pytest.raises(RetryLimitError, match="sent no message or heartbeat") as caught:
         round_with(make, models)
     cause = caught.value.__cause__
     assert isinstance(cause, WorkerUnavailableError)

@@ -13,7 +13,7 @@ from fedstack.membership.reaching import answered, back, reach
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
 from fedstack.transport.peers.io_loop import IoLoop
 
-AWAY = WorkerUnavailableError("nothing listens there")
+AWAY = WorkerUnavailableError("no server is listening")
 
 
 @attrs.define
@@ -92,7 +92,7 @@ def test_while_a_peer_is_away_it_is_asked_only_now_and_then_what_is_wrong() -> N
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 7.0])
 def test_one_that_does_not_come_in_time_is_an_error(seconds: float) -> None:
     async def program(peer: Peer) -> None:
-        with pytest.raises(WorkerUnavailableError, match="nothing listens there"):
+        with pytest.raises(WorkerUnavailableError, match="no server is listening"):
             await reach(peer, seconds)
         assert seconds <= peer.io.time() <= seconds + 0.6
 
@@ -122,7 +122,7 @@ def test_a_caller_that_waits_is_announced_once_and_after_a_moment(caplog: pytest
     with caplog.at_level(logging.WARNING, logger="fedstack"):
         run(program, there_from=1e9)
     (record,) = caplog.records
-    assert record.getMessage() == "Waiting for the worker at home, for 60 s at most: nothing listens there"
+    assert record.getMessage() == "Waiting for the worker at home, for 60 s at most: no server is listening"
 
 
 def test_a_call_is_made_again_once_its_peer_is_back() -> None:

@@ -1,1 +1,1 @@
-"""gRPC: channels, credentials, connections, and the diagnosis of unreachable servers."""
+"""Connects to peers over gRPC: channels, credentials, connections, and the diagnosis of unreachable servers."""

@@ -1,4 +1,4 @@
-"""Connects to a peer over a `grpc.Channel` of the user."""
+"""Connects to a peer over a `grpc.Channel` that the user provides."""
 
 import asyncio
 import contextlib
@@ -30,17 +30,17 @@ _MAX_UNREAD = 2
 
 
 class ChannelConnection(Connection):
-    """A connection over a channel of the user. Closing it leaves the channel open.
+    """A connection over a channel that the user provides. Closing the connection does not close the channel.
 
-    Such a channel has threads of its own, so its answers are passed to the transport's loop.
+    The channel receives responses on its own threads, so the connection passes them to the transport's loop.
 
     Args:
-      channel: A channel of `grpc`. One of `grpc.aio` belongs to the event loop that it was made on, and cannot be used
-        here: give its address instead.
-      address: The name of the peer in messages; a channel does not have it.
+      channel: A channel of `grpc`. A channel of `grpc.aio` is not accepted, because it is bound to the event loop on
+        which it was created; pass the address of the peer instead.
+      address: The name of the peer in error messages, as a channel does not expose its address.
 
     Raises:
-      InvalidValueError: If it is a channel of `grpc.aio`.
+      InvalidValueError: If `channel` is a channel of `grpc.aio`.
     """
 
     sends_wholes = True
@@ -48,8 +48,8 @@ class ChannelConnection(Connection):
     def __init__(self, channel: Channel, address: str = "the peer of a channel") -> None:
         if isinstance(channel, grpc.aio.Channel):
             raise InvalidValueError(
-                "Expected a channel of grpc, found one of grpc.aio, which belongs to the event loop that it was made "
-                "on; give the address of the worker instead"
+                "Expected a channel of grpc, found a channel of grpc.aio, which is bound to the event loop that "
+                "created it; pass the address of the worker instead"
             )
         super().__init__()
         fork_guard.begin()
@@ -60,7 +60,7 @@ class ChannelConnection(Connection):
 
     @property
     def address(self) -> str:
-        """The name of the peer in messages."""
+        """The name of the peer in error messages."""
         return self._address
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
@@ -114,8 +114,8 @@ class ChannelConnection(Connection):
                 raise error from None
 
     async def _until_ready(self) -> None:
-        """Returns when the channel is ready; raises if waiting is pointless."""
-        if await self._answers():  # this makes the channel dial, and finds out whether its owner has closed it
+        """Waits until the channel is ready; raises an error if waiting cannot help."""
+        if await self._answers():  # makes the channel dial, and detects whether its owner has closed it
             return
         asked = False
         states = _States(self._channel)
@@ -129,7 +129,7 @@ class ChannelConnection(Connection):
             states.close()
 
     async def _answers(self) -> bool:
-        """Returns whether the peer answers; raises if waiting is pointless."""
+        """Returns whether the peer answers; raises an error if waiting cannot help."""
         error = await failure_of_asking(self)
         is_closed = error is not None and isinstance(error.__cause__, ValueError)
         if error is not None and (is_closed or not isinstance(error, RetryableError)):
@@ -138,7 +138,7 @@ class ChannelConnection(Connection):
 
     @property
     def can_look(self) -> bool:
-        """Always false: gRPC decides when the channel dials, later after each failure."""
+        """Always false, because gRPC alone decides when the channel dials again, with growing delays after failures."""
         return False
 
     def _check_open(self) -> None:
@@ -149,14 +149,14 @@ class ChannelConnection(Connection):
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
-        """Raises the error that a failed call means."""
+        """Converts gRPC errors of the block to fedstack errors."""
         self._check_open()
         try:
             yield
         except grpc.RpcError as failure:
             error = error_of_call(failure, self._address)
             try:
-                raise error from error.__cause__  # with the peer's traceback instead of ours
+                raise error from error.__cause__  # shows the peer's traceback instead of ours
             finally:
                 del error
         except ValueError as failure:  # raised by a channel that its owner has closed
@@ -170,9 +170,9 @@ class ChannelConnection(Connection):
 
 
 class _Messages:
-    """The messages of a call that can only be read blockingly, on a thread for each of such calls.
+    """The messages of a call that offers blocking reads only. Each call is read on its own thread.
 
-    The thread is a daemon, so a silent peer does not keep the process from ending.
+    The thread is a daemon thread, so a silent peer does not prevent the process from exiting.
     """
 
     def __init__(self, call: Any) -> None:
@@ -187,14 +187,14 @@ class _Messages:
             raise
 
     async def next(self) -> bytes | None:
-        """Returns the next message, and `None` after the last one."""
+        """Returns the next message, or `None` after the last message."""
         found = await self._arrived.get()
         if isinstance(found, BaseException):
             raise found
         return found
 
     def close(self) -> None:
-        """Ends the call and its thread."""
+        """Cancels the call and ends its thread."""
         self._closed = True
         self._call.cancel()
         while not self._arrived.empty():
@@ -210,14 +210,15 @@ class _Messages:
 
     def _hand_over(self, found: bytes | BaseException | None) -> None:
         if not self._closed:
-            with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+            with contextlib.suppress(RuntimeError):  # the loop may already be closed at exit
                 asyncio.run_coroutine_threadsafe(self._arrived.put(found), self._loop).result()
 
 
 class _States:
-    """The states of a channel from now on; until `close`, the channel is asked to dial.
+    """The connectivity states of a channel, starting with the current state. Until `close`, the channel keeps dialling.
 
-    `grpc.channel_ready_future` is not enough: it asks once, and breaks when it is cancelled twice.
+    `grpc.channel_ready_future` is not sufficient: it makes the channel dial only once, and fails if it is cancelled
+    twice.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -231,23 +232,23 @@ class _States:
         """Returns the next state."""
         state = await self._arrived.get()
         idle = grpc.ChannelConnectivity.IDLE
-        if state is idle and self._last not in (None, idle):  # the channel has given up: ask again
+        if state is idle and self._last not in (None, idle):  # the channel has stopped dialling; make it dial again
             self._channel.unsubscribe(self._on_state)
             self._channel.subscribe(self._on_state, try_to_connect=True)
         self._last = state
         return state
 
     def close(self) -> None:
-        """Stops asking the channel to dial."""
+        """Stops making the channel dial."""
         self._channel.unsubscribe(self._on_state)
 
     def _on_state(self, state: grpc.ChannelConnectivity) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+        with contextlib.suppress(RuntimeError):  # the loop may already be closed at exit
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, state)
 
 
 async def _result(call: Any) -> bytes:
-    """Awaits a call that another thread completes; cancelling the caller cancels the call."""
+    """Awaits the result of a call that another thread completes. Cancelling the caller cancels the call."""
     try:
         await arrival(call)
     except asyncio.CancelledError:

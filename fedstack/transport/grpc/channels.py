@@ -1,17 +1,18 @@
-"""Opens channels, and has in one place the options that the two sides of a connection must agree on.
+"""Opens channels, and defines the channel options on which the two sides of a connection must agree.
 
-gRPC pings to find dead connections, and drops peers that ping too often. So clients (left) must stay within the limits
-of servers (right):
+gRPC sends pings to detect dead connections, and drops peers that ping too often. Clients must therefore stay within the
+limits of servers:
 
 | client | server |
 | --- | --- |
-| pings every 30 s, waits 20 s for the answer | allows a ping every 10 s, and never counts earlier ones |
-| pings without calls | permits it |
-| closes a connection after 240 s without a call | does so after an hour |
-| at most two pings while it sends nothing (gRPC's default) | |
+| pings every 30 s, waits 20 s for the response | allows a ping every 10 s, does not penalize more frequent pings |
+| pings even when no call is running | permits such pings |
+| closes a connection after 240 s without a call | closes a connection after an hour without a call |
+| sends at most two pings while it sends no data (gRPC's default) | |
 
-The last row is for servers of other origin, which hang up at the third: in a long call the client only listens. Our own
-servers also send heartbeats. Servers ping as clients do, to notice dead clients.
+The last row matters for servers other than fedstack's, which close the connection at the third such ping. During a long
+call, the client sends no data. Our own servers also send heartbeats. Servers send pings at the same interval as clients
+to detect dead clients.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import grpc
     import grpc.aio
 
-# Of two options of the same name, gRPC takes the first.
+# If an option occurs twice, gRPC uses the first occurrence.
 Options: TypeAlias = tuple[tuple[str, int | str], ...]
 
 KEEPALIVE_SECONDS = 30
@@ -39,15 +40,15 @@ _FIRST_RECONNECT_SECONDS = 0.1
 _LONGEST_RECONNECT_SECONDS = 5
 _MAX_PENDING_REQUESTS = 100_000
 
-# A bit for each compression algorithm, the first for none. gRPC rejects messages with any other algorithm before it
-# decompresses them: a megabyte may become a gigabyte.
+# One bit per compression algorithm; the lowest bit stands for no compression. gRPC rejects messages with any other
+# algorithm before decompressing them, since a megabyte may expand to a gigabyte.
 COMPRESSION = "grpc.compression_enabled_algorithms_bitset"
 NO_COMPRESSION = 1
 ANY_COMPRESSION = 0b111
 
 _BOTH: Options = (
     (COMPRESSION, NO_COMPRESSION),
-    # Sizes are limited where their cost is known: by frames, packers and services.
+    # gRPC does not limit message sizes. Frames, packers and services do, because they know the cost of a message.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
@@ -58,13 +59,13 @@ _BOTH: Options = (
 
 CLIENT_OPTIONS: Options = (
     *_BOTH,
-    # Shorter than the servers' limit: a call that starts just when a server closes an idle connection may be lost. A
-    # call that starts when the client closes it is not.
+    # Shorter than the server's limit, so that the client closes idle connections. A call that starts while the server
+    # closes the connection may be lost; a call that starts while the client closes it is not.
     ("grpc.client_idle_timeout_ms", CLIENT_IDLE_SECONDS * 1000),
-    # gRPC's default goes up to two minutes: too long for a server that has only restarted.
+    # gRPC's default grows to two minutes, which is too long for a server that has just restarted.
     ("grpc.initial_reconnect_backoff_ms", int(_FIRST_RECONNECT_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_SECONDS * 1000),
-    # Otherwise channels to one address share a connection and its failures: a new channel starts with an old failure.
+    # Otherwise channels to the same address share a connection, and a new channel inherits the failures of an old one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -72,16 +73,16 @@ SERVER_OPTIONS: Options = (
     *_BOTH,
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_SECONDS * 1000),
     ("grpc.http2.max_ping_strikes", 0),
-    # By default gRPC rejects calls at random once 1000 wait. Servers have limits of their own, with clear errors.
+    # By default, gRPC rejects calls at random once 1000 calls are waiting. fedstack's own limits raise clear errors.
     ("grpc.server.max_pending_requests", _MAX_PENDING_REQUESTS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_REQUESTS),
-    # Otherwise two servers may share a port, and each gets some of the calls.
+    # Otherwise two servers could listen on the same port, and each would receive some of the calls.
     ("grpc.so_reuseport", 0),
 )
 
 
 class Channel(Protocol):
-    """The part of `grpc.Channel` that fedstack uses, for annotations without importing gRPC."""
+    """The part of the interface of `grpc.Channel` that fedstack uses, for annotations that do not import gRPC."""
 
     def unary_unary(self, method: str) -> object:
         """Returns a callable for a method with one request and one response."""
@@ -92,20 +93,20 @@ class Channel(Protocol):
         ...
 
     def stream_stream(self, method: str) -> object:
-        """Returns a callable for a method with a stream of requests and one of responses."""
+        """Returns a callable for a method with a stream of requests and a stream of responses."""
         ...
 
     def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool | None = False) -> None:
-        """Calls back with the state of the channel now and after each change, and may ask it to dial."""
+        """Calls `callback` with the current state and after each change; dials if `try_to_connect` is true."""
         ...
 
     def unsubscribe(self, callback: Callable[[Any], None]) -> None:
-        """Stops calling back."""
+        """Stops calling `callback`."""
         ...
 
 
 def is_channel(place: object) -> TypeGuard[Channel]:
-    """Returns whether a target that a user has given is a channel, without importing gRPC."""
+    """Returns whether a target that a user passed is a channel. This check does not import gRPC."""
     return hasattr(place, "unary_unary")
 
 
@@ -114,25 +115,26 @@ def open_channel(
     credentials: ClientCredentials | None = None,
     *,
     allow_plaintext_token: bool = False,
-    plaintext_advice: str = "let others read the token with allow_plaintext_token=True",
+    plaintext_advice: str = "allow sending the token in plaintext with allow_plaintext_token=True",
     options: Options = (),
 ) -> "grpc.aio.Channel":
-    """Opens a channel on the running event loop. It dials on first use.
+    """Opens a channel on the running event loop. The channel dials on first use.
 
-    The token is not part of the channel: send `credentials.metadata` with each call. gRPC's own way of sending tokens
-    requires TLS, which a socket or the loopback device does not need.
+    The channel does not send the token: pass `credentials.metadata` with each call. gRPC's own call credentials are not
+    used, because they require TLS, which connections over a Unix socket or the loopback device do not need.
 
     Args:
       target: The server to dial.
-      credentials: The client's credentials; none for plaintext without a token.
-      allow_plaintext_token: Whether a token may leave this machine without TLS, readable for everyone on the way.
-      plaintext_advice: What the error for such a token suggests besides TLS.
-      options: More options for gRPC, which override those here.
+      credentials: The client's credentials; `None` for plaintext without a token.
+      allow_plaintext_token: Whether a token may be sent to another machine without TLS, where it can be intercepted.
+      plaintext_advice: The alternative to TLS that the error for such a token suggests.
+      options: Additional gRPC options, which override the defaults of this module.
 
     Raises:
-      InvalidValueError: If a token or a certificate would have no use, or others could read a token.
+      InvalidValueError: If certificates are given for a plaintext target or cannot be used, or if a token would be sent
+        to another machine in plaintext.
     """
-    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+    from fedstack.transport.grpc.grpc_module import grpc  # local runs must not import gRPC
 
     advice = None if allow_plaintext_token else plaintext_advice
     secure, every_option = _to_dial(target, credentials, advice, options)
@@ -144,8 +146,8 @@ def open_channel(
 def open_blocking_channel(
     target: Target, credentials: ClientCredentials, *, plaintext_advice: str, options: Options = ()
 ) -> "grpc.Channel":
-    """Opens a channel whose calls block their threads; see `open_channel`."""
-    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+    """Opens a channel whose calls block the calling thread; see `open_channel`."""
+    from fedstack.transport.grpc.grpc_module import grpc  # local runs must not import gRPC
 
     secure, every_option = _to_dial(target, credentials, plaintext_advice, options)
     if secure is None:
@@ -156,7 +158,7 @@ def open_blocking_channel(
 def _to_dial(
     target: Target, credentials: ClientCredentials | None, plaintext_advice: str | None, options: Options
 ) -> "tuple[grpc.ChannelCredentials | None, list[tuple[str, int | str]]]":
-    """Returns gRPC's credentials for a target, `None` for plaintext, and all options."""
+    """Returns gRPC's credentials for a target, or `None` for plaintext, and all channel options."""
     fork_guard.begin()
     credentials = credentials or ClientCredentials()
     secure = credentials.uses_tls if target.secure is None else target.secure
@@ -166,7 +168,7 @@ def _to_dial(
         _check_plaintext(target, credentials, plaintext_advice)
     every_option = [*options, *CLIENT_OPTIONS]
     if target.is_local:
-        every_option.append(("grpc.enable_http_proxy", 0))  # no proxy reaches this machine's loopback device
+        every_option.append(("grpc.enable_http_proxy", 0))  # a proxy cannot reach this machine's loopback device
     if not secure:
         return None, every_option
     if credentials.server_name is not None:
@@ -175,10 +177,14 @@ def _to_dial(
 
 
 def check_certificates(credentials: ClientCredentials, where: str) -> None:
-    """Checks certificates early: gRPC finds mistakes when it dials, and does not report them.
+    """Checks that certificates and keys can be used, since gRPC would fail only when it dials, without a clear error.
+
+    Args:
+      credentials: The credentials with the certificates and keys.
+      where: The text that ends the error message.
 
     Raises:
-      InvalidValueError: If certificates or keys cannot be read, or do not match; the message ends in `where`.
+      InvalidValueError: If certificates or keys cannot be read, or do not match.
     """
     reason = why_unusable(credentials.certificate, credentials.private_key, credentials.root_certificates)
     if reason is not None:
@@ -189,10 +195,10 @@ def _check_plaintext(target: Target, credentials: ClientCredentials, advice: str
     if credentials.uses_tls:
         raise InvalidValueError(
             f"Expected a target with TLS for {credentials!r}, found plaintext for {target}; dial grpcs://{target}, or "
-            "leave the certificates out"
+            "remove the certificates"
         )
     if credentials.token is not None and not target.is_local and advice is not None:
         raise InvalidValueError(
-            f"Expected TLS for a token that leaves this machine, found plaintext for {target}; dial "
+            f"Expected TLS for sending a token to another machine, found plaintext for {target}; dial "
             f"grpcs://{target}, or {advice}"
         )

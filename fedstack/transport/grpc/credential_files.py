@@ -1,4 +1,4 @@
-"""Reads and checks the parts of credentials: tokens, certificates and keys, in files that may change."""
+"""Reads tokens, certificates and keys from files, checks them, and reads them again when the files change."""
 
 import contextlib
 import copy
@@ -21,14 +21,14 @@ from fedstack.foundations.after_fork import renew_after_fork
 File: TypeAlias = str | os.PathLike[str]
 
 METADATA_KEY = "authorization"
-# The status details of our servers for a call without one of their tokens.
+# The status details that our servers send for a call without a valid token.
 TOKEN_REFUSED = "the token of this server is not with the call"
 _SCHEME = "bearer"
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Returns the token in the metadata of a call, or an empty text."""
+    """Returns the bearer token in the metadata of a call, or an empty string."""
     for key, value in metadata:
         if key == METADATA_KEY and isinstance(value, str):
             scheme, _, token = value.partition(" ")
@@ -38,7 +38,7 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def token_matches(token: str, allowed: Iterable[str]) -> bool:
-    """Returns whether a token is allowed, in a time that reveals nothing about the allowed ones."""
+    """Returns whether a token is allowed. The time that this takes reveals nothing about the allowed tokens."""
     matches = False
     for candidate in allowed:
         matches |= hmac.compare_digest(token.encode(errors="replace"), candidate.encode())
@@ -46,41 +46,50 @@ def token_matches(token: str, allowed: Iterable[str]) -> bool:
 
 
 def read_tokens(file: File) -> tuple[str, ...]:
-    """Reads a token file: one token a line; blank lines and lines that begin with `#` do not count.
+    """Reads the tokens in a file: one token per line. Blank lines and lines that begin with `#` are ignored.
 
     Raises:
-      InvalidValueError: If the file cannot be read, has no token, or has other content; the message names it.
+      InvalidValueError: If the file cannot be read, contains no token, or contains an invalid token. The message names
+        the file.
     """
     try:
         lines = read_file(file).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise InvalidValueError(f"Expected tokens as text, found other bytes in {os.fspath(file)}") from error
+        raise InvalidValueError(
+            f"Expected tokens as UTF-8 text, found other bytes in {os.fspath(file)}; save the file as UTF-8"
+        ) from error
     tokens = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
     if not tokens:
-        raise InvalidValueError(f"Expected a token on a line of {os.fspath(file)}, found none")
+        raise InvalidValueError(
+            f"Expected at least one token in {os.fspath(file)}, found none; add a line with a token"
+        )
     for token in tokens:
         check_token(token, f" in {os.fspath(file)}")
     return tokens
 
 
 def check_token(token: str, where: str = "") -> None:
-    """Checks that a token can travel with a call.
+    """Checks that a token can be sent in the metadata of a call.
+
+    Args:
+      token: The token.
+      where: The location of the token, such as " in FILE", for the error message.
 
     Raises:
-      InvalidValueError: If it cannot; the message does not show it.
+      InvalidValueError: If the token cannot be sent. The message does not contain the token.
     """
     if not isinstance(cast(object, token), str):
-        raise InvalidValueError(f"Expected a token as text, found {type(token).__name__}{where}")
+        raise InvalidValueError(f"Expected a token as text, found {type(token).__name__}{where}; pass a str")
     if not _TOKEN.fullmatch(token):
-        found = "other characters" if token else "none"
-        raise InvalidValueError(f"Expected a token of printable ASCII without blanks, found {found}{where}")
+        found = "other characters" if token else "an empty string"
+        raise InvalidValueError(f"Expected a token of printable ASCII characters without spaces, found {found}{where}")
 
 
 def read_file(file: File) -> bytes:
     """Returns the content of a file.
 
     Raises:
-      InvalidValueError: If the file cannot be read; the message names it.
+      InvalidValueError: If the file cannot be read. The message names the file.
     """
     try:
         return Path(file).read_bytes()
@@ -95,13 +104,13 @@ _Signature: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class FileWatch:
-    """Notices changes of files.
+    """Detects changes of files.
 
-    A missing file counts as unchanged: a file may be deleted before it is replaced, and a secret may be read once and
-    then deleted.
+    A missing file counts as unchanged, because a file may be deleted just before it is replaced, and a user may delete
+    a secret after it has been read.
 
     Args:
-      files: Their paths.
+      files: The paths of the files.
     """
 
     def __init__(self, files: Sequence[str | os.PathLike[str]]) -> None:
@@ -109,7 +118,7 @@ class FileWatch:
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """Returns whether one of the files has changed since the last call."""
+        """Returns whether any of the files has changed since the last call."""
         now = self._signature()
         if now is None or now == self._seen:
             return False
@@ -125,14 +134,15 @@ class FileWatch:
 
 
 class Renewed(Generic[_T]):
-    """A value that was read from files, and is read again when they change. Any thread may get it.
+    """A value that was read from files, and is read again when the files change. It is thread-safe.
 
     Args:
-      value: The first value.
-      watch: The files, as they were before they were read; `None` for a value that never changes.
-      read: Reads the value again.
-      run: Runs the logging of a change: on a thread that is not Python's, logging would create an object that stays.
-      clock: Returns the time in seconds.
+      value: The initial value.
+      watch: A watch of the files that was created before they were read; `None` for a value that never changes.
+      read: A function that reads the value again.
+      run: A function that runs the logging of a change. It allows logging on another thread if `get` is called on a
+        thread that Python did not create, where logging would leak an object.
+      clock: A function that returns the time in seconds.
     """
 
     def __init__(
@@ -144,7 +154,7 @@ class Renewed(Generic[_T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._value = value
-        self._watch = copy.copy(watch)  # each value of the same files notices changes by itself
+        self._watch = copy.copy(watch)  # values that share a watch detect changes independently
         self._read = read
         self._run = run
         self._clock = clock
@@ -153,11 +163,15 @@ class Renewed(Generic[_T]):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Starts with a free lock."""
+        """Creates a new, unlocked lock. It runs at creation and after a fork."""
         self._lock = threading.Lock()
 
     def get(self) -> _T:
-        """Returns the value. Checks the files at most once a second, and warns once of invalid content."""
+        """Returns the current value.
+
+        The files are checked at most once a second. If their new content is invalid, a warning is logged once, and the
+        previous value is kept.
+        """
         if self._watch is None or self._clock() < self._next_look:
             return self._value
         with self._lock:
@@ -173,68 +187,74 @@ class Renewed(Generic[_T]):
             words = str(error)
             self._run(lambda: _logger.warning("Keeping the previous content of %s: %s", names, words))
         else:
-            self._run(lambda: _logger.info("Read %s again", names))
+            self._run(lambda: _logger.info("Reloaded %s", names))
 
 
 def why_unusable(certificate: bytes | None, private_key: bytes | None, roots: bytes | None) -> str | None:
-    """Returns the fault of a certificate and its key, or of authorities, all in PEM; `None` without one.
+    """Returns why certificates or keys cannot be used; `None` if they can.
 
-    Python's TLS reads the first two from files only, so they are in a private folder for a moment.
+    Python's `ssl` module reads a certificate and its key from files only, so both are written to a private temporary
+    folder for the check.
+
+    Args:
+      certificate: The certificate (PEM), if any.
+      private_key: The private key of the certificate (PEM), if any.
+      roots: The certificates of trusted authorities (PEM), if any.
     """
     try:
         if certificate is not None and private_key is not None:
             load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, private_key)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            return "Expected a certificate and its own key, found the key of another certificate"
-        return "Expected a certificate and a key in PEM, the key without a password, found others"
+            return "Expected a certificate and its private key, found the key of another certificate"
+        return "Expected a certificate and an unencrypted private key in PEM, found content that cannot be read"
     try:
         if roots is not None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=roots.decode("ascii", "replace"))
     except ssl.SSLError:
-        return "Expected certificates of authorities in PEM, found others"
+        return "Expected certificates of authorities in PEM, found content that cannot be read"
     return None
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, private_key: bytes) -> None:
-    """Loads a certificate and its key into a context.
+    """Loads a certificate and its private key into a context.
 
     Raises:
-      ssl.SSLError: If they cannot be read, or do not match.
+      ssl.SSLError: If the certificate or the key cannot be read, or if they do not match.
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder, "certificate.pem"), Path(folder, "key.pem")
         for path, content in zip(paths, (certificate, private_key)):
             path.write_bytes(content)
-        # Without a password argument, Python would ask for one at the terminal.
+        # Without a password argument, Python would prompt for a password on the terminal.
         context.load_cert_chain(*paths, password="-")
 
 
 def why_not_valid(certificates: bytes, now: datetime.datetime | None = None) -> str | None:
-    """Returns why a certificate is not valid now, which TLS reports to the other side only.
+    """Returns why a certificate is not valid now. TLS itself reports such a problem to the peer only.
 
     Args:
-      certificates: The certificate in PEM, and the chain that leads to its authority.
-      now: The time, with its zone; the current time by default.
+      certificates: The certificate and the chain that leads to its authority (PEM).
+      now: The time to check against, with a time zone; by default the current time.
 
     Returns:
-      A few words on the first invalid certificate, as in "it expired on 2026-01-31 12:00 UTC"; `None` if all are valid
-      or unreadable, or without the extra `certs`.
+      A clause about the first invalid certificate, such as "it expired on 2026-01-31 12:00 UTC". `None` if all
+      certificates are valid, if they cannot be read, or if the extra `certs` is not installed.
     """
     for position, fault in enumerate(_faults(certificates, now)):
         if fault is not None:
-            return f"{'it' if position == 0 else 'one of those that lead to its authority'} {fault}"
+            return f"{'it' if position == 0 else 'a certificate in its chain'} {fault}"
     return None
 
 
 def why_no_authority(certificates: bytes, now: datetime.datetime | None = None) -> str | None:
-    """Returns why none of several certificates of authorities is valid now; `None` if one is."""
+    """Returns why no certificate in a list of authorities (PEM) is valid now; `None` if at least one is valid."""
     faults = _faults(certificates, now)
     return f"it {faults[0]}" if faults and None not in faults else None
 
 
 def _faults(certificates: bytes, now: datetime.datetime | None) -> list[str | None]:
-    """Returns the fault of each certificate's dates; `None` for a valid one."""
+    """Returns, for each certificate, the problem with its validity period, or `None` if the certificate is valid."""
     now = now or datetime.datetime.now(datetime.timezone.utc)
     faults: list[str | None] = []
     with contextlib.suppress(ModuleNotFoundError, ValueError):  # other checks report unreadable certificates

@@ -1,6 +1,7 @@
-"""Defines the credentials of the two sides of a connection: certificates, keys and tokens.
+"""Defines the credentials of clients and servers: certificates, keys and tokens.
 
-A token travels with each call, as `authorization: Bearer ...`. No `repr` and no message shows tokens or keys.
+A token is sent in the metadata of each call, as `authorization: Bearer ...`. Tokens and keys never appear in a `repr`
+or an error message.
 """
 
 import asyncio
@@ -33,11 +34,11 @@ _BEGIN = rb"-----BEGIN [A-Z ]*%b-----"
 
 @attrs.frozen
 class CredentialFiles:
-    """The files that credentials were read from.
+    """The files from which credentials were read.
 
     Attributes:
-      certificates: The files of a server's certificate and key, and of the authorities of its clients, if given.
-      tokens: The file of the tokens.
+      certificates: The files with a server's certificate and key, and with the authorities of its clients if given.
+      tokens: The file with the tokens.
     """
 
     certificates: FileWatch | None = None
@@ -46,17 +47,17 @@ class CredentialFiles:
 
 @attrs.frozen(kw_only=True, repr=False)
 class ClientCredentials:
-    """The credentials of a client, and the authorities that it trusts.
+    """The credentials of a client, and the authorities that the client trusts.
 
-    With a certificate, key or server name, it dials with TLS; with a token only, if the target requires it
-    (`grpcs://`).
+    The client dials with TLS if root certificates, a certificate or a server name are given, or if the target requires
+    TLS (`grpcs://`). A token alone does not enable TLS.
 
     Attributes:
-      root_certificates: Certificates (PEM) of the authorities that the client trusts; gRPC's own list by default.
-      certificate: The client's certificate (PEM), for servers that ask for one.
-      private_key: Its key (PEM).
-      token: The token sent with each call.
-      server_name: The expected name in the server's certificate, if it differs from the dialled one.
+      root_certificates: The certificates of the authorities that the client trusts (PEM); by default gRPC's own list.
+      certificate: The client's certificate (PEM), for servers that require one.
+      private_key: The private key of the client's certificate (PEM).
+      token: The token to send with each call.
+      server_name: The expected name in the server's certificate, if it differs from the host that is dialled.
       files: The file of the token, which is read again when it changes.
     """
 
@@ -87,17 +88,25 @@ class ClientCredentials:
         token_file: File | None = None,
         server_name: str | None = None,
     ) -> "ClientCredentials":
-        """Reads credentials from files; the first token of a token file counts. A token can also be given as text.
+        """Reads credentials from files.
 
-        A token file is read again when it changes. Certificates are not: create a new context for new ones.
+        A token file is read again when it changes. Certificates are not; to use new certificates, create a new context.
+
+        Args:
+          root_certificates: The file with the certificates of the authorities that the client trusts (PEM).
+          certificate: The file with the client's certificate (PEM).
+          private_key: The file with the private key of the client's certificate (PEM).
+          token: The token to send with each call, as text.
+          token_file: The file with the token to send with each call. If it contains several tokens, the first is used.
+          server_name: The expected name in the server's certificate, if it differs from the host that is dialled.
 
         Raises:
-          InvalidValueError: If a file cannot be read or has other content; the message names it. Or if both a token and
-            a token file are given.
+          InvalidValueError: If a file cannot be read or has invalid content, in which case the message names the file.
+            Also if both a token and a token file are given.
         """
         if token is not None and token_file is not None:
-            raise InvalidValueError("Expected a token or a file of tokens, found both; give one of them")
-        # The watch looks at the file before it is read, so that no change is missed.
+            raise InvalidValueError("Expected either token or token_file, found both; pass only one of them")
+        # The watch records the state of the file before it is read, so that no change is missed.
         files = None if token_file is None else CredentialFiles(tokens=FileWatch([token_file]))
         return cls(
             root_certificates=_read_pem(root_certificates, "CERTIFICATE"),
@@ -115,17 +124,20 @@ class ClientCredentials:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata to send with each call: the token, if there is one."""
+        """The metadata to send with each call: the token if there is one, otherwise empty."""
         return () if self.token is None else ((METADATA_KEY, f"Bearer {self.token}"),)
 
     def for_named(self, target: Target) -> "ClientCredentials":
-        """Returns the credentials for a server that another peer has named: without TLS, it gets no token."""
+        """Returns the credentials for dialling a server that another peer has named.
+
+        The token is omitted if the connection does not use TLS.
+        """
         if self.token is None or (self.uses_tls if target.secure is None else target.secure):
             return self
         return attrs.evolve(self, token=None, files=None)
 
     def renewed_metadata(self) -> Renewed[tuple[tuple[str, str], ...]]:
-        """Returns the metadata, which changes when the token file does."""
+        """Returns the metadata of calls, which is renewed when the token file changes."""
         watch = self.files.tokens if self.files is not None else None
         read = self.from_files
         return Renewed(self.metadata, watch, lambda: read(token_file=watch.files[0]).metadata if watch else ())
@@ -143,23 +155,23 @@ class ClientCredentials:
 
 
 def _tokens(tokens: Iterable[str]) -> tuple[str, ...]:
-    # A str is a sequence of str, and each of its letters would become a token.
+    # A str is itself a sequence of str, so each of its characters would become a token.
     if isinstance(tokens, (str, bytes)) or not isinstance(cast(object, tokens), Iterable):
-        raise InvalidValueError(f"Expected a list of tokens, found {type(tokens).__name__}; give [token]")
+        raise InvalidValueError(f"Expected a list of tokens, found {type(tokens).__name__}; pass [token]")
     return tuple(tokens)
 
 
 @attrs.frozen(kw_only=True, repr=False)
 class ServerCredentials:
-    """The credentials of a server, and those that it requires of clients.
+    """The credentials of a server, and the credentials that the server requires of its clients.
 
     Attributes:
-      certificate: The server's certificate (PEM), with the chain that leads to its authority; none for plaintext.
-      private_key: Its key (PEM).
-      client_root_certificates: Certificates (PEM) of the authorities that the server trusts; with them, every client
-        must show a certificate.
-      tokens: The accepted tokens; without any, calls need none.
-      files: The files of all these; a server reads them again when they change.
+      certificate: The server's certificate (PEM), with the chain that leads to its authority; `None` for plaintext.
+      private_key: The private key of the server's certificate (PEM).
+      client_root_certificates: The certificates of the authorities that the server trusts (PEM). If they are given,
+        every client must present a certificate that one of these authorities has signed.
+      tokens: The accepted tokens. If there are none, calls do not need a token.
+      files: The files of the certificates, keys and tokens. A server reads the files again when they change.
     """
 
     certificate: bytes | None = None
@@ -173,8 +185,8 @@ class ServerCredentials:
         _check_pem("client root certificates", self.client_root_certificates, "CERTIFICATE")
         if self.client_root_certificates is not None and self.certificate is None:
             raise InvalidValueError(
-                "Expected a certificate of the server besides the root certificates for its clients, found none; "
-                "clients can show theirs only over TLS"
+                "Expected a server certificate together with client_root_certificates, found none; pass certificate "
+                "and private_key, since clients can present certificates only over TLS"
             )
         for token in self.tokens:
             check_token(token)
@@ -188,13 +200,20 @@ class ServerCredentials:
         client_root_certificates: File | None = None,
         token_file: File | None = None,
     ) -> "ServerCredentials":
-        """Reads credentials from files; all tokens of a token file are accepted.
+        """Reads credentials from files.
+
+        Args:
+          certificate: The file with the server's certificate (PEM).
+          private_key: The file with the private key of the server's certificate (PEM).
+          client_root_certificates: The file with the certificates of the authorities that must have signed the
+            certificates of clients (PEM).
+          token_file: The file with the accepted tokens.
 
         Raises:
-          InvalidValueError: If a file cannot be read or has other content; the message names it.
+          InvalidValueError: If a file cannot be read or has invalid content. The message names the file.
         """
         pem = [file for file in (certificate, private_key, client_root_certificates) if file is not None]
-        # The watches look at the files before they are read, so that no change is missed.
+        # The watches record the state of the files before they are read, so that no change is missed.
         files = CredentialFiles(
             certificates=FileWatch(pem) if pem else None,
             tokens=None if token_file is None else FileWatch([token_file]),
@@ -208,17 +227,18 @@ class ServerCredentials:
         )
 
     def renewed_tokens(self) -> Renewed[tuple[str, ...]]:
-        """Returns the tokens, which change when their file does."""
+        """Returns the accepted tokens, which are renewed when the token file changes."""
         watch = self.files.tokens if self.files is not None else None
         return Renewed(self.tokens, watch, lambda: read_tokens(watch.files[0] if watch is not None else ""))
 
     def renewed_certificates(self, run: Callable[[Callable[[], None]], object]) -> "Renewed[ServerCredentials]":
-        """Returns the certificates and the key, which change when their files do; without tokens.
+        """Returns the certificates and the key, without tokens, which are renewed when their files change.
 
-        New files count only if they match: until all of them are replaced, the old content stays.
+        New content is used only if the certificate and the key match. Until all files have been replaced, the previous
+        content is kept.
 
         Args:
-          run: Runs the logging of a change on a Python thread.
+          run: A function that runs the logging of a change on a Python thread.
         """
         watch = self.files.certificates if self.files is not None else None
 
@@ -235,7 +255,10 @@ class ServerCredentials:
         return Renewed(attrs.evolve(self, tokens=()), watch, read, run)
 
     def why_unusable(self) -> str | None:
-        """Returns the fault of certificates or keys that gRPC would reject without a reason; `None` without one."""
+        """Returns why the certificates or keys cannot be used; `None` if they can.
+
+        gRPC would reject such certificates or keys without a reason.
+        """
         return why_unusable(self.certificate, self.private_key, self.client_root_certificates)
 
     @property
@@ -256,25 +279,26 @@ class ServerCredentials:
 
 def channel_credentials(credentials: ClientCredentials) -> "grpc.ChannelCredentials":
     """Returns gRPC's credentials for dialling with TLS."""
-    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+    from fedstack.transport.grpc.grpc_module import grpc  # local runs must not import gRPC
 
     return grpc.ssl_channel_credentials(credentials.root_certificates, credentials.private_key, credentials.certificate)
 
 
 def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredentials":
-    """Returns gRPC's credentials for serving with TLS; with roots for clients, these must show a certificate.
+    """Returns gRPC's credentials for serving with TLS.
 
-    Call it on the server's event loop. gRPC asks for new certificates at each handshake, on threads of its own.
+    If `credentials` contains root certificates for clients, clients must present a certificate. The function must be
+    called on the server's event loop. gRPC checks for new certificates at each handshake, on its own threads.
     """
-    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+    from fedstack.transport.grpc.grpc_module import grpc  # local runs must not import gRPC
 
     if credentials.certificate is None or credentials.private_key is None:
-        raise InvalidValueError("Expected a certificate and its key for TLS, found none")
+        raise InvalidValueError("Expected a certificate and a private key for TLS, found none; pass both")
     source = credentials.renewed_certificates(asyncio.get_running_loop().call_soon_threadsafe)
     known = source.get()
 
     def fetch() -> "grpc.ServerCertificateConfiguration | None":
-        """Returns new certificates for the next handshake; `None` if gRPC has the current ones."""
+        """Returns the new certificates for the next handshake; `None` if the certificates have not changed."""
         nonlocal known
         found = source.get()
         if found is known:
@@ -290,7 +314,7 @@ def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredential
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(known),
-        cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),  # the stub does not allow None
+        cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),  # the type stub does not allow None
         require_client_authentication=known.client_root_certificates is not None,
     )
 
@@ -300,15 +324,15 @@ def _check_pem(what: str, content: bytes | None, kind: str) -> None:
         return
     if not isinstance(cast(object, content), bytes):
         raise InvalidValueError(
-            f"Expected {what} in PEM as bytes, found {type(content).__name__}; from_files() reads them from files"
+            f"Expected {what} in PEM as bytes, found {type(content).__name__}; use from_files() to read files"
         )
-    # gRPC accepts anything, and reports a mistake only later and not to us.
+    # gRPC accepts any bytes. It detects mistakes only later, and does not report them to the caller.
     if not re.search(_BEGIN % kind.encode(), content):
         other = "PRIVATE KEY" if kind == "CERTIFICATE" else "CERTIFICATE"
         found = (
-            f"a {other.lower()}; give each file its own place"
+            f"a {other.lower()}; check that certificate and key are not swapped"
             if re.search(_BEGIN % other.encode(), content)
-            else "none"
+            else "no such line; convert the content to PEM"
         )
         raise InvalidValueError(f"Expected {what} in PEM, with a line -----BEGIN ... {kind}-----, found {found}")
 
@@ -317,10 +341,12 @@ def _check_pair(certificate: bytes | None, private_key: bytes | None) -> None:
     _check_pem("a certificate", certificate, "CERTIFICATE")
     _check_pem("a private key", private_key, "PRIVATE KEY")
     if private_key is not None and b"ENCRYPTED" in private_key:
-        raise InvalidValueError("Expected an unencrypted private key, found an encrypted one; gRPC takes no passwords")
+        raise InvalidValueError("Expected an unencrypted private key, found an encrypted one; decrypt the key file")
     if (certificate is None) != (private_key is None):
-        given, missing = ("a certificate", "its key") if private_key is None else ("a key", "its certificate")
-        raise InvalidValueError(f"Expected a certificate and its key, found {given} only; give {missing} too")
+        given, missing = (
+            ("a certificate", "its private key") if private_key is None else ("a private key", "its certificate")
+        )
+        raise InvalidValueError(f"Expected a certificate and its private key, found only {given}; pass {missing} too")
 
 
 def _read_pem(file: File | None, kind: str) -> bytes | None:
@@ -332,15 +358,16 @@ def _read_pem(file: File | None, kind: str) -> bytes | None:
 
 
 def check_client_credentials(given: object) -> None:
-    """Checks the credentials that a server dials other servers with.
+    """Checks the credentials with which a server dials other servers.
 
     Raises:
-      InvalidValueError: If they are something else, such as the server's own credentials.
+      InvalidValueError: If `given` is neither `None` nor a `ClientCredentials`, for example if it is the server's own
+        credentials.
     """
     if not (given is None or isinstance(given, ClientCredentials)):
         raise InvalidValueError(
-            f"Expected client_credentials as fedstack.ClientCredentials, found {type(given).__name__}; the server's "
-            "own credentials go into credentials"
+            f"Expected client_credentials to be a fedstack.ClientCredentials, found {type(given).__name__}; pass the "
+            "server's own credentials as credentials"
         )
 
 

@@ -1,7 +1,7 @@
-"""Finds out why a server cannot be reached, by trying the steps to it one by one, with TLS and without.
+"""Diagnoses why a server cannot be reached, by trying each step of a connection, with and without TLS.
 
-gRPC reports the same error when nothing listens, when only one side talks TLS, and when a certificate is missing; and
-its words differ from release to release.
+gRPC reports the same error when no server is listening, when only one side uses TLS, and when a certificate is missing.
+The texts of its errors also differ between releases.
 """
 
 import logging
@@ -23,7 +23,8 @@ from fedstack.transport.wire import connection_errors as causes
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Reason, Words
 
-# The greeting of an HTTP/2 client: the preface and an empty SETTINGS frame. A server answers with a SETTINGS frame.
+# An HTTP/2 client first sends a preface and a SETTINGS frame, here an empty one. A server responds with a SETTINGS
+# frame.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 
@@ -32,21 +33,25 @@ Address: TypeAlias = tuple[str, int] | str
 
 
 class SilentError(Exception):
-    """A server accepts connections and then sends nothing."""
+    """Raised if a server accepts a connection and then sends nothing, or if its queue of connections is full."""
 
 
 def reach(host: str, port: int, seconds: float) -> tuple[str, int]:
-    """Returns the address at which something listens."""
+    """Connects to a host and port, and returns the address that accepted the connection."""
     with socket.create_connection((host, port), seconds) as connection:
         found = connection.getpeername()
         return found[0], found[1]
 
 
 def connect(address: Address, seconds: float) -> socket.socket:
-    """Connects to a server that is known to listen; the timeout also holds for each later step.
+    """Connects to a server that is known to listen.
+
+    Args:
+      address: The address of the server.
+      seconds: The timeout for connecting, and for each later operation on the connection.
 
     Raises:
-      SilentError: If the queue of the server is full, because it accepts no connections.
+      SilentError: If the queue of the server is full because the server does not accept connections.
     """
     try:
         if not isinstance(address, str):
@@ -64,11 +69,17 @@ def connect(address: Address, seconds: float) -> socket.socket:
 
 
 def is_http2(address: Address, seconds: float, context: ssl.SSLContext | None, name: str = "") -> bool:
-    """Greets a server and returns whether it answers as gRPC servers do.
+    """Returns whether a server responds to an HTTP/2 greeting as gRPC servers do.
+
+    Args:
+      address: The address of the server.
+      seconds: The timeout of each step.
+      context: The TLS configuration; `None` for plaintext.
+      name: The expected name in the server's certificate.
 
     Raises:
-      SilentError: If it sends nothing at all.
-      OSError: If it does not talk TLS as the context requires.
+      SilentError: If the server sends nothing.
+      OSError: If the TLS handshake that `context` requires fails.
     """
     with connect(address, seconds) as connection:
         if context is None:
@@ -82,10 +93,10 @@ def is_http2(address: Address, seconds: float, context: ssl.SSLContext | None, n
 
 
 def wants_certificates(address: Address, seconds: float, context: ssl.SSLContext, name: str) -> bool:
-    """Returns whether a server hangs up because of the client's certificate, or because it has none.
+    """Returns whether a server closes the connection because the client's certificate is missing or not accepted.
 
-    In TLS 1.3, that certificate comes last, and gRPC servers hang up without an alert. In TLS 1.2, it is part of the
-    handshake.
+    This check uses TLS 1.2, where the client's certificate is part of the handshake. In TLS 1.3, the client sends its
+    certificate last, and gRPC servers close the connection without an alert.
     """
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -112,13 +123,13 @@ def _answers(connection: socket.socket, seconds: float) -> bool:
     except TimeoutError as error:
         if not answer:
             raise SilentError from error
-    except OSError:  # the server hung up
+    except OSError:  # the server has closed the connection
         return False
     return len(answer) >= _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
 
 
 def talks_tls(address: Address, seconds: float) -> bool:
-    """Returns whether a server talks TLS, with any certificate."""
+    """Returns whether a server uses TLS, with any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -135,17 +146,18 @@ _logger = logging.getLogger(__name__)
 _NOT_TODAY = (9, 10)
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
-# The fault and its details in a few words; `None` if none can be found from outside.
+# The reason and a short text with details; `None` if no problem can be detected from outside.
 _Finding: TypeAlias = tuple[Reason, str] | None
 
 
 @attrs.frozen
 class Patience:
-    """How long to look for a fault.
+    """The time limits of a diagnosis.
 
     Attributes:
-      step_seconds: How long each step may take.
-      told_seconds: The time that a server had for an answer, as messages give it; callers that waited longer set it.
+      step_seconds: The time limit for each step.
+      told_seconds: The time that messages report the server as having had to answer. Callers that have waited longer
+        than a step set it.
     """
 
     step_seconds: float = 3.0
@@ -158,21 +170,21 @@ DEFAULT_PATIENCE = Patience()
 async def diagnosis_of(
     target: Target, credentials: ClientCredentials, words: Words, patience: Patience = DEFAULT_PATIENCE
 ) -> FedstackError | None:
-    """Calls `diagnose` on a thread, which runs on when this is cancelled."""
+    """Calls `diagnose` on another thread. If the caller is cancelled, the thread continues to run."""
     outcome: Outcome[FedstackError | None] = Outcome()
 
     def work() -> None:
         found = None
         try:
             found = diagnose(target, credentials, words, patience)
-        except Exception:  # the caller has a failure to report already
-            _logger.debug("Looking for what is wrong at %s failed", target, exc_info=True)
+        except Exception:  # the caller already has a failure to report
+            _logger.debug("The diagnosis of %s failed", target, exc_info=True)
         outcome.set(found, None)
 
     try:
         start_daemon(work, name="fedstack-diagnosis")
-    except ResourceLimitError:  # the caller has a failure to report already
-        _logger.debug("Cannot look for what is wrong at %s", target, exc_info=True)
+    except ResourceLimitError:  # the caller already has a failure to report
+        _logger.debug("Cannot start a diagnosis of %s", target, exc_info=True)
         return None
     return await result_of(outcome)
 
@@ -183,18 +195,17 @@ def diagnose(
     words: Words = ARGUMENTS,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FedstackError | None:
-    """Finds the fault on the way to a server, and what to do about it; `None` if it finds none.
-
-    Blocks for some seconds at most.
+    """Determines why a server cannot be reached. Blocks the thread for at most a few seconds per step.
 
     Args:
-      target: The server.
-      credentials: The credentials that it was dialled with.
-      words: The names of parts of the credentials.
-      patience: How long to look.
+      target: The address of the server.
+      credentials: The credentials with which the server was dialled.
+      words: The names of the parts of the credentials in messages.
+      patience: The time limits of the diagnosis.
 
     Returns:
-      An error, which is not retryable if waiting does not help.
+      An error that describes the problem and its solution, or `None` if no problem is found. The error is not retryable
+      if waiting cannot help.
     """
     try:
         if target.address.startswith("unix:"):
@@ -204,19 +215,19 @@ def diagnose(
     except TimeoutError:
         found = causes.NO_ANSWER, f"within {patience.told_seconds:g} s"
     except SilentError:
-        found = causes.NO_ANSWER, f"it accepts connections and sends nothing within {patience.told_seconds:g} s"
+        found = causes.NO_ANSWER, f"it accepted a connection but sent nothing within {patience.told_seconds:g} s"
     return None if found is None else found[0].error_at(str(target), found[1], words)
 
 
 def token_refused(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError:
-    """Returns the error for a server that requires a token, or another token."""
+    """Returns the error for a server that refused a call because its token is missing or not accepted."""
     reason = causes.WANTS_TOKEN if credentials.token is None else causes.TOKEN_NOT_ACCEPTED
     return reason.error_at(str(target), words=words)
 
 
 def _fault_of_port(target: Target, credentials: ClientCredentials, seconds: float) -> _Finding:
     if not target.is_local and any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES):
-        return None  # gRPC may go another way
+        return None  # gRPC may use the proxy
     host, _, port = target.address.rpartition(":")
     host = host.strip("[]")
     try:
@@ -237,7 +248,7 @@ def _fault_of_port(target: Target, credentials: ClientCredentials, seconds: floa
 def _fault_of_socket(target: Target, credentials: ClientCredentials, seconds: float) -> _Finding:
     path = Path(target.address.removeprefix("unix:"))
     if not hasattr(socket, "AF_UNIX"):
-        return causes.NO_WAY, "this system has no Unix sockets"
+        return causes.NO_WAY, "this system does not support Unix sockets"
     if not path.exists():
         return causes.NO_SOCKET, ""
     if not path.is_socket():
@@ -278,10 +289,10 @@ def _fault_of_tls(host: str, address: tuple[str, int], credentials: ClientCreden
         if "mismatch" in why:
             return causes.OTHER_NAME, why
         return (causes.NOT_VALID if error.verify_code in _NOT_TODAY else causes.UNTRUSTED), why
-    except OSError:  # no TLS, or no version that we know
+    except OSError:  # the server does not use TLS, or no version of TLS that we support
         return (causes.NO_TLS if is_http2(address, seconds, None) else causes.OTHER_LANGUAGE), ""
     if not wants_certificates(address, seconds, context, name):
-        return causes.HANGS_UP, "once there is TLS"
+        return causes.HANGS_UP, "after the TLS handshake"
     if credentials.certificate is None:
         return causes.WANTS_CERTIFICATE, ""
     why = why_not_valid(credentials.certificate)

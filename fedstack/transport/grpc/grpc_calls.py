@@ -1,4 +1,4 @@
-"""Makes calls of gRPC: reads and writes their streams, limits them, and turns their statuses into errors."""
+"""Helpers for gRPC calls: reading and writing streams, limiting calls, and converting statuses to errors."""
 
 import asyncio
 import contextlib
@@ -30,16 +30,17 @@ from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
 _HEALTH = "/grpc.health.v1.Health/Check"
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 _NOT_SERVING = b"\x08\x02"  # HealthCheckResponse(status=NOT_SERVING)
-_SERVICE_TAG = 1 << 3 | 2  # 2: a length and so many bytes
+_SERVICE_TAG = 1 << 3 | 2  # field 1, wire type 2: a length, followed by that number of bytes
 _ASK_SECONDS = 0.25
-# The status details that gRPC makes up for a call that ends while a message is in flight, until it reads the peer's.
+# gRPC's placeholder for the status details of a call that ends while a message is being sent. It is used until gRPC has
+# read the status of the peer.
 _MAKESHIFT = "Internal error from Core"
 _STATUS_SECONDS = 0.25
 _LOOK_SECONDS = 0.005
 
 
 async def send(call: Any, frames: Iterable[bytes]) -> None:
-    """Writes a stream to its end, or to the end of the call: the status tells what was wrong."""
+    """Writes all frames to a call. If the call ends early, it stops without an error: the status has the reason."""
     try:
         for frame in frames:
             await call.write(frame)
@@ -52,7 +53,7 @@ async def send(call: Any, frames: Iterable[bytes]) -> None:
 
 
 async def finish(call: Any, frames: Iterable[bytes]) -> bytes:
-    """Writes a stream to its end and returns the answer."""
+    """Writes all frames to a call, and returns the response."""
     try:
         await send(call, frames)
         return await call
@@ -62,17 +63,17 @@ async def finish(call: Any, frames: Iterable[bytes]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def status_of_peer(call: Any) -> AsyncGenerator[None, None]:
-    """Makes a stream that the peer has ended early fail with the peer's own status.
+    """Raises the peer's own status if the peer ends the stream of the block early.
 
-    A message that is in flight then fails, too, with a status that gRPC makes up. It may come before the peer's status,
-    or after it and replace it.
+    If a message is being sent at that time, sending it fails as well, with a placeholder status that gRPC generates.
+    The placeholder may be reported before the peer's status, or may replace the peer's status afterwards.
     """
     noted: list[grpc.aio.AioRpcError] = []
 
     def note(_: object) -> None:
         failure = _failure_of(call)
         try:
-            failure.send(None)  # the status is known, so this does not wait
+            failure.send(None)  # the status is already known, so the coroutine returns without waiting
         except StopIteration as found:
             noted.append(found.value)
         finally:
@@ -84,13 +85,13 @@ async def status_of_peer(call: Any) -> AsyncGenerator[None, None]:
     except grpc.aio.AioRpcError as failure:
         raise await _status_after(failure, call, noted) from None
     finally:
-        noted.clear()  # the error has frames, which refer to the call, which refers to this list
+        noted.clear()  # breaks a reference cycle: the frames of the error refer to the call, which refers to this list
 
 
 async def _status_after(
     failure: grpc.aio.AioRpcError, call: Any, noted: Sequence[grpc.aio.AioRpcError]
 ) -> grpc.aio.AioRpcError:
-    """Returns what a peer says of a call that failed, which may take a moment to be there."""
+    """Returns the peer's status of a failed call. gRPC may need a moment to read the status."""
     async for attempt in Deadline(_STATUS_SECONDS).attempts(itertools.repeat(_LOOK_SECONDS)):
         if attempt:
             failure = await _failure_of(call)
@@ -102,19 +103,22 @@ async def _status_after(
 
 
 async def _failure_of(call: Any) -> grpc.aio.AioRpcError:
-    """Returns the error of a call that has failed."""
+    """Returns the gRPC error of a failed call."""
     metadata = await call.initial_metadata(), await call.trailing_metadata()
     return grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())
 
 
 async def raise_status(call: Any) -> None:
-    """Raises the error of a call, if it has failed."""
+    """Raises the gRPC error of a call if the call has failed."""
     if await call.code() is not grpc.StatusCode.OK:
         raise await _failure_of(call)
 
 
 async def failure_of_asking(connection: Connection) -> FedstackError | None:
-    """Returns why an unready peer answers no call, which gRPC reports to calls only; `None` if it answers."""
+    """Returns why a peer does not answer calls; `None` if it answers.
+
+    The function makes a short call, because gRPC reports the reason only as the error of a call.
+    """
     try:
         await connection.unary(_HEALTH, b"", _ASK_SECONDS)
     except DeadlineExceededError:
@@ -127,14 +131,17 @@ async def failure_of_asking(connection: Connection) -> FedstackError | None:
 
 
 async def asks_health(connection: Connection, seconds: float | None, service: str = "") -> bool:
-    """Asks the health service of a peer; see `Connection.check_alive`.
+    """Calls the health service of a peer; see `Connection.check_alive`.
 
     Args:
-      connection: The way to the peer.
-      seconds: How long it may take; `None` for any time.
-      service: The full name of one of its services, of at most 127 letters; by default all of it is meant.
+      connection: The connection to the peer.
+      seconds: The time limit in seconds; `None` for no limit.
+      service: The full name of a service of the peer, of at most 127 bytes; by default the peer as a whole.
+
+    Returns:
+      Whether the health service answered without an error.
     """
-    # The request has one field. Its generated class is for servers, which alone may import the package that has it.
+    # The request has a single field, so it is encoded here: only servers may import the package with its class.
     name = service.encode()
     request = bytes([_SERVICE_TAG, len(name)]) + name if name else b""
     try:
@@ -142,12 +149,16 @@ async def asks_health(connection: Connection, seconds: float | None, service: st
     except (DeadlineExceededError, WorkerUnavailableError):
         raise
     except FedstackError:
-        return False  # the peer answers, and has no health service: gRPC's keep-alive has to suffice
+        return False  # the peer answers but has no health service, so only gRPC's keepalive detects its loss
     return True
 
 
 async def until_not_serving(messages: AsyncGenerator[bytes, None]) -> None:
-    """Watches a health service until it reports NOT_SERVING; see `until_draining`."""
+    """Returns when a health service reports NOT_SERVING; see `Connection.until_draining`.
+
+    Args:
+      messages: The responses of the `Watch` method of the health service.
+    """
     async with contextlib.aclosing(messages):
         try:
             async for message in messages:
@@ -161,14 +172,14 @@ async def until_not_serving(messages: AsyncGenerator[bytes, None]) -> None:
 
 
 async def parsed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[Piece, None]:
-    """Yields the content of a stream's frames, and closes the stream at the end."""
+    """Yields the parsed frames of a stream, and closes the stream at the end."""
     async with contextlib.aclosing(frames):
         async for frame in frames:
             yield parse_frame(frame)
 
 
 def error_of_call(failure: grpc.RpcError, address: str, words: Words = ARGUMENTS) -> Exception:
-    """Returns the error that a failed call means; its cause is the peer's traceback, if there is one."""
+    """Returns the fedstack error for a failed gRPC call. The cause of the error is the peer's traceback, if any."""
     call = cast("grpc.aio.AioRpcError", failure)
     details = None
     for key, value in call.trailing_metadata() or ():
@@ -178,14 +189,15 @@ def error_of_call(failure: grpc.RpcError, address: str, words: Words = ARGUMENTS
 
 
 class CallLimiter:
-    """Limits the calls to one peer.
+    """Limits the number of concurrent calls to a peer.
 
-    Calls may queue for any time in total. But a waiting call gives up when no other call was answered for the time that
-    it may take itself: otherwise many calls to a silent peer would fail group by group, each after its own timeout.
+    A call may wait for its turn for any length of time while other calls are answered. A waiting call fails if no other
+    call has been answered for as long as the waiting call's own time limit. Without this rule, many calls to a silent
+    peer would fail one batch after the other, each after its own timeout.
 
     Args:
-      at_once: The most calls at a time.
-        clock: Returns the time in seconds.
+      at_once: The maximum number of concurrent calls.
+      clock: A function that returns the time in seconds.
     """
 
     def __init__(self, at_once: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -199,14 +211,14 @@ class CallLimiter:
 
     @contextlib.asynccontextmanager
     async def turn(self, seconds: float, who: str) -> AsyncGenerator[None, None]:
-        """Waits for a turn and holds it during the block.
+        """Waits for a turn, and keeps the turn during the block.
 
         Args:
-          seconds: How long the call may take once it has its turn.
-          who: The peer, for error messages.
+          seconds: The time limit of the call, which starts with its turn.
+          who: The name of the peer in error messages.
 
         Raises:
-          DeadlineExceededError: If no call was answered for that long.
+          DeadlineExceededError: If no other call has been answered for `seconds`.
         """
         if self._slots.locked():
             await self._wait(seconds, who)
@@ -225,15 +237,15 @@ class CallLimiter:
                 await Deadline(left).wait(acquiring)
                 return
             except asyncio.TimeoutError:
-                if _has_got(acquiring):  # in the step in which the time ran out
+                if _has_got(acquiring):  # acquired at the moment of the timeout
                     return
             except asyncio.CancelledError:
                 if _has_got(acquiring):
                     self._slots.release()
                 raise
         raise DeadlineExceededError(
-            f"{who} answered none of the calls before this one within {seconds:g} seconds; it hangs, or the "
-            "connection to it is cut"
+            f"{who} answered none of the preceding calls within {seconds:g} seconds; check whether the server hangs "
+            "or the connection is interrupted"
         )
 
     def __repr__(self) -> str:
@@ -248,14 +260,14 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class BlockingCalls:
-    """Blocking calls to one peer, with one message each way, on any thread but that of the transport's loop.
+    """Blocking unary calls to a peer, which may be made on any thread except the thread of the transport's loop.
 
-    They use a channel of their own and not the transport's loop: handing a small call to the loop, and the answer back,
-    takes three thread switches. Without this class a blocking call of a method takes 1.3 to 1.4 times as long, one of
-    64 kB too (`benchmarks --only methods`, the rows with one call at a time).
+    The calls use their own channel instead of the transport's loop, because passing a small call to the loop and its
+    response back takes three thread switches. Without this class, a blocking call of a method takes 1.3 to 1.4 times as
+    long, even with 64 kB (`benchmarks --only methods`, the rows with one call at a time).
 
     Args:
-      open_channel: Opens the channel, when it is first needed.
+      open_channel: A function that opens the channel. It is called when the channel is first needed.
     """
 
     def __init__(self, open_channel: Callable[[], grpc.Channel]) -> None:
@@ -265,25 +277,25 @@ class BlockingCalls:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Starts without a channel: a forked child cannot use one of its parent."""
+        """Resets the object to have no channel, since a forked child cannot use the channel of its parent."""
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Any] = {}
 
     def call(self, path: str, request: bytes, seconds: float, metadata: Metadata, who: str) -> bytes:
-        """Calls a method and returns its answer.
+        """Calls a method and returns the response.
 
         Args:
-          path: The method.
-          request: The message.
-          seconds: How long it may take.
+          path: The path of the method.
+          request: The request message.
+          seconds: The time limit of the call.
           metadata: The metadata of the call.
-          who: The name of the peer in errors.
+          who: The name of the peer in error messages.
 
         Raises:
-          grpc.RpcError: If it fails.
+          grpc.RpcError: If the call fails.
           DeadlineExceededError: If the peer does not answer in time.
-          ClosedError: If this is closed, also while the call runs.
+          ClosedError: If this object is closed before or during the call.
         """
         fork_guard.check()
         method, begun = self._methods.get(path) or self._open(path, who), time.monotonic()
@@ -302,18 +314,18 @@ class BlockingCalls:
             raise _held_up(late, who) if held_up(late, seconds) else silent(who, seconds) from None
 
     def _open(self, path: str, who: str) -> Any:
-        """Returns a callable for a method; kept, since making one costs as much as a call."""
+        """Returns a callable for a method. It is cached, since creating a callable takes as long as a call."""
         with self._lock:
             if self._closed:
                 raise _closed_error(who)
             if self._channel is None:
-                # gRPC keeps the context variables in which the first channel is made for good.
+                # gRPC keeps the context in which the first channel is created forever, so an empty context is used.
                 self._channel = contextvars.Context().run(self._open_channel)
             method = self._methods[path] = cast(Any, self._channel).unary_unary(path)
             return method
 
     def close(self) -> None:
-        """Ends running calls. Idempotent."""
+        """Closes the channel, which ends running calls. Idempotent."""
         with self._lock:
             self._closed = True
             channel, self._channel = self._channel, None
@@ -326,11 +338,11 @@ class BlockingCalls:
 
 
 def _closed_error(who: str) -> ClosedError:
-    return ClosedError(f"The connection to {who} is closed; create a new one")
+    return ClosedError(f"The connection to {who} is closed; create a new client")
 
 
 def _held_up(late: float, who: str) -> DeadlineExceededError:
     return DeadlineExceededError(
-        f"This process stood still for {late:.3g} seconds during a call of {who}, as under a debugger or on an "
-        "overloaded machine, and the answer came too late; the call may have been done"
+        f"This process was suspended for {late:.3g} seconds during a call to {who}, for example by a debugger or an "
+        "overloaded machine, so the response was received too late; the call may have been executed"
     )

@@ -1,4 +1,4 @@
-"""Connects to a peer by gRPC: opens the channel on first use, and turns statuses into errors."""
+"""Connects to a peer over gRPC. The channel is opened on first use, and gRPC statuses are converted to errors."""
 
 import asyncio
 import contextvars
@@ -40,29 +40,30 @@ from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback
 
-# A server limits waiting calls, and rejects those beyond the limit as cancelled.
+# Servers limit the number of waiting calls, and reject calls beyond the limit with the status CANCELLED.
 _MAX_CALLS = 256
 _MAX_STREAMS = 4096
-# How much longer a wait may take than its limit if it is about to find the fault.
+# How many seconds a wait may exceed its limit in order to finish a diagnosis.
 _EXPLAIN_SECONDS = 1.0
-# All other codes come from the peer.
+# gRPC itself reports these codes for unanswered calls. All other codes are sent by the peer.
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-# How long calls that still run over a replaced connection may take to end.
+# The time limit for the calls that still run on a replaced channel.
 _OLD_CALLS_SECONDS = 600.0
-_TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
+_TUNNEL = "dial localhost through a tunnel (ssh -L)"
 
 
 class GrpcConnection(Connection):
-    """A connection to one peer. Its coroutines run on the transport's loop.
+    """A gRPC connection to a peer. Its coroutines run on the transport's loop.
 
     Args:
       target: The address of the peer.
       credentials: The client's credentials; `None` for plaintext.
-      max_calls: The most calls in flight; more wait here.
-      words: The names of the parts of the credentials in errors.
-      patience: How long to look for a fault.
-      loss: Returns the error to raise for a peer that is known to have ended.
-      compression: Whether to accept compressed messages. Some peers compress although they know that it is not allowed.
+      max_calls: The maximum number of calls in flight. Further calls wait in this process.
+      words: The names of the parts of the credentials in error messages.
+      patience: The time limits of a diagnosis.
+      loss: A function that returns the error to raise if the peer is known to have ended, otherwise `None`.
+      compression: Whether to accept compressed messages. Some peers compress messages even if compression is not
+        accepted.
     """
 
     sends_wholes = True
@@ -90,7 +91,7 @@ class GrpcConnection(Connection):
         self._redialling: asyncio.Task[bool] | None = None
         self._old_channels: set[asyncio.Task[None]] = set()
         self._channel: grpc.aio.Channel | None = None
-        self._plaintext_advice = f"give {words.authority}, or {_TUNNEL}"
+        self._plaintext_advice = f"pass {words.authority}, or {_TUNNEL}"
         self._blocking = BlockingCalls(self._open_blocking)
         self._methods: dict[tuple[str, str], Any] = {}
         self._turns = CallLimiter(max_calls)
@@ -104,12 +105,14 @@ class GrpcConnection(Connection):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"The connection to {self.address} is closed; make a new context, client or coordinator")
+            raise ClosedError(
+                f"The connection to {self.address} is closed; create a new context, client or coordinator"
+            )
 
     def _open(self) -> grpc.aio.Channel:
         self._check_open()
         if self._channel is None:
-            # gRPC keeps the context variables in which the first channel of a process is made for good.
+            # gRPC keeps the context in which the first channel of a process is created forever, so use an empty one.
             self._channel = contextvars.Context().run(
                 open_channel,
                 self._target,
@@ -125,7 +128,7 @@ class GrpcConnection(Connection):
         )
 
     def _method(self, kind: str, path: str) -> Any:
-        """Returns a callable for a method; kept, since making one costs as much as a call."""
+        """Returns a callable for a method. It is cached, since creating a callable takes as long as a call."""
         found = self._methods.get((kind, path))
         if found is None:
             found = self._methods[kind, path] = getattr(self._open(), kind)(path)
@@ -154,7 +157,7 @@ class GrpcConnection(Connection):
         return parsed(self.stream(path, frames_of(parcel)))
 
     async def stream(self, path: str, messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """Sends a stream of messages, which are made as they are sent, and yields the answers."""
+        """Sends a stream of messages and yields the responses. Each message is produced just before it is sent."""
         async with self._streams:
             with _Errors(self):
                 call = self._method("stream_stream", path)(metadata=self._metadata.get())
@@ -217,7 +220,7 @@ class GrpcConnection(Connection):
                 raise error from None
 
     async def _until_ready(self, channel: grpc.aio.Channel) -> None:
-        """Returns when the channel is ready; raises if waiting is pointless."""
+        """Waits until the channel is ready; raises an error if waiting cannot help."""
         asked = False
         state = channel.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.READY:
@@ -243,7 +246,10 @@ class GrpcConnection(Connection):
         return redialling.done() and not redialling.cancelled() and redialling.result()
 
     async def _redial(self) -> bool:
-        """Dials apart from the channel, which after failures waits for seconds until it dials, and fails meanwhile."""
+        """Checks whether the peer can be reached, and replaces the channel if it can but the channel has failed.
+
+        After a failure, a channel waits for seconds before it dials again, and fails all calls in the meantime.
+        """
         channel = self._channel
         if await diagnosis_of(self._target, self._credentials, self._words) is not None:
             return False
@@ -261,19 +267,19 @@ class GrpcConnection(Connection):
         return self._loss()
 
     async def explained(self, error: FedstackError) -> FedstackError:
-        """Returns the fault on the way to the peer if it explains the error of a call; else the error."""
+        """Returns an error that explains why the peer cannot be reached, or `error` itself if nothing explains it."""
         away = isinstance(error, (WorkerUnavailableError, DeadlineExceededError, AuthenticationError))
         if not away or isinstance(error.__cause__, RemoteTraceback) or self._closed:
             return error
         if isinstance(error, AuthenticationError) and error.causes == self._token_refused.causes:
             return error
-        if self._explanation is None or self._failure != str(error):  # reused while gRPC reports the same
+        if self._explanation is None or self._failure != str(error):  # reused while gRPC reports the same error
             self._failure = str(error)
             self._explanation = asyncio.ensure_future(self.diagnosis())
         return await asyncio.shield(self._explanation) or error
 
     async def diagnosis(self) -> FedstackError | None:
-        """Returns the fault on the way to the peer; `None` if none can be found from outside."""
+        """Returns an error that describes why the peer cannot be reached; `None` if no problem is found."""
         return await diagnosis_of(self._target, self._credentials, self._words, self._patience)
 
     @property
@@ -281,9 +287,9 @@ class GrpcConnection(Connection):
         return token_refused(self._target, self._credentials, self._words)
 
     def raise_for(self, failure: BaseException) -> None:
-        """Raises the error that the failure of a call means, if that is another one."""
+        """Raises the fedstack error that corresponds to the failure of a call, if there is one."""
         if isinstance(failure, asyncio.CancelledError):
-            # gRPC cancels the calls of a closed channel, and their waiters cannot tell why.
+            # gRPC cancels the calls of a closed channel, so a waiting caller cannot see the reason.
             if self._closed and not _is_cancelled():
                 raise self._closed_during_call() from None
         elif isinstance(failure, grpc.RpcError):
@@ -297,14 +303,14 @@ class GrpcConnection(Connection):
                 raise self._token_refused from None
             error = error_of_call(failure, self.address, self._words)
             try:
-                raise error from error.__cause__  # with the peer's traceback instead of ours
+                raise error from error.__cause__  # shows the peer's traceback instead of ours
             finally:
                 del error, failure
 
     def _closed_during_call(self) -> ClosedError:
         return ClosedError(
-            f"The connection to {self.address} was closed during a call; close contexts and stubs when their calls "
-            "have ended"
+            f"The connection to {self.address} was closed during a call; close contexts and stubs only after their "
+            "calls have ended"
         )
 
     async def close(self) -> None:
@@ -325,9 +331,10 @@ class GrpcConnection(Connection):
 
 
 class _Errors:
-    """Raises the error that a failed call in the block means."""
+    """Converts the failure of a call in the block to a fedstack error."""
 
-    __slots__ = ("_connection",)  # a generator would take four times as long, and each call enters one
+    # A class, since a generator-based context manager takes four times as long, and every call enters one.
+    __slots__ = ("_connection",)
 
     def __init__(self, connection: GrpcConnection) -> None:
         self._connection = connection
@@ -341,13 +348,13 @@ class _Errors:
 
 
 def _is_cancelled() -> bool:
-    """Returns whether the current task is being cancelled, as far as this Python can tell."""
+    """Returns whether the current task is being cancelled. Python before 3.11 cannot tell; the result is then false."""
     task = asyncio.current_task()
     return task is not None and bool(getattr(task, "cancelling", int)())
 
 
 async def _end_old(channel: grpc.aio.Channel) -> None:
-    """Closes a channel once its calls have ended; at once when cancelled."""
+    """Closes a channel once its calls have ended, or immediately if this coroutine is cancelled."""
     try:
         await channel.close(_OLD_CALLS_SECONDS)
     except asyncio.CancelledError:

@@ -1,10 +1,10 @@
-"""Imports gRPC for all of fedstack, with the environment variables that gRPC reads once, on import.
+"""Imports gRPC for all of fedstack, and sets environment variables that gRPC reads only once, during its import.
 
-One makes it quiet: its library writes lines of its own to standard error, of a failed handshake for example, which
-become clearer errors here. The other turns off its support for forks, which revives its threads in every child, even
-one that only runs another program, over the memory and sockets of the parent: 1 in 6 children that were forked during
-calls died, and connections of the parent broke. Variables that users have set take precedence, and the environment is
-restored.
+`GRPC_VERBOSITY` silences gRPC's own log lines on standard error, for example about failed handshakes, because fedstack
+reports such failures as clearer errors. `GRPC_ENABLE_FORK_SUPPORT` disables gRPC's fork support. That support restarts
+gRPC's threads in every forked child, even in a child that only runs another program, and the threads then use memory
+and sockets that belong to the parent: 1 in 6 children that were forked during calls died, and connections of the parent
+broke. Values that the user has set take precedence. The environment is restored after the import.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _VARIABLES = {"GRPC_VERBOSITY": "NONE", FORK_SUPPORT: "0"}
 
 @contextlib.contextmanager
 def _variables_set() -> Generator[None]:
-    """Sets the variables that users have not set, for the duration of the block."""
+    """Sets the variables that the user has not set, for the duration of the block."""
     missing = {name: value for name, value in _VARIABLES.items() if name not in os.environ}
     os.environ.update(missing)
     try:

@@ -1,1 +1,1 @@
-"""Peers, independent of the transport: connections, stubs, leases, retries."""
+"""Communicates with peers independently of the transport: connections, stubs, leases and retries."""

@@ -1,4 +1,4 @@
-"""Defines the connections that stubs use: calls by path, messages and parcels in and out."""
+"""Defines the interface of the connections that stubs use to send messages and parcels to methods of a peer."""
 
 import abc
 import asyncio
@@ -21,60 +21,63 @@ from fedstack.transport.wire.parcels import (
 
 
 class Connection(abc.ABC):
-    """A connection to one peer. Its coroutines run on the loop of `io`, as does everything that maintains the peer.
+    """A connection to a peer. Its coroutines run on the loop of `io`, as does all work that maintains the peer.
 
-    All of them raise fedstack's errors: the error that the peer raised, `WorkerUnavailableError` if it cannot be
-    reached, or `DeadlineExceededError` if it does not answer in time.
+    Its methods raise fedstack's errors: the error that the peer raised, `WorkerUnavailableError` if the peer cannot be
+    reached, or `DeadlineExceededError` if the peer does not answer in time.
     """
 
     sends_wholes: ClassVar[bool] = False
-    """Whether a parcel may be sent as one message, which costs a small call half as much as a stream."""
+    """Whether a parcel may be sent as a single message. For a small call, this takes half as long as a stream."""
 
     @property
     def io(self) -> IoLoop:
-        """The loop: the transport's, except for connections that never leave this process."""
+        """The loop of the connection: the transport's loop, except for connections within this process."""
         return io_loop
 
     @property
     @abc.abstractmethod
     def address(self) -> str:
-        """The peer's address, for error messages."""
+        """The address of the peer, for error messages."""
 
     @abc.abstractmethod
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
-        """Sends one message and returns the answer.
+        """Sends one message and returns the response.
 
         Args:
-          path: The method, as in `/package.Service/Method`.
-          request: The message.
-          timeout: How long it may take, in seconds; `None` for no limit.
+          path: The path of the method, such as `/package.Service/Method`.
+          request: The message to send.
+          timeout: The time limit in seconds; `None` for no limit.
         """
 
     @abc.abstractmethod
     async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
-        """Sends a parcel and returns the answer."""
+        """Sends a parcel and returns the response; see `unary`."""
 
     @abc.abstractmethod
     def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
-        """Sends one message and yields the answer: heartbeats, and the header and the bytes of each parcel.
+        """Sends one message and yields the pieces of the response: heartbeats, and each parcel's header and bytes.
 
         The peer sends only a few pieces ahead of the consumer. Closing the generator ends the call.
         """
 
     @abc.abstractmethod
     def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
-        """Sends a parcel and yields the answer, possibly while the parcel is still being sent; see `download`."""
+        """Sends a parcel and yields the pieces of the response, possibly while still sending; see `download`."""
 
     async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
-        """Sends a parcel, and returns the parcel in the answer, or a generator of the answer, as `exchange` does.
+        """Sends a parcel and returns the response.
 
-        A small and quick call takes one message each way, if the transport supports it.
+        A small and quick call takes one message in each direction if the transport supports it.
 
         Args:
-          path: The method.
+          path: The path of the method.
           parcel: The parcel to send.
-          timeout: How long it may take until the peer answers, or announces an answer, in seconds.
-          who: The peer's name in the error.
+          timeout: The time limit, in seconds, until the peer responds or announces a response.
+          who: The name of the peer in error messages.
+
+        Returns:
+          The parcel of the response if it was received as one message, otherwise a generator like that of `exchange`.
         """
         if not (self.sends_wholes and fits_whole(parcel)):
             return self.exchange(path, parcel)
@@ -83,10 +86,11 @@ class Connection(abc.ABC):
     def ask_blocking(
         self, path: str, parcel: Parcel, timeout: float, who: str
     ) -> Parcel | AsyncGenerator[Piece, None] | None:
-        """Does the same as `ask`, blocking the calling thread, which must not be the loop's.
+        """Does the same as `ask`, but blocks the calling thread, which must not be the thread of the loop.
 
         Returns:
-          `None` if the transport does not support it, or nothing has left this process; then use `ask`.
+          The same as `ask`, or `None` if the transport does not support blocking calls or has not sent the parcel. In
+          this case, the caller can use `ask`.
         """
         answer = None
         if fits_whole(parcel):
@@ -105,47 +109,48 @@ class Connection(abc.ABC):
             async for piece in pieces:
                 yield piece
         except WorkerUnavailableError as error:
-            if never_arrived(error):  # but the call has arrived: only the request for its answer has not
+            if never_arrived(error):  # the peer has received the call, but not this request for its response
                 error.causes = {self.address: BROKEN_OFF.found}
             raise
         finally:
             await pieces.aclose()
 
     async def unary_soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
-        """Does the same as `unary`, without a deadline in the transport; for connections with `sends_wholes`.
+        """Does the same as `unary`, but without a deadline in the transport. Connections with `sends_wholes` have it.
 
-        Such a deadline would pass if this process itself was stalled, although the answer is already here.
+        A deadline in the transport would expire while this process itself is suspended, even if the response has
+        already been received.
 
         Args:
-          path: The method.
-          request: The message.
-          seconds: How long it may take until the answer is here.
-          who: The peer's name in the error.
+          path: The path of the method.
+          request: The message to send.
+          seconds: The time limit until the response is received.
+          who: The name of the peer in error messages.
         """
         raise NotImplementedError
 
     def unary_blocking(self, path: str, request: bytes, seconds: float, who: str) -> bytes | None:
-        """Does the same as `unary_soon` on the caller's thread; returns `None` if unsupported or not connected."""
+        """Does the same as `unary_soon` on the caller's thread. Returns `None` if unsupported or not connected."""
         return None
 
     @abc.abstractmethod
     async def wait_ready(self, seconds: float) -> None:
-        """Returns once the peer can be reached.
+        """Waits until the peer can be reached.
 
         Raises:
-          WorkerUnavailableError: If it cannot be reached within `seconds`; the message has the last cause.
+          WorkerUnavailableError: If the peer cannot be reached within `seconds`. The message has the last reason.
         """
 
     @property
     def can_look(self) -> bool:
-        """Whether `look` finds a peer as soon as it is back; if not, only waiting for a while shows it."""
+        """Whether `look` detects immediately that a peer is reachable again. If not, detection takes some time."""
         return True
 
     async def look(self, seconds: float) -> bool:
-        """Returns whether the peer can be reached now, whatever its state before; if so, later calls reach it.
+        """Returns whether the peer can be reached now, regardless of earlier failures. If so, later calls reach it.
 
         Args:
-          seconds: How long to look.
+          seconds: The time limit of the check.
         """
         try:
             await self.wait_ready(seconds)
@@ -154,29 +159,32 @@ class Connection(abc.ABC):
         return True
 
     async def check_alive(self, seconds: float) -> bool:
-        """Checks that the peer is alive. Returns `False` if it can never be asked.
+        """Checks that the peer is alive.
+
+        Returns:
+          `True` if the peer has answered; `False` if the peer does not support such checks.
 
         Raises:
-          DeadlineExceededError: If it is silent for `seconds`.
-          WorkerUnavailableError: If it cannot be reached.
+          DeadlineExceededError: If the peer does not answer within `seconds`.
+          WorkerUnavailableError: If the peer cannot be reached.
         """
         return False
 
     async def until_draining(self) -> None:
-        """Returns once the peer reports that it takes no new clients; never if the peer cannot report it.
+        """Waits until the peer reports that it accepts no new clients. Never returns if the peer cannot report this.
 
         Raises:
-          WorkerUnavailableError: If it can no longer be reached.
+          WorkerUnavailableError: If the peer can no longer be reached.
         """
         await asyncio.Event().wait()
 
     def loss(self) -> FedstackError | None:
-        """Returns the error to raise for a peer that is known to have ended; `None` for a peer that may be alive.
+        """Returns the error to raise if the peer is known to have ended; `None` if it may be alive.
 
-        The source may be the peer's supervisor or the connection.
+        The end of the peer may be reported by its supervisor or by the connection.
         """
         return None
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Ends the connection. Idempotent."""
+        """Closes the connection. Idempotent."""

@@ -1,4 +1,4 @@
-"""Calls the service of data workers."""
+"""Defines the stub that calls the service of a data worker."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -10,25 +10,25 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
 DATA_WORKER = "fedstack.v1.DataWorker"
-# How often a data worker sends a heartbeat.
+# The interval at which a data worker sends heartbeats.
 HEARTBEAT_SECONDS = 2.0
 
 
 class DataWorkerStub(ServiceStub):
-    """Calls one data worker. Its coroutines run on the transport's loop."""
+    """A stub for a data worker. Its coroutines run on the transport's loop."""
 
     _PEER = "the data worker"
 
     @contextlib.asynccontextmanager
     async def read(self, request: ReadRequest, *, is_large: bool = False) -> AsyncGenerator[Incoming, None]:
-        """Reads elements: for each block a header of `ReadResponse`, then its bytes.
+        """Reads elements. For each block, the response has a `ReadResponse` as its header, followed by the bytes.
 
         Args:
-          request: Names the elements.
-          is_large: Whether they are known not to fit into one message.
+          request: The message that selects the elements.
+          is_large: Whether the elements are known not to fit into one message.
 
         Raises:
-          RemoteError: If the peer is not a data worker, and is likely the wrong server.
+          RemoteError: If the peer is not a data worker, so the address is likely that of another server.
         """
         with_protocol(request)
         soon = self._control_seconds + SOON_SECONDS
@@ -43,7 +43,7 @@ class DataWorkerStub(ServiceStub):
 
     @contextlib.asynccontextmanager
     async def list_clients(self, request: ListClientsRequest) -> AsyncGenerator[Incoming, None]:
-        """Lists the clients of a dataset: a header of `ListClientsResponse`."""
+        """Lists the clients of a dataset. The header of the response is a `ListClientsResponse`."""
         with_protocol(request)
         async with self._known(self.download(f"/{DATA_WORKER}/ListClients", request, HEARTBEAT_SECONDS)) as incoming:
             yield incoming
@@ -57,7 +57,7 @@ class DataWorkerStub(ServiceStub):
             if error.code != "UNIMPLEMENTED":
                 raise
             raise RemoteError(
-                f"Expected a data worker at {self.address}, found a server that is none; correct host and port, or "
-                "start one there (fedstack serve --data-worker)",
+                f"Expected a data worker at {self.address}, found a server of another kind; correct the host and port, "
+                "or start a data worker there (fedstack serve --data-worker)",
                 code=error.code,
             ) from error

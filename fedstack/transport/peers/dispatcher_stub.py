@@ -1,4 +1,4 @@
-"""Calls the dispatcher of a data service."""
+"""Defines the stub that calls the dispatcher of a data service."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable
@@ -14,7 +14,7 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
 DISPATCHER = "fedstack.v1.DataDispatcher"
-# How often it sends a heartbeat while it sends a definition.
+# The interval at which a dispatcher sends heartbeats while it sends a definition.
 _HEARTBEAT_SECONDS = 5.0
 
 _M = TypeVar("_M", bound=Message)
@@ -22,9 +22,9 @@ _T = TypeVar("_T")
 
 
 class DispatcherStub(ServiceStub):
-    """Calls one dispatcher. Its coroutines run on the transport's loop.
+    """A stub for a dispatcher. Its coroutines run on the transport's loop.
 
-    All requests may be repeated: the same request has the same answer.
+    All requests are idempotent: a repeated request receives the same response.
     """
 
     _PEER = "the dispatcher"
@@ -32,7 +32,12 @@ class DispatcherStub(ServiceStub):
     async def register(
         self, request: messages.RegisterDatasetRequest, definition: Segment
     ) -> messages.DatasetDescription:
-        """Registers a dataset, whose definition is sent along; the request has its size in bytes."""
+        """Registers a dataset.
+
+        Args:
+          request: The message, which states the size of the definition in bytes.
+          definition: The definition of the dataset, which is sent with the message.
+        """
         return await self._known(
             self.upload(f"/{DISPATCHER}/Register", request, [definition], messages.DatasetDescription)
         )
@@ -41,8 +46,8 @@ class DispatcherStub(ServiceStub):
         """Describes a registered dataset.
 
         Raises:
-          InvalidValueError: If there is no dataset with that id; the message lists some existing ids.
-          ProtocolVersionError: If the dispatcher speaks another version of the protocol.
+          InvalidValueError: If no dataset has the requested id. The message lists some existing ids.
+          ProtocolVersionError: If the dispatcher uses another version of the protocol.
         """
         with_protocol(request)
         response = await self._unary("Describe", request, messages.DatasetDescription)
@@ -51,29 +56,32 @@ class DispatcherStub(ServiceStub):
 
     @contextlib.asynccontextmanager
     async def define(self, request: messages.DescribeDatasetRequest) -> AsyncGenerator[Incoming, None]:
-        """Fetches the definition of a dataset: a header of `DatasetDescription`, then as many bytes as it says."""
+        """Fetches the definition of a dataset. A `DatasetDescription` is the header, and states the number of bytes."""
         with_protocol(request)
         async with self.download(f"/{DISPATCHER}/Define", request, _HEARTBEAT_SECONDS) as incoming:
             yield incoming
 
     async def open_pass(self, request: messages.OpenPassRequest) -> messages.OpenPassResponse:
-        """Joins a pass."""
+        """Joins a pass over a dataset."""
         return await self._unary("OpenPass", request, messages.OpenPassResponse)
 
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
-        """Reports what has been read, and takes more; may last as long as the request allows, plus a control call."""
+        """Reports the ranges that have been read, and requests further ranges.
+
+        The call may take as long as `request.wait_seconds` allows, in addition to the time limit of a control call.
+        """
         waits = request.wait_seconds if request.wait_seconds > 0.0 else 0.0
         return await self._unary("Take", request, messages.TakeResponse, self._control_seconds + waits)
 
     async def release(self, request: messages.ReleasePassRequest) -> messages.ReleasePassResponse:
-        """Leaves a pass."""
+        """Leaves a pass over a dataset."""
         return await self._unary("Release", request, messages.ReleasePassResponse)
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Reports that a worker is present, or leaves.
+        """Reports that a data worker is present or that it leaves.
 
         Raises:
-          ProtocolVersionError: If the dispatcher speaks another version of the protocol.
+          ProtocolVersionError: If the dispatcher uses another version of the protocol.
         """
         with_protocol(request)
         response = await self._unary("Attend", request, messages.AttendResponse)
@@ -81,7 +89,7 @@ class DispatcherStub(ServiceStub):
         return response
 
     async def list_workers(self) -> messages.ListWorkersResponse:
-        """Lists the present workers."""
+        """Lists the data workers that are present."""
         return await self._unary("ListWorkers", messages.ListWorkersRequest(), messages.ListWorkersResponse)
 
     async def _unary(self, method: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
@@ -94,7 +102,7 @@ class DispatcherStub(ServiceStub):
             if error.code != "UNIMPLEMENTED":
                 raise
             raise RemoteError(
-                f"Expected a dispatcher of the data service at {self.address}, found a server without one; correct "
-                "host and port, or start it with `fedstack serve --data-dispatcher`",
+                f"Expected the dispatcher of a data service at {self.address}, found a server without a dispatcher; "
+                "correct the host and port, or start the server with `fedstack serve --data-dispatcher`",
                 code=error.code,
             ) from error

@@ -1,4 +1,4 @@
-"""Calls the executor service and its extensions: a method per call, messages in and messages out."""
+"""Defines the stub that calls the executor service and fedstack's extensions of it, with one method per call."""
 
 import hashlib
 import secrets
@@ -20,12 +20,12 @@ from fedstack.transport.peers.service_stub import CONTROL_SECONDS, ServiceStub
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
-# Both sides refuse a peer that speaks another version.
+# The version of the protocol. Both sides reject a peer that uses another version.
 PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
 STATUS = "fedstack.v1.ServerStatus"
-# Within this time, in seconds, a peer has an answer, or announces one.
+# The time, in seconds, within which a peer responds or announces a response.
 SOON_SECONDS = 1.0
 
 Answer: TypeAlias = AbstractAsyncContextManager[Incoming]
@@ -33,15 +33,15 @@ _M = TypeVar("_M", bound=Message)
 
 
 class ExecutorStub(ServiceStub):
-    """Calls one peer's executor service and its extensions.
+    """A stub for the executor service of a peer and its extensions.
 
     Args:
       connection: The connection to the peer.
-      extensions: Whether to ask for fedstack's own extensions at all.
+      extensions: Whether to use fedstack's own extensions if the peer supports them.
       sends_code: Whether a peer without extensions accepts Python functions by value.
-      keeps_handles: Whether such a peer is in this process, and finds Python functions here.
-      control_seconds: How long a control call, which only hands data over, may take, in seconds.
-      chunking: Decides what is sent in chunks.
+      keeps_handles: Whether a peer without extensions runs in this process, where it finds Python functions by handle.
+      control_seconds: The time limit, in seconds, of a control call, which only passes data.
+      chunking: The sizes at which data is sent in chunks.
     """
 
     _PEER = "the worker"
@@ -62,10 +62,10 @@ class ExecutorStub(ServiceStub):
         self._extensions = extensions
 
     async def handshake(self) -> extended.HandshakeResponse | None:
-        """Returns the peer's description, or `None` if it has only the plain executor service.
+        """Returns the peer's description of itself, or `None` if the peer has only the plain executor service.
 
         Raises:
-          ProtocolVersionError: If the peer speaks another version of the protocol.
+          ProtocolVersionError: If the peer uses another version of the protocol.
         """
         if not self._extensions:
             return None
@@ -86,7 +86,7 @@ class ExecutorStub(ServiceStub):
         """Requests an executor.
 
         Raises:
-          RemoteError: If the peer has no executors, and is likely the wrong server.
+          RemoteError: If the peer has no executor service, so the address is likely that of another server.
         """
         try:
             return await self._plain("GetExecutor", request, plain.GetExecutorResponse)
@@ -95,23 +95,23 @@ class ExecutorStub(ServiceStub):
                 raise
             said = str(error).removeprefix(f"The call to {self.address} failed with ")
             raise RemoteError(
-                f"Expected an executor service at {self.address}, found a gRPC server without one ({said}); correct "
-                "host and port",
+                f"Expected an executor service at {self.address}, found a gRPC server without this service ({said}); "
+                "correct the host and port",
                 code=error.code,
             ) from error
 
     async def create_value(self, request: plain.CreateValueRequest) -> plain.CreateValueResponse:
-        """Creates a value; like `compute`, waits as long as it takes if the peer has to load a computation.
+        """Creates a value. If the value is a computation, which the peer must load, there is no time limit.
 
         Raises:
-          DeadlineExceededError: If it does not answer, or stops answering.
+          DeadlineExceededError: If the peer does not answer, or its health service stops answering.
         """
         if request.value.HasField("computation"):
             return await self.call_while_alive(f"/{EXECUTOR_GROUP}/CreateValue", request, plain.CreateValueResponse)
         return await self._plain("CreateValue", request, plain.CreateValueResponse)
 
     async def create_call(self, request: plain.CreateCallRequest) -> plain.CreateCallResponse:
-        """Calls a function."""
+        """Calls a function on the peer."""
         return await self._plain("CreateCall", request, plain.CreateCallResponse)
 
     async def create_struct(self, request: plain.CreateStructRequest) -> plain.CreateStructResponse:
@@ -119,14 +119,14 @@ class ExecutorStub(ServiceStub):
         return await self._plain("CreateStruct", request, plain.CreateStructResponse)
 
     async def create_selection(self, request: plain.CreateSelectionRequest) -> plain.CreateSelectionResponse:
-        """Selects a member."""
+        """Selects a member of a struct."""
         return await self._plain("CreateSelection", request, plain.CreateSelectionResponse)
 
     async def compute(self, request: plain.ComputeRequest) -> plain.ComputeResponse:
-        """Computes a value, however long it takes, as long as the peer's health service, if any, answers.
+        """Computes a value. There is no time limit while the peer's health service, if it has one, answers.
 
         Raises:
-          DeadlineExceededError: If it stops answering.
+          DeadlineExceededError: If the health service stops answering.
         """
         return await self.call_while_alive(f"/{EXECUTOR_GROUP}/Compute", request, plain.ComputeResponse)
 
@@ -147,25 +147,25 @@ class ExecutorStub(ServiceStub):
         return await self._extended("RenewLease", request, extended.RenewLeaseResponse)
 
     async def get_status(self) -> extended.GetStatusResponse:
-        """Returns the status of the server: what it holds and has done."""
+        """Returns the status of the server: its sessions, running work and call statistics."""
         return await self.call(f"/{STATUS}/GetStatus", extended.GetStatusRequest(), extended.GetStatusResponse)
 
     def evaluate(
         self, request: extended.EvaluateRequest, segments: Sequence[Segment], heartbeat_seconds: float
     ) -> Awaitable[Parcel | Answer]:
-        """Creates values, and computes one of them."""
+        """Creates values, and computes one of them on the peer."""
         soon = self._control_seconds + SOON_SECONDS
         return self.ask(f"/{EXTENSIONS}/Evaluate", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     def start(
         self, request: extended.StartRequest, segments: Sequence[Segment], heartbeat_seconds: float
     ) -> Awaitable[Parcel | Answer]:
-        """Creates values, and runs some of them."""
+        """Creates values, and starts running some of them."""
         soon = self._control_seconds + SOON_SECONDS
         return self.ask(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     async def update(self, request: extended.UpdateRequest, segments: Sequence[Segment]) -> None:
-        """Replaces a value."""
+        """Replaces a value on the peer."""
         await self.upload(f"/{EXTENSIONS}/Update", request, segments, extended.UpdateResponse)
 
     def run_phase(
@@ -175,7 +175,7 @@ class ExecutorStub(ServiceStub):
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> Answer:
-        """Runs a client phase."""
+        """Runs a client phase on the peer."""
         return self.exchange(f"/{EXTENSIONS}/RunPhase", request, segments, heartbeat_seconds, on_heartbeat)
 
     async def _plain(self, method: str, request: Message, response: type[_M]) -> _M:
@@ -186,22 +186,22 @@ class ExecutorStub(ServiceStub):
 
 
 def with_protocol(message: _M) -> _M:
-    """Sets this side's protocol version and release in a message; returns the message."""
+    """Sets the protocol version and release of this process in a message, and returns the message."""
     said = cast(Any, message)
     said.protocol, said.version = PROTOCOL, __version__
     return message
 
 
 def check_protocol(protocol: int, version: str, peer: str) -> None:
-    """Checks the versions in a peer's handshake.
+    """Checks the versions that a peer reports.
 
     Args:
-      protocol: The version of the protocol that it speaks.
-      version: The version of its software.
-      peer: Its address, or its name in errors.
+      protocol: The version of the protocol that the peer uses.
+      version: The version of fedstack that the peer runs.
+      peer: The address of the peer, or its name in error messages.
 
     Raises:
-      ProtocolVersionError: If it speaks another version of the protocol.
+      ProtocolVersionError: If the peer uses another version of the protocol.
     """
     if protocol != PROTOCOL:
         raise ProtocolVersionError(
@@ -211,5 +211,9 @@ def check_protocol(protocol: int, version: str, peer: str) -> None:
 
 
 def process_digest(nonce: bytes) -> bytes:
-    """Returns a digest that proves to a process that knows this process's identity that the sender knows it too."""
+    """Returns a digest of the nonce and the identity of this process.
+
+    A peer compares the digest with its own to determine whether both are the same process. The digest does not reveal
+    the identity.
+    """
     return hashlib.sha256(nonce + PROCESS.encode()).digest()

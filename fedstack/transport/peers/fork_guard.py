@@ -1,4 +1,7 @@
-"""Detects whether this process was forked from one that uses gRPC: a copy has gRPC's memory, but not its threads."""
+"""Detects whether this process was forked from a process that uses gRPC.
+
+gRPC does not work in such a process, which has a copy of gRPC's memory but none of gRPC's threads.
+"""
 
 import logging
 import os
@@ -9,7 +12,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ForkGuard:
-    """Remembers the process that began to use gRPC, so that forked copies fail with an error instead of hanging."""
+    """Records the process that first uses gRPC, so that forked children raise an error instead of hanging."""
 
     def __init__(self) -> None:
         self._process: int | None = None
@@ -19,29 +22,29 @@ class ForkGuard:
         """Records that this process uses gRPC from now on.
 
         Raises:
-          ClosedError: If it was forked from a process that already used gRPC.
+          ClosedError: If this process was forked from a process that already used gRPC.
         """
         self.check()
         self._process = os.getpid()
 
     def check(self) -> None:
-        """Checks that this process was not forked from one that uses gRPC.
+        """Checks that this process was not forked from a process that uses gRPC.
 
         Raises:
-          ClosedError: If it was.
+          ClosedError: If this process was forked from such a process.
         """
         if self._process is not None and self._process != os.getpid():
             raise ClosedError(
                 f"This process was forked (os.fork) from process {self._process}, which already used gRPC, and gRPC "
-                "does not survive a fork; start processes with multiprocessing's 'spawn', or fork before anything is "
-                "dialled or served and make contexts in the child"
+                "does not work after a fork; start processes with multiprocessing's 'spawn' method, or fork before the "
+                "first connection or server is created, and create contexts in the child"
             )
 
     def expect_fork_support(self, variable: str) -> None:
-        """Makes the first fork warn: gRPC was imported before its fork support could be switched off.
+        """Arranges a warning at the first fork, for when gRPC was imported before its fork support could be disabled.
 
         Args:
-          variable: The environment variable that switches it off.
+          variable: The environment variable that disables gRPC's fork support.
         """
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=lambda: self._warn_once(variable))
@@ -50,8 +53,8 @@ class ForkGuard:
         if self._process == os.getpid() and not self._warned:
             self._warned = True
             _logger.warning(
-                "This process forks while it uses gRPC, and gRPC's fork support is on, since grpc was imported before "
-                "fedstack could switch it off: children may crash and connections break; set "
+                "This process forks while it uses gRPC with its fork support enabled, because grpc was imported before "
+                "fedstack could disable the support: child processes may crash, and connections may break; set "
                 "%s=0 in the environment before grpc is imported",
                 variable,
             )

@@ -1,10 +1,10 @@
-"""Runs everything that touches gRPC on one event loop: on a daemon thread of the process, started on first use.
+"""Runs all code that uses gRPC on a single event loop, on a daemon thread that is started on first use.
 
-gRPC's objects belong to the loop that they were created in, but executors are used from any loop, from several, and
-from none. Work that must not wait for user code, such as renewing leases, continues here whatever that code does.
+gRPC's objects are bound to the loop on which they were created, but executors may be used from one loop, from several
+loops, or without a loop. Work that must not wait for user code, such as renewing leases, also runs on this loop.
 
-Crossing between threads has two halves: `LoopCalls` calls functions on a loop, and an `Outcome` hands a result to the
-threads and loops (`arrival`) that wait for it.
+Two classes pass work between threads: `LoopCalls` calls functions on a loop, and an `Outcome` passes a result to the
+threads and loops that wait for it (`arrival`).
 """
 
 import asyncio
@@ -32,9 +32,9 @@ _TICK_SECONDS = 0.25
 
 
 class Outcome(Generic[_T]):
-    """The result or error of work on another thread: set once, read by any number of threads.
+    """The result or error of work on another thread. It is set once and may be read by any number of threads.
 
-    A future of `concurrent.futures` would do, but its lock and condition cost measurable time in a small call.
+    A future of `concurrent.futures` is not used because its lock and condition slow down small calls measurably.
     """
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class Outcome(Generic[_T]):
         return isinstance(self._error, concurrent.futures.CancelledError)
 
     def cancel(self) -> bool:
-        """Requests the work to end, which may take a while; returns whether it had not ended yet."""
+        """Requests cancellation of the work, which may take some time. Returns whether the work was still running."""
         return not self._is_done
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the outcome and returns its error; `None` if there is a result. Cancelled work has an error, too.
+        """Waits for the outcome and returns its error, or `None` if it has a result. Cancelled work also has an error.
 
         Raises:
-          TimeoutError: If it takes longer than `timeout` seconds.
+          TimeoutError: If the outcome is not set within `timeout` seconds.
         """
         if not self._is_done:
             waits = threading.Lock()
@@ -73,43 +73,43 @@ class Outcome(Generic[_T]):
         """Waits for the outcome and returns its result.
 
         Raises:
-          Exception: The error, if there is one.
-          TimeoutError: If it takes longer than `timeout` seconds.
+          Exception: The error of the outcome, if there is one.
+          TimeoutError: If the outcome is not set within `timeout` seconds.
         """
         error = self.exception(timeout)
         if error is not None:
             try:
                 raise error
             finally:
-                del self, error  # the error refers to this frame
+                del self, error  # breaks a reference cycle: the error refers to this frame
         return cast(_T, self._result)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Calls a function on the thread that sets the outcome, or at once; the function must not raise."""
+        """Calls `callback` on the thread that sets the outcome, or immediately if it is set. It must not raise."""
         self._callbacks.append(callback)
         if self._is_done:
             self._call_all()
 
     def set(self, result: _T | None, error: BaseException | None) -> None:
-        """Sets the outcome; called once."""
+        """Sets the outcome. It must be called exactly once."""
         self._result, self._error, self._is_done = result, error, True
         self._call_all()
 
     def _call_all(self) -> None:
-        with contextlib.suppress(IndexError):  # two threads may run this; each callback is taken by one of them
+        with contextlib.suppress(IndexError):  # two threads may run this loop, and may compete for the last callback
             while self._callbacks:
                 self._callbacks.popleft()(self)
 
 
 class LoopCalls:
-    """Calls functions on one event loop, in the order in which other threads add them.
+    """Calls functions on an event loop, in the order in which other threads add them.
 
-    `call_soon_threadsafe` writes to a socket and releases Python's lock each time; with many calls in flight, both
-    loops would spend more time waking each other than working. So one wake-up serves all calls that are added before
-    the loop runs. Functions must not raise.
+    Each call of `call_soon_threadsafe` writes to a socket and releases Python's interpreter lock. With many calls in
+    flight, two loops would spend more time waking each other than working. A `LoopCalls` therefore wakes the loop only
+    once for all functions that are added before the loop runs. The functions must not raise.
 
     Args:
-      loop: The loop.
+      loop: The event loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -118,7 +118,7 @@ class LoopCalls:
         self._is_woken = False
 
     def add(self, function: Callable[[], object]) -> None:
-        """Calls a function soon, without the caller's context variables.
+        """Schedules a call of `function` on the loop, without the caller's context variables.
 
         Raises:
           RuntimeError: If the loop is closed.
@@ -131,7 +131,7 @@ class LoopCalls:
             loop = self._loop()
             if loop is not None:
                 loop.call_soon_threadsafe(self._call_all)
-        except BaseException as error:  # Ctrl-C too: the next call wakes the loop, at worst once too often
+        except BaseException as error:  # including Ctrl-C; the next call wakes the loop again, which is harmless
             self._is_woken = False
             if isinstance(error, RuntimeError):
                 self._waiting.clear()  # the functions may refer to the loop
@@ -147,17 +147,17 @@ _calls: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]" = weak
 
 
 def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
-    """Returns the `LoopCalls` of a loop, which all callers share."""
+    """Returns the `LoopCalls` of a loop. All callers share it."""
     found = _calls.get(loop)
     return found if found is not None else _calls.setdefault(loop, LoopCalls(loop))
 
 
 async def arrival(future: "Outcome[Any] | concurrent.futures.Future[Any]", seconds: float | None = None) -> bool:
-    """Waits until another thread has completed a future, by one call on this loop.
+    """Waits on the running loop until another thread has completed a future.
 
     Args:
       future: The future.
-      seconds: How long to wait at most; by default without a limit.
+      seconds: The time limit in seconds; `None` for no limit.
 
     Returns:
       Whether the future is done.
@@ -173,7 +173,7 @@ async def arrival(future: "Outcome[Any] | concurrent.futures.Future[Any]", secon
     def done(_: object) -> None:
         try:
             calls.add(arrive)
-        except RuntimeError:  # the loop is closed, so nothing waits
+        except RuntimeError:  # the loop is closed, so nothing waits any more
             return
 
     future.add_done_callback(done)
@@ -187,16 +187,16 @@ async def arrival(future: "Outcome[Any] | concurrent.futures.Future[Any]", secon
 
 
 async def result_of(future: Outcome[_T]) -> _T:
-    """Returns the result of a future that another thread completes, or raises its error."""
+    """Waits for a future that another thread completes, and returns its result or raises its error."""
     if not future.done():
         await arrival(future)
     return future.result()
 
 
 class Ticks:
-    """Calls functions on a loop several times a second. Use it on that loop only.
+    """Calls functions on a loop several times a second. It may be used on that loop only.
 
-    All functions share one timer: a thousand sessions with a timer each would keep the loop busy for nothing.
+    All functions share one timer, because a thousand sessions with their own timers would keep the loop busy.
     """
 
     def __init__(self) -> None:
@@ -204,13 +204,13 @@ class Ticks:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, call: Callable[[], object]) -> None:
-        """Adds a function, which must be quick and not raise."""
+        """Adds a function, which must be quick and must not raise."""
         self._calls[call] = None
         if self._timer is None:
             self._wait()
 
     def discard(self, call: Callable[[], object]) -> None:
-        """Removes a function."""
+        """Removes a function. Does nothing if the function has not been added."""
         self._calls.pop(call, None)
 
     def _wait(self) -> None:
@@ -226,13 +226,13 @@ class Ticks:
 
 
 class IoLoop:
-    """An event loop on a daemon thread. It is never stopped: an idle loop costs nothing.
+    """An event loop on a daemon thread. The loop is never stopped, since an idle loop takes no processor time.
 
     Args:
-      loop: A loop that the caller runs; by default a new one, with a thread, on first use.
+      loop: A loop that the caller runs. By default, a new loop with its own thread is created on first use.
 
     Attributes:
-      ticks: Calls functions on the loop several times a second.
+      ticks: A `Ticks` object that calls functions on the loop several times a second.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -241,29 +241,30 @@ class IoLoop:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Starts without a loop: a forked child does not have its parent's thread."""
+        """Resets the object to have no loop, since a forked child does not have the thread of its parent."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ticks = Ticks()
 
     def time(self) -> float:
-        """Returns the time of the loop in seconds. Safe in finalizers: it takes no lock."""
+        """Returns the time of the loop in seconds. It is safe in finalizers, since it acquires no lock."""
         return time.monotonic() if self._loop is None else self._loop.time()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop.
+        """The event loop, which is started if needed.
 
         Raises:
-          ClosedError: If this process was forked from one that uses gRPC, or the loop's owner has closed it.
-          ResourceLimitError: If its thread cannot be started.
+          ClosedError: If this process was forked from a process that uses gRPC, or if the owner of the loop has closed
+            the loop.
+          ResourceLimitError: If the thread of the loop cannot be started.
         """
         fork_guard.check()
         with self._lock:
             if self._loop is None:
                 self._loop = start_loop(lambda loop: loop.run_forever(), name=THREAD_NAME)
             elif self._loop.is_closed():
-                raise ClosedError("The loop of this connection is closed: the simulation that it belongs to has ended")
+                raise ClosedError("The event loop of this connection is closed because its simulation has ended")
             return self._loop
 
     def is_current(self) -> bool:
@@ -280,7 +281,8 @@ class IoLoop:
         submitted = self.submit(coroutine)
         try:
             await arrival(submitted)
-            if type(submitted.exception()) is concurrent.futures.CancelledError:  # not a subclass that the work raised
+            # A subclass does not count, because the work itself may have raised it.
+            if type(submitted.exception()) is concurrent.futures.CancelledError:
                 raise asyncio.CancelledError
             return submitted.result()
         except asyncio.CancelledError:
@@ -289,23 +291,24 @@ class IoLoop:
                 await arrival(submitted, _CANCEL_SECONDS)
             raise
         finally:
-            del submitted  # its error refers to this frame
+            del submitted  # breaks a reference cycle: its error refers to this frame
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Submitted[_T]":
-        """Starts a coroutine on the loop, from any thread; returns its outcome, which can cancel it."""
+        """Starts a coroutine on the loop, from any thread. Returns its outcome, which can cancel the coroutine."""
         return Submitted(self._loop_for(coroutine), coroutine)
 
     def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
-        """Runs a coroutine on the loop and waits for it, from a thread without a loop or with another one.
+        """Runs a coroutine on the loop, blocking the calling thread until it has ended, and returns the result.
 
         Raises:
-          RuntimeError: If called on the loop, which would wait for itself.
-          TimeoutError: If the coroutine takes longer than `timeout` seconds; it is then cancelled.
+          RuntimeError: If called on the loop itself, which would wait for itself.
+          TimeoutError: If the coroutine takes longer than `timeout` seconds. The coroutine is then cancelled.
         """
         if self.is_current():
             coroutine.close()
             raise RuntimeError(
-                "Expected a call from outside the transport's loop, found one on it; await the coroutine instead"
+                "Expected a call from outside the transport's loop, found a call on that loop; await the coroutine "
+                "instead"
             )
         future = self.submit(coroutine)
         try:
@@ -314,23 +317,23 @@ class IoLoop:
             future.cancel()
             raise
         finally:
-            del future  # its error refers to this frame
+            del future  # breaks a reference cycle: its error refers to this frame
 
     def _loop_for(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.AbstractEventLoop:
         try:
             return self.loop
         except BaseException:
-            coroutine.close()  # Python warns of coroutines that never start
+            coroutine.close()  # avoids Python's warning about coroutines that never start
             raise
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Calls a function on the loop, if there is one; it must not raise. Safe in finalizers: it takes no lock."""
+        """Schedules a call on the loop, if there is one. It is safe in finalizers. `callback` must not raise."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, context=contextvars.Context())
 
     def finish(self, coroutine: Coroutine[Any, Any, object], timeout: float = 2.0) -> None:
-        """Runs a coroutine that closes something; waits for it unless that would block an event loop. Never raises."""
-        with contextlib.suppress(Exception):  # a dead peer keeps nothing open
+        """Runs a coroutine that closes a resource. Waits for it unless that would block a loop, and never raises."""
+        with contextlib.suppress(Exception):  # if the peer is dead, no resource remains open
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
@@ -340,10 +343,7 @@ class IoLoop:
 
 
 class Submitted(Outcome[_T]):
-    """The outcome of a coroutine on a loop, set when the coroutine has ended, cancelled or not.
-
-    Made by `IoLoop.submit`.
-    """
+    """The outcome of a coroutine that `IoLoop.submit` started. It is set when the coroutine ends or is cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> None:
         super().__init__()
@@ -365,10 +365,10 @@ class Submitted(Outcome[_T]):
             self._task.cancel()
 
     async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        """Sets the outcome from inside the task: a callback of the task would run one turn of the loop later."""
+        """Runs the coroutine and sets the outcome inside the task. A callback would run one loop iteration later."""
         try:
             self._task = asyncio.current_task()
-            if self._is_cancelled:  # before this first step
+            if self._is_cancelled:  # cancelled before the task started
                 coroutine.close()
                 raise asyncio.CancelledError
             result = await coroutine
@@ -380,14 +380,14 @@ class Submitted(Outcome[_T]):
             self.set(result, None)
         finally:
             self._task = None
-            del self  # an error refers to this frame
+            del self  # breaks a reference cycle: an error refers to this frame
 
 
 def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
     """Starts a task on the running loop that may outlive its caller.
 
-    The task gets none of the caller's context variables: they refer to the execution context, which a task that runs
-    until that context is dropped would keep alive.
+    The task does not inherit the caller's context variables. These refer to the execution context, and a task that runs
+    until the execution context is dropped would keep it alive.
     """
     return contextvars.Context().run(asyncio.ensure_future, coroutine)
 

@@ -1,4 +1,4 @@
-"""Keeps leases, which run out unless they are renewed in time."""
+"""Manages leases, which expire unless they are renewed in time."""
 
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -13,7 +13,13 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @attrs.define
 class _Lease:
-    """A lease: its duration and, unless it is held, its expiry, in seconds of the clock; and its number of holds."""
+    """A lease.
+
+    Attributes:
+      seconds: The duration of the lease.
+      end: The time of the clock, in seconds, at which the lease expires unless it is held.
+      holds: The number of holds.
+    """
 
     seconds: float
     end: float
@@ -21,14 +27,14 @@ class _Lease:
 
 
 class Leases(Generic[_Key]):
-    """Leases by key. A lease ends when it is ended, or when it runs out.
+    """A table of leases by key. A lease ends when `end` is called or when it expires.
 
-    A held lease does not run out, and restarts when its last hold is released: long work is a sign of life of its
-    requester. A lease that has run out cannot be renewed, even if `expired` has not been called yet.
+    A held lease does not expire, and restarts when its last hold is released, because long work shows that its
+    requester is alive. An expired lease cannot be renewed, even if `expired` has not been called yet.
 
     Args:
-      max_leases: The most leases at a time.
-      clock: Returns the time in seconds.
+      max_leases: The maximum number of concurrent leases.
+      clock: A function that returns the time in seconds.
     """
 
     def __init__(self, max_leases: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,66 +47,68 @@ class Leases(Generic[_Key]):
 
         Args:
           key: The key of the lease.
-          seconds: How long it lasts from now, and from each renewal.
+          seconds: The duration of the lease, which restarts with each renewal.
 
         Raises:
-          ResourceLimitError: If there are too many leases.
-          InvalidValueError: If the key has a lease, or `seconds` is not positive.
+          ResourceLimitError: If the table already contains the maximum number of leases.
+          InvalidValueError: If the key already has a lease, or `seconds` is not positive.
         """
         if not seconds > 0:
-            raise InvalidValueError(f"Expected a lease of more than 0 seconds, found {seconds}")
+            raise InvalidValueError(f"Expected a lease duration of more than 0 seconds, found {seconds}")
         if key in self._leases:
-            raise InvalidValueError(f"Expected a new key for a lease, found {key!r}, which has one")
+            raise InvalidValueError(
+                f"Expected a new key for a lease, found {key!r}, which already has a lease; renew or end that lease"
+            )
         if len(self._leases) >= self._max_leases:
             raise ResourceLimitError(
-                f"Expected at most {self._max_leases} leases at a time, found one more asked for; end others, or let "
-                "them run out"
+                f"Expected at most {self._max_leases} concurrent leases, found a request for one more; end other "
+                "leases, or let them expire"
             )
         self._leases[key] = _Lease(seconds, self._clock() + seconds)
 
     def renew(self, key: _Key) -> bool:
-        """Restarts a lease; returns whether there is one, since a lease that has ended cannot be renewed."""
+        """Restarts a lease. Returns whether the lease exists; a lease that has ended or expired cannot be renewed."""
         lease = self._alive(key)
         if lease is not None:
             lease.end = self._clock() + lease.seconds
         return lease is not None
 
     def end(self, key: _Key) -> None:
-        """Ends a lease, if there is one."""
+        """Ends a lease. Does nothing if the key has no lease."""
         self._leases.pop(key, None)
 
     def hold(self, key: _Key) -> bool:
-        """Keeps a lease from running out until every hold is released; returns whether there is one."""
+        """Keeps a lease from expiring until all holds are released. Returns whether the lease exists."""
         lease = self._alive(key)
         if lease is not None:
             lease.holds += 1
         return lease is not None
 
     def release(self, key: _Key) -> None:
-        """Releases a hold; does nothing if the lease has been ended since."""
+        """Releases a hold. Does nothing if the lease has been ended in the meantime."""
         lease = self._leases.get(key)
         if lease is not None and lease.holds:
             lease.holds -= 1
             lease.end = self._clock() + lease.seconds
 
     def expired(self) -> list[_Key]:
-        """Removes the leases that have run out, and returns their keys."""
+        """Removes the expired leases, and returns their keys."""
         keys = [key for key, lease in self._leases.items() if self._seconds_left(lease) == 0]
         for key in keys:
             del self._leases[key]
         return keys
 
     def next_expiry(self) -> float | None:
-        """Returns in how many seconds the next lease runs out if none is renewed; `None` if none will."""
+        """Returns the seconds until the next lease expires if none is renewed; `None` if no lease can expire."""
         return min((self._seconds_left(lease) for lease in self._leases.values() if not lease.holds), default=None)
 
     def seconds_left(self, key: _Key) -> float:
-        """Returns how many seconds a lease still lasts: its full duration while it is held, 0 if there is none."""
+        """Returns the seconds until a lease expires: its full duration while it is held, 0 if the key has no lease."""
         lease = self._leases.get(key)
         return 0.0 if lease is None else self._seconds_left(lease)
 
     def idle_seconds(self, key: _Key) -> float:
-        """Returns for how many seconds a lease has not been renewed: 0 while it is held, or if there is none."""
+        """Returns the seconds since a lease was last renewed: 0 while it is held, or if the key has no lease."""
         lease = self._leases.get(key)
         return 0.0 if lease is None or lease.holds else lease.seconds - (lease.end - self._clock())
 

@@ -1,4 +1,4 @@
-"""Connects stubs to services in this process without a network."""
+"""Connects stubs to services in the same process, without a network."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -20,11 +20,11 @@ from fedstack.transport.wire.status import code_of, details_of, error_from_statu
 
 
 class LocalConnection(Connection):
-    """Calls methods directly; errors are converted to statuses and back, as on the wire.
+    """A connection that calls methods directly. Errors are converted to statuses and back, as over a network.
 
     Args:
-      methods: Returns the methods by path. It raises if the server is gone.
-      address: The server's name in messages.
+      methods: A function that returns the methods by path, and raises an error if the server has ended.
+      address: The name of the server in error messages.
     """
 
     def __init__(self, methods: Callable[[], Mapping[str, Method]], address: str) -> None:
@@ -34,19 +34,24 @@ class LocalConnection(Connection):
 
     @property
     def address(self) -> str:
-        """The server's name in messages."""
+        """The name of the server in error messages."""
         return self._address
 
     def _find(self, path: str) -> Method:
         self._check_open()
         found = self._methods().get(path)
         if found is None:
-            raise RemoteError(f"Expected a method of {self._address}, found {path}", code="UNIMPLEMENTED")
+            raise RemoteError(
+                f"Expected a method of {self._address}, found {path}; check that the server hosts this service",
+                code="UNIMPLEMENTED",
+            )
         return found
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; create a new one")
+            raise ClosedError(
+                f"Expected an open connection to {self._address}, found a closed one; create a new client"
+            )
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         method = self._find(path)
@@ -72,14 +77,14 @@ class LocalConnection(Connection):
         try:
             return await answer
         except asyncio.CancelledError as error:
-            without_frames(error)  # Python 3.10 keeps it in the cancelled task
+            without_frames(error)  # Python 3.10 keeps the error in the cancelled task
             raise
         except Exception as error:
             received = self._received(error)
         try:
             raise received from received.__cause__
         finally:
-            # A service may keep its error, and with it the frames that it passed through, including this one.
+            # A service may keep its error, which would keep alive the frames through which it was raised, such as this.
             del received
 
     async def _answer(self, answers: Answers) -> AsyncGenerator[Piece, None]:
@@ -102,9 +107,9 @@ class LocalConnection(Connection):
             del received
 
     def _received(self, error: Exception) -> Exception:
-        """Returns an error as a client would see it, without references to the service."""
+        """Returns the error that a client would receive for `error`, without references to the service."""
         received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
-        without_frames(error)  # as a server does
+        without_frames(error)  # a server does the same
         return received
 
     async def wait_ready(self, seconds: float) -> None:
@@ -116,7 +121,7 @@ class LocalConnection(Connection):
 
 
 def methods_by_path(services: Iterable[Service]) -> Mapping[str, Method]:
-    """Returns the methods of services by path, as in `/package.Service/Method`."""
+    """Returns the methods of services by path, such as `/package.Service/Method`."""
     return {
         f"/{service_name}/{name}": method
         for service in services

@@ -1,4 +1,4 @@
-"""Calls the service of registered methods."""
+"""Defines the stub that calls registered methods."""
 
 from collections.abc import Awaitable, Sequence
 
@@ -15,18 +15,18 @@ _INVOKE = f"/{METHODS}/Invoke"
 
 
 class MethodStub(ServiceStub):
-    """Calls the registered methods of one peer. Its coroutines run on the transport's loop."""
+    """A stub for the registered methods of a peer. Its coroutines run on the transport's loop."""
 
     async def list(self, *, with_calls: bool = False, seconds: float | None = None) -> methods_pb2.ListMethodsResponse:
-        """Describes the methods.
+        """Returns descriptions of the registered methods.
 
         Args:
-          with_calls: Whether to include how often they were called, and how long that took.
-          seconds: How long it may take.
+          with_calls: Whether to include statistics about the number and duration of calls.
+          seconds: The time limit; by default that of a control call.
 
         Raises:
-          ProtocolVersionError: If the peer speaks another version of the protocol.
-          RemoteError: If the peer has no methods, and is likely the wrong server.
+          ProtocolVersionError: If the peer uses another version of the protocol.
+          RemoteError: If the peer has no service for methods, so the address is likely that of another server.
         """
         request = methods_pb2.ListMethodsRequest(with_calls=with_calls, protocol=PROTOCOL, version=__version__)
         try:
@@ -35,8 +35,8 @@ class MethodStub(ServiceStub):
             if error.code != "UNIMPLEMENTED":
                 raise
             raise RemoteError(
-                f"Expected a server with methods to call at {self.address}, found one without; correct host and port, "
-                "or register methods there",
+                f"Expected a server with registered methods at {self.address}, found a server without methods; correct "
+                "the host and port, or register methods on the server",
                 code=error.code,
             ) from error
         check_protocol(response.protocol, response.version, self.address)
@@ -44,25 +44,28 @@ class MethodStub(ServiceStub):
 
     @property
     def soon_seconds(self) -> float:
-        """How many seconds it may take until the peer answers a call, or announces an answer."""
+        """The time limit, in seconds, until the peer responds to a call or announces a response."""
         return self._control_seconds + SOON_SECONDS
 
     def invoke(
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float
     ) -> Awaitable[Parcel | Answer]:
-        """Calls a method."""
+        """Calls a registered method."""
         return self.ask(_INVOKE, request, segments, heartbeat_seconds, soon_seconds=self.soon_seconds)
 
     def invoke_blocking(
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float, seconds: float
     ) -> Parcel | Answer | None:
-        """Calls a method on the caller's thread; returns `None` if only `invoke` works.
+        """Calls a registered method and blocks the calling thread.
 
         Args:
-          request: The message.
-          segments: The segments sent with it.
-          heartbeat_seconds: How often the peer sends a heartbeat.
-          seconds: How long it may take until the peer answers, or announces an answer; 0 for the usual limit.
+          request: The request message.
+          segments: The segments to send with the message.
+          heartbeat_seconds: The interval at which the peer sends heartbeats.
+          seconds: The time limit until the peer responds or announces a response; 0 for the default limit.
+
+        Returns:
+          The response, or `None` if the caller has to use `invoke` instead.
         """
         soon = min(seconds or self.soon_seconds, self.soon_seconds)
         return self.ask_blocking(_INVOKE, request, segments, heartbeat_seconds, soon)

@@ -1,6 +1,7 @@
-"""Defines services for their servers and callers: methods by name, messages and parcels in and out.
+"""Defines the interface of services: methods by name, which receive and return messages and parcels.
 
-Nothing here depends on gRPC. A server registers the methods under their paths; a test may call them directly.
+This module does not depend on gRPC. A server registers the methods of a service under their paths, and a test may call
+them directly.
 """
 
 import abc
@@ -17,7 +18,7 @@ from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 Unary: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-# Heartbeats, then one or several parcels; code after a yielded parcel runs once the parcel has been sent.
+# Heartbeats, followed by one or more parcels. The code after a yielded parcel runs once the parcel has been sent.
 Answers: TypeAlias = AsyncIterator[Heartbeat | Parcel]
 Upload: TypeAlias = Callable[[Incoming], Awaitable[bytes]]
 Download: TypeAlias = Callable[[bytes], Answers]
@@ -27,35 +28,35 @@ Stream: TypeAlias = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
 
 @attrs.frozen
 class UnaryMethod:
-    """One message in, one out."""
+    """A method that receives one message and returns one message."""
 
     handle: Unary
 
 
 @attrs.frozen
 class UploadMethod:
-    """A parcel in, one message out."""
+    """A method that receives a parcel and returns one message."""
 
     handle: Upload
 
 
 @attrs.frozen
 class DownloadMethod:
-    """One message in, parcels out: a single parcel unless its callers expect more."""
+    """A method that receives one message and returns parcels: a single parcel unless its callers expect more."""
 
     handle: Download
 
 
 @attrs.frozen
 class ExchangeMethod:
-    """A parcel in, parcels out: a single parcel unless its callers expect more."""
+    """A method that receives a parcel and returns parcels: a single parcel unless its callers expect more."""
 
     handle: Exchange
 
 
 @attrs.frozen
 class StreamMethod:
-    """Messages in, messages out: for services defined elsewhere, such as gRPC's own."""
+    """A method that receives and returns streams of messages, for services defined elsewhere, such as gRPC's own."""
 
     handle: Stream
 
@@ -64,15 +65,15 @@ Method: TypeAlias = UnaryMethod | UploadMethod | DownloadMethod | ExchangeMethod
 
 
 class ServerFacts:
-    """Facts that a service learns about its server (`Service.attach`).
+    """The information about a server that its services receive (`Service.attach`).
 
     Args:
-      asks_for_token: Whether calls must bring a token.
-      asks_for_certificate: Whether callers must show a certificate.
-      clock: Returns the time in seconds.
+      asks_for_token: Whether calls require a token.
+      asks_for_certificate: Whether callers must present a certificate.
+      clock: A function that returns the time in seconds.
 
     Attributes:
-      target: The address to dial from this machine; empty before the server listens.
+      target: The address to dial from this machine; empty until the server listens.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class ServerFacts:
         self._stop = Deadline(None, clock)
 
     def stops_within(self, seconds: float) -> None:
-        """Records that running calls have `seconds` left; the shortest of several times counts."""
+        """Records that running calls have `seconds` left. If called repeatedly, the earliest end applies."""
         left = self._stop.left
         if left is None or seconds < left:
             self._stop = Deadline(seconds, self._clock)
 
     @property
     def seconds_until_stop(self) -> float | None:
-        """How many seconds running calls have left; `None` if the server is not about to stop."""
+        """The number of seconds that running calls have left; `None` if the server is not stopping."""
         return self._stop.left
 
     def __repr__(self) -> str:
@@ -105,46 +106,46 @@ class ServerFacts:
 
 
 class Service(abc.ABC):
-    """A service that a server can serve.
+    """A service that a server can host.
 
-    A method raises one of fedstack's errors, or `StatusError`, to fail its call; its task is cancelled when the client
-    goes away.
+    To fail a call, a method raises one of fedstack's errors or a `StatusError`. The task of a method is cancelled when
+    its client disconnects.
     """
 
     @property
     @abc.abstractmethod
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
-        """The methods by the full names of their gRPC services, such as `fedstack.v1.ExecutorExtensions`."""
+        """The methods by name, grouped by the full names of gRPC services such as `fedstack.v1.ExecutorExtensions`."""
 
     @property
     def descriptors(self) -> tuple[FileDescriptorProto, ...]:
-        """Describes the gRPC services for reflection, in addition to the files in the default pool."""
+        """The files that describe the gRPC services for reflection, in addition to those in the default pool."""
         return ()
 
     @property
     def runs_code(self) -> bool:
-        """Whether clients may send code that can do anything; a server then admits only clients that it knows."""
+        """Whether clients may send arbitrary code. A server then accepts only clients that it can identify."""
         return False
 
     @property
     def sessions(self) -> Sequence[GetStatusResponse.Session]:
-        """The sessions kept for clients, and for how long, for checks that nothing is left over."""
+        """The open sessions of clients and their remaining times, for checks that no session is left open."""
         return ()
 
     async def report(self, status: GetStatusResponse) -> None:  # noqa: B027
         """Adds the service's state and statistics to the status of its server."""
 
     def attach(self, server: ServerFacts) -> None:  # noqa: B027
-        """Called once with the facts of the server, before any call arrives."""
+        """Called once with information about the server, before the service receives a call."""
 
     def started(self) -> None:  # noqa: B027
         """Called on the server's loop once the server can be dialled."""
 
     def drain(self) -> None:  # noqa: B027
-        """Takes no new clients from now on; existing clients continue. Idempotent."""
+        """Stops accepting new clients. Existing clients can continue. Idempotent."""
 
     async def handed_over(self) -> None:  # noqa: B027
-        """Returns, after `drain`, once clients have fetched what they would lose with this server, or are gone."""
+        """Waits, after `drain`, until clients have fetched data that they would lose with this server, or are gone."""
 
     async def close(self) -> None:  # noqa: B027
-        """Ends all work and frees everything. Idempotent."""
+        """Ends all work and releases all resources. Idempotent."""

@@ -1,4 +1,4 @@
-"""Decides how often, and after which pauses, work that failed with a retryable error is retried."""
+"""Defines how often, and after which pauses, work that failed with a retryable error is retried."""
 
 import random
 import time
@@ -12,18 +12,18 @@ from fedstack.foundations.number_checks import number_validator, whole_number_va
 
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """How often to try, and how long to wait between tries.
+    """A policy for retries: the number of attempts, and the pauses between them.
 
-    Pauses are drawn at random between zero and a bound that grows exponentially ("full jitter"), so that many callers
-    do not retry at once.
+    Each pause is random, between zero and a bound that grows exponentially ("full jitter"), so that many callers do not
+    retry at the same time.
 
     Attributes:
-      attempts: The most tries, including the first.
-      first_pause: The bound of the first pause, in seconds.
-      longest_pause: The bound of any pause, in seconds.
-      multiplier: The factor by which the bound grows each time.
-      longest_total: How long after the beginning of the first try another try may begin, in seconds; `None` for no
-        limit.
+      attempts: The maximum number of attempts, including the first.
+      first_pause: The upper bound of the first pause, in seconds.
+      longest_pause: The upper bound of all pauses, in seconds.
+      multiplier: The factor by which the bound grows after each pause.
+      longest_total: The time, in seconds from the start of the first attempt, after which no attempt starts; `None` for
+        no limit.
     """
 
     attempts: int = attrs.field(default=5, validator=whole_number_validator(1))
@@ -34,20 +34,21 @@ class RetryPolicy:
 
     @classmethod
     def none(cls) -> "RetryPolicy":
-        """Returns the policy of a single try."""
+        """Returns a policy without retries: a single attempt."""
         return cls(attempts=1)
 
     @property
     def limits(self) -> str:
-        """Returns the limits as text for messages, as in `5 attempts`."""
+        """The limits as text for error messages, such as `5 attempts`."""
         attempts = f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}"
         return attempts if self.longest_total is None else f"{attempts} and {self.longest_total:g} seconds"
 
     def pauses(self, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
-        """Yields the pause before each further try, in seconds; one fewer than there are attempts.
+        """Yields the pause before each retry, in seconds: at most one pause fewer than `attempts`.
 
         Args:
-          clock: Returns the time in seconds. The first try counts as begun with this call.
+          clock: A function that returns the time in seconds. The first attempt is assumed to start when `pauses` is
+            called.
         """
         return self._pauses(clock, clock())
 

@@ -1,4 +1,4 @@
-"""Calls the methods of a peer's services: messages in and messages out, whatever the services are."""
+"""Defines the base class of stubs, which calls methods of any service of a peer."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
 
 CONTROL_SECONDS = 10.0
 _UPLOAD_SECONDS = 60.0
-# A rate that is slow for any network.
+# A transfer rate that even slow networks exceed.
 _LEAST_BYTES_PER_SECOND = 1e6
-# How many heartbeats may be missed before the peer counts as dead.
+# The number of heartbeat intervals without a message after which the peer is considered dead.
 _MISSED_BEATS = 4
 _GOODBYE_SECONDS = 5.0
 _LONGEST_SECONDS = 3600.0
@@ -31,20 +31,20 @@ _M = TypeVar("_M", bound=Message)
 
 
 class ServiceStub:
-    """Calls services of one peer. Its coroutines run on the transport's loop.
+    """A stub that calls services of a peer. Its coroutines run on the transport's loop.
 
-    Derived classes add typed calls, a method for each method of the service, as in `ExecutorStub`.
+    Subclasses add typed calls, with one Python method per method of the service, as in `ExecutorStub`.
 
     Args:
-      connection: The connection to the peer. It is closed with this.
-      control_seconds: How long a control call, which only hands data over, may take, in seconds.
-      chunking: Decides what is sent in chunks.
+      connection: The connection to the peer. The stub closes it.
+      control_seconds: The time limit, in seconds, of a control call, which only passes data.
+      chunking: The sizes at which data is sent in chunks.
 
     Attributes:
-      is_reached: Whether the peer was reachable at the last call; `None` before the first.
+      is_reached: Whether the peer was reachable during the last call; `None` before the first call.
     """
 
-    _PEER = "the server"  # its name in errors
+    _PEER = "the server"  # the kind of peer in error messages
 
     def __init__(
         self,
@@ -61,21 +61,21 @@ class ServiceStub:
 
     @property
     def address(self) -> str:
-        """The peer's address."""
+        """The address of the peer."""
         return self.connection.address
 
     @property
     def io(self) -> IoLoop:
-        """The loop that its coroutines run on."""
+        """The loop on which the coroutines of the stub run."""
         return self.connection.io
 
     @functools.cached_property
     def who(self) -> str:
-        """The peer's name in errors."""
+        """The name of the peer in error messages."""
         return f"{self._PEER} at {self.address}"
 
     def loss(self) -> FedstackError | None:
-        """Returns the error to raise for a peer that is known to have ended; `None` for a peer that may be alive."""
+        """Returns the error to raise if the peer is known to have ended; `None` if it may be alive."""
         return self.connection.loss()
 
     @property
@@ -85,28 +85,28 @@ class ServiceStub:
         return loss is not None and not (isinstance(loss, WorkerUnavailableError) and loss.comes_back)
 
     async def call(self, path: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
-        """Calls a method that takes one message and returns one message.
+        """Calls a method that accepts one message and returns one message.
 
         Args:
-          path: The method, as in `/package.Service/Method`.
-          request: The message.
-          response: The type of the answer.
-          seconds: How long it may take; by default as long as a control call.
+          path: The path of the method, such as `/package.Service/Method`.
+          request: The request message.
+          response: The type of the response message.
+          seconds: The time limit; by default that of a control call.
 
         Raises:
-          DeadlineExceededError: If it does not answer in time.
-          InvalidValueError: If the answer is not of that type.
+          DeadlineExceededError: If the peer does not answer in time.
+          InvalidValueError: If the response is not a message of the type `response`.
         """
         content = request.SerializeToString()
-        # Large messages, as for plain peers, take longer.
+        # Large messages, which plain peers receive, take longer.
         timeout = (seconds or self._control_seconds) + len(content) / _LEAST_BYTES_PER_SECOND
         return self._parsed(await self.connection.unary(path, content, timeout), response, path)
 
     async def call_while_alive(self, path: str, request: Message, response: type[_M]) -> _M:
-        """Does the same as `call`, however long it takes, as long as the peer is alive.
+        """Does the same as `call`, without a time limit while the peer is alive.
 
         Raises:
-          DeadlineExceededError: If it stops answering.
+          DeadlineExceededError: If the peer stops answering health checks.
         """
         call = asyncio.ensure_future(self.connection.unary(path, request.SerializeToString(), None))
         watching = asyncio.ensure_future(self._watch())
@@ -121,13 +121,13 @@ class ServiceStub:
             await asyncio.gather(call, watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Raises once the peer is silent or unreachable."""
+        """Raises an error once the peer is silent or unreachable."""
         async for attempt in Deadline().attempts(itertools.repeat(self._control_seconds)):
             if attempt and not await self.connection.check_alive(self._control_seconds):
-                await asyncio.Event().wait()  # the peer cannot be asked: rely on the transport
+                await asyncio.Event().wait()  # the peer has no health service, so only the transport detects its loss
 
     async def upload(self, path: str, request: Message, segments: Sequence[Segment], response: type[_M]) -> _M:
-        """Calls a method that takes a parcel and returns one message."""
+        """Calls a method that accepts a parcel and returns one message."""
         timeout = _UPLOAD_SECONDS + sum(map(len, segments)) / _LEAST_BYTES_PER_SECOND
         return self._parsed(
             await self.connection.upload(path, self._parcel(request, segments), timeout), response, path
@@ -140,19 +140,19 @@ class ServiceStub:
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> contextlib.AbstractAsyncContextManager[Incoming]:
-        """Calls a method that takes one message and returns a parcel; leaving the context ends the call.
+        """Calls a method that accepts one message and returns a parcel. Leaving the context ends the call.
 
         Args:
-          path: The method.
-          request: The message.
-          heartbeat_seconds: How often the peer sends a heartbeat.
-          on_heartbeat: Called with each heartbeat.
+          path: The path of the method.
+          request: The request message.
+          heartbeat_seconds: The interval at which the peer sends heartbeats.
+          on_heartbeat: A function that is called with each heartbeat.
 
         Raises:
-          DeadlineExceededError: If the peer is silent for too long.
+          DeadlineExceededError: If the peer is silent for several heartbeat intervals.
         """
         content = request.SerializeToString()
-        # The peer is silent until it has the whole request.
+        # The peer sends nothing until it has received the whole request.
         spare_seconds = len(content) / _LEAST_BYTES_PER_SECOND
         return self._answer(self.connection.download(path, content), heartbeat_seconds, spare_seconds, on_heartbeat)
 
@@ -166,15 +166,15 @@ class ServiceStub:
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
     ) -> AsyncGenerator[Incoming, None]:
-        """Calls a method that takes a parcel and returns a parcel; see `download`.
+        """Calls a method that accepts a parcel and returns a parcel; see `download`.
 
         Args:
-          path: The method.
-          request: The message.
-          segments: The segments sent with it.
-          heartbeat_seconds: How often the peer sends a heartbeat.
-          on_heartbeat: Called with each heartbeat.
-          soon_seconds: How long the first heartbeat may take; by default as long as later heartbeats.
+          path: The path of the method.
+          request: The request message.
+          segments: The segments to send with the message.
+          heartbeat_seconds: The interval at which the peer sends heartbeats.
+          on_heartbeat: A function that is called with each heartbeat.
+          soon_seconds: The time limit for the first heartbeat; by default the same as for later heartbeats.
         """
         answer = await self.ask(path, request, segments, heartbeat_seconds, on_heartbeat, soon_seconds)
         if isinstance(answer, Parcel):
@@ -192,7 +192,7 @@ class ServiceStub:
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming]:
-        """Does the same as `exchange`, but returns an answer that came in one message directly."""
+        """Does the same as `exchange`, but directly returns a response that was received as a single message."""
         soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
         answer = await self.connection.ask(path, self._parcel(request, segments), soon, self.who)
         if isinstance(answer, Parcel):
@@ -202,7 +202,7 @@ class ServiceStub:
     def ask_blocking(
         self, path: str, request: Message, segments: Sequence[Segment], heartbeat_seconds: float, soon_seconds: float
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming] | None:
-        """Does the same as `ask` on the caller's thread; returns `None` if only `ask` works."""
+        """Does the same as `ask` on the caller's thread. Returns `None` if the caller has to use `ask` instead."""
         soon = min(soon_seconds, _LONGEST_SECONDS)
         answer = self.connection.ask_blocking(path, self._parcel(request, segments), soon, self.who)
         if answer is None or isinstance(answer, Parcel):
@@ -232,17 +232,17 @@ class ServiceStub:
             return response.FromString(content)
         except DecodeError as error:
             raise InvalidValueError(
-                f"Expected a {response.DESCRIPTOR.name} from {self.address}, found {len(content)} other bytes; in "
-                f"answer to {path}; check that it is the server that was meant"
+                f"Expected a {response.DESCRIPTOR.name} from {self.address}, found {len(content)} other bytes in "
+                f"response to {path}; check that the address is that of the intended server"
             ) from error
 
     def before_closing(self, task: "asyncio.Task[Any]") -> None:
-        """Lets a task, such as one that says goodbye to the peer, finish before the connection is closed."""
+        """Registers a task, such as a last call to the peer, that `close` awaits before it closes the connection."""
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 
     async def close(self) -> None:
-        """Ends the connection. Idempotent."""
+        """Closes the connection. Idempotent."""
         if goodbyes := self._goodbyes - {asyncio.current_task()}:
             await asyncio.wait(goodbyes, timeout=_GOODBYE_SECONDS)
         await self.connection.close()
@@ -252,5 +252,5 @@ class ServiceStub:
 
 
 def _silence(heartbeat_seconds: float) -> float:
-    """Returns how long a peer with this heartbeat interval may be silent, in seconds."""
-    return _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN counts as 0.1
+    """Returns how many seconds a peer with this heartbeat interval may be silent."""
+    return _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order, `max` replaces a NaN by 0.1

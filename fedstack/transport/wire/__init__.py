@@ -1,1 +1,1 @@
-"""Messages and the bytes that they are made of."""
+"""Defines messages and their encodings: addresses, clusters, frames, parcels, statuses and heartbeats."""

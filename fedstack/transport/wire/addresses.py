@@ -1,4 +1,4 @@
-"""Reads addresses as users write them, and resolves what users name as targets to addresses."""
+"""Parses the addresses that users write, and resolves targets to addresses."""
 
 import ipaddress
 import posixpath
@@ -19,11 +19,11 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 @attrs.frozen
 class Target:
-    """A server to dial.
+    """The address of a server to dial.
 
     Attributes:
-      address: Its address, as gRPC takes it: `host:port` or `unix:/path`.
-      secure: Whether to use TLS; `None` to use it if the credentials are such.
+      address: The address in the form that gRPC accepts: `host:port` or `unix:/path`.
+      secure: Whether to use TLS; `None` to use TLS if the credentials require it.
     """
 
     address: str
@@ -31,35 +31,39 @@ class Target:
 
     @property
     def host(self) -> str:
-        """Its host, without brackets; empty for the path of a socket."""
+        """The host without brackets; empty for the path of a socket."""
         return "" if self.socket_path else self.address.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """Its port; 0 for the path of a socket, and for a server that is to listen at any that is free."""
+        """The port; 0 for the path of a socket, and for a server that is to listen on any free port."""
         return 0 if self.socket_path else int(self.address.rpartition(":")[2])
 
     @property
     def written(self) -> str:
-        """The address as `parse_target` reads it, with the scheme that says whether to use TLS."""
+        """The address in the form that `parse_target` reads, with the scheme that specifies whether to use TLS."""
         return self.address if self.secure is None else f"{'grpcs' if self.secure else 'grpc'}://{self.address}"
 
     def at_host(self, host: str) -> "Target":
-        """Returns the same port of another host."""
+        """Returns a target with the same port on another host."""
         return attrs.evolve(self, address=f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}")
 
     def at_port(self, port: int) -> "Target":
-        """Returns another port of the same host."""
+        """Returns a target with another port on the same host."""
         return attrs.evolve(self, address=f"{self.address.rpartition(':')[0]}:{port}")
 
     @property
     def socket_path(self) -> str:
-        """The path of a socket; otherwise an empty text."""
+        """The path of the Unix socket; empty if the address is a host and port."""
         return self.address.removeprefix("unix:") if self.address.startswith("unix:") else ""
 
     @property
     def identity(self) -> str:
-        """The same for all ways to write one address; a server at `localhost` listens on both loopback addresses."""
+        """A text that is equal for all spellings of the same address.
+
+        `localhost`, `127.0.0.1` and `::1` are treated as equal, since a server at `localhost` listens on both loopback
+        addresses.
+        """
         if self.socket_path:
             return f"unix:{posixpath.normpath(self.socket_path)}"
         try:
@@ -70,12 +74,12 @@ class Target:
 
     @property
     def has_any_port(self) -> bool:
-        """Whether it is for a server that listens at any free port, so that clients cannot dial it."""
+        """Whether the port is 0, which stands for any free port of a server. Clients cannot dial such a target."""
         return self.port == 0 and not self.socket_path
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether its host stands for all addresses of a machine."""
+        """Whether the host stands for all addresses of a machine."""
         try:
             return self.host == "*" or ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -83,7 +87,7 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """Whether traffic to it stays on this machine."""
+        """Whether traffic to the target does not leave this machine."""
         return self.address.startswith("unix:") or is_loopback(self.address)
 
     def __str__(self) -> str:
@@ -91,15 +95,15 @@ class Target:
 
 
 def parse_target(text: str, *, any_port: bool = False) -> Target:
-    """Reads an address.
+    """Parses an address.
 
     Args:
-      text: `host:port` or `[::1]:8000`, with `grpc://` before it for plaintext or `grpcs://` for TLS; or the path of a
+      text: `host:port` or `[::1]:8000`, with the prefix `grpc://` for plaintext or `grpcs://` for TLS; or the path of a
         socket, `unix:/path` or `unix:///path`.
-      any_port: Whether the port may be 0, as in the address of a server that is to listen at any that is free.
+      any_port: Whether the port may be 0, as in the address of a server that is to listen on any free port.
 
     Raises:
-      InvalidValueError: If it is none of these.
+      InvalidValueError: If the text has none of these forms.
     """
     stripped = text.strip()
     if stripped.startswith("unix:"):
@@ -111,13 +115,13 @@ def parse_target(text: str, *, any_port: bool = False) -> Target:
     if name not in ("grpc", "grpcs"):
         found = f"Expected {FORMS}, found {text!r}"
         if name in ("http", "https"):
-            found += f"; gRPC has its own schemes, write grpc{'s' * (name == 'https')}://"
+            found += f"; replace the scheme by grpc{'s' * (name == 'https')}://"
         raise InvalidValueError(found)
     return Target(_checked(stripped[scheme.end() :].removesuffix("/"), text, any_port), name == "grpcs")
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether `host:port` is at this machine's loopback device."""
+    """Returns whether an address of the form `host:port` is on the loopback device of this machine."""
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
         return False
@@ -137,35 +141,37 @@ def _socket_target(text: str) -> Target:
 
 
 def _checked(address: str, text: str, any_port: bool) -> str:
-    """Returns `host:port` if it is that."""
+    """Returns `address` if it has the form `host:port`; otherwise raises an error that quotes `text`."""
     if not address:
         raise InvalidValueError(f"Expected the address of a server, found {text!r}; write {FORMS}")
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
         advice = f"write {FORMS}"
         if "," in address:
-            advice = "give several addresses as a list"
+            advice = "pass several addresses as a list"
         elif address.count(":") > 1 and "[" not in address:
-            advice = "put an IPv6 address in brackets, as in [::1]:8000"
+            advice = "enclose an IPv6 address in brackets, as in [::1]:8000"
         raise InvalidValueError(f"Expected {FORMS}, found {text!r}; {advice}")
     if found["host"].startswith("["):
         try:
             ipaddress.IPv6Address(found["host"][1:-1])
         except ValueError as error:
-            raise InvalidValueError(f"Expected an IPv6 address in the brackets, found {text!r}; {error}") from error
+            raise InvalidValueError(f"Expected an IPv6 address in brackets, found {text!r}: {error}") from error
     if found["port"] is None:
-        # A number alone is most likely the port.
+        # A number alone is most likely a port.
         example = f"localhost:{address}" if address.isdecimal() else f"{address}:8000"
-        raise InvalidValueError(f"Expected an address with a port, found {text!r}; write {example}, for example")
+        raise InvalidValueError(f"Expected an address with a port, found {text!r}; write, for example, {example}")
     least = 0 if any_port else 1
     if not least <= int(found["port"]) <= _MAX_PORT:
-        raise InvalidValueError(f"Expected a port from {least} to {_MAX_PORT}, found {found['port']} in {text!r}")
+        raise InvalidValueError(
+            f"Expected a port from {least} to {_MAX_PORT}, found {found['port']} in {text!r}; correct the port"
+        )
     return address
 
 
 @runtime_checkable
 class TargetResolver(Protocol):
-    """Finds the servers to dial, again on each call."""
+    """An object that determines the servers to dial, anew for each call of `resolve`."""
 
     def resolve(self) -> Sequence[Target]:
         """Returns the current servers."""
@@ -179,43 +185,43 @@ def resolve_targets(targets: Targets) -> tuple[Target, ...]:
     """Returns the servers to dial.
 
     Args:
-      targets: One or several addresses (see `parse_target`), or a resolver.
+      targets: One or more addresses (see `parse_target`), or a resolver.
 
     Raises:
-      InvalidValueError: If there is none, or an address cannot be read.
+      InvalidValueError: If there are no addresses, or an address is not valid.
     """
     listed: object = targets
     if isinstance(targets, (str, Target)):
         listed = (targets,)
     elif isinstance(targets, TargetResolver):
         listed = targets.resolve()
-    if not isinstance(listed, Iterable):  # a path has a method of that name, too
+    if not isinstance(listed, Iterable):  # `pathlib.Path` also has a method `resolve`
         raise _no_addresses(targets)
     found = tuple(_to_target(target) for target in cast("Iterable[object]", listed))
     if not found:
-        raise InvalidValueError("Expected at least one address of a server, found none")
+        raise InvalidValueError("Expected at least one address of a server, found none; pass an address")
     return found
 
 
 def resolve_target(place: TargetResolver) -> Target:
-    """Returns the one server of a resolver, such as the job of a cluster with one task.
+    """Returns the only server of a resolver, such as a job with a single task.
 
     Raises:
-      InvalidValueError: If there are several, or none.
+      InvalidValueError: If the resolver returns no server or several servers.
     """
     found = resolve_targets(place)
     if len(found) != 1:
         raise InvalidValueError(
-            f"Expected one server, found {len(found)}: {', '.join(map(str, found))}; give the address of one"
+            f"Expected one server, found {len(found)}: {', '.join(map(str, found))}; pass the address of one of them"
         )
     return found[0]
 
 
 def address_of(place: "str | TargetResolver") -> str:
-    """Returns the address of the one server of a resolver; an address is returned as it is.
+    """Returns the address of the only server of a resolver. An address is returned unchanged.
 
     Raises:
-      InvalidValueError: If there are several, or none.
+      InvalidValueError: If the resolver returns no server or several servers.
     """
     return resolve_target(place).written if isinstance(place, TargetResolver) else place
 

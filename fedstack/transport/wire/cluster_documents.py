@@ -1,4 +1,4 @@
-"""Reads descriptions of clusters: TOML files, and environment variables with such a file or its path."""
+"""Reads descriptions of clusters from TOML files and environment variables."""
 
 import json
 import os
@@ -25,11 +25,11 @@ _KEY = "cluster"
 
 @attrs.frozen
 class Document:
-    """What describes a cluster.
+    """A description of a cluster.
 
     Attributes:
-      cluster: The jobs, as they were written.
-      where: Their source, for error messages.
+      cluster: The jobs as read from the source, without checks.
+      where: The source of the description, for error messages.
     """
 
     cluster: object
@@ -37,30 +37,30 @@ class Document:
 
 
 def cluster_in_file(path: str | os.PathLike[str]) -> Document:
-    """Returns the cluster of a file.
+    """Returns the description of the cluster in a file.
 
     Raises:
-      InvalidValueError: If it cannot be read.
+      InvalidValueError: If the file cannot be read, or does not describe a cluster.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not encoded as UTF-8"
         raise InvalidValueError(
-            f"Expected a file with a cluster, found {path}, which cannot be read: {reason}"
+            f"Expected a file that describes a cluster, found {path}, which cannot be read: {reason}"
         ) from error
     return _document(text, str(path))
 
 
 def cluster_in(text: str, where: str = "") -> Document:
-    """Returns the cluster that a text describes: TOML, JSON, or the path of a file of such, which is one line.
+    """Returns the description of the cluster in a text.
 
     Args:
-      text: The text.
-      where: What it was in, for error messages.
+      text: The description in TOML or JSON, or the path of a file that contains it. A path is a single line.
+      where: The source of the text, for error messages.
 
     Raises:
-      InvalidValueError: If it does not.
+      InvalidValueError: If the text or the file does not describe a cluster.
     """
     if text.lstrip().startswith(("[", "{")) or "\n" in text.strip():
         return _document(text, where or "the text")
@@ -73,38 +73,38 @@ def cluster_in(text: str, where: str = "") -> Document:
 
 
 def cluster_in_environment(variables: Mapping[str, str]) -> Document:
-    """Returns the cluster that variables describe.
+    """Returns the description of the cluster in environment variables.
 
     Raises:
-      InvalidValueError: If they describe none.
+      InvalidValueError: If the variables do not describe a cluster.
     """
     if variables.get(VARIABLE, "").strip():
         return cluster_in(variables[VARIABLE], VARIABLE)
     if variables.get(TENSORFLOWS_VARIABLE, "").strip():
         content = _tensorflows(variables)
         if _KEY not in content:
-            raise InvalidValueError(f"Expected a {_KEY!r} in {TENSORFLOWS_VARIABLE}, found none")
+            raise InvalidValueError(f"Expected a member {_KEY!r} in {TENSORFLOWS_VARIABLE}, found no such member")
         return Document(content[_KEY], TENSORFLOWS_VARIABLE)
     raise InvalidValueError(
-        f"Expected a cluster in {VARIABLE} (a path, or the content of such a file) or {TENSORFLOWS_VARIABLE}, found "
-        "neither variable set"
+        f"Expected a cluster in {VARIABLE} (the path or content of a file) or {TENSORFLOWS_VARIABLE}, found neither "
+        "variable set; set one of them"
     )
 
 
 def task_in_environment(variables: Mapping[str, str]) -> tuple[object, object]:
-    """Returns job and index of the task that variables name; `None` for those that they lack.
+    """Returns the job and index of the task that environment variables specify; `None` for missing parts.
 
     Raises:
-      InvalidValueError: If they cannot be read.
+      InvalidValueError: If the variables cannot be read.
     """
     job, index = variables.get(_JOB, "").strip(), variables.get(_TASK, "").strip()
     if index and not index.isdecimal():
-        raise InvalidValueError(f"Expected the index of a task in {_TASK}, found {index!r}")
+        raise InvalidValueError(f"Expected the index of a task in {_TASK}, found {index!r}; set a whole number")
     task: Mapping[str, object] = {}
     if not variables.get(VARIABLE, "").strip() and variables.get(TENSORFLOWS_VARIABLE, "").strip():
         task = _table(_tensorflows(variables).get("task", {}), f"the task in {TENSORFLOWS_VARIABLE}")
     found = task.get("index")
-    if isinstance(found, str) and found.isdecimal():  # as some who write the variable do
+    if isinstance(found, str) and found.isdecimal():  # some programs write the index as text
         found = int(found)
     return job or task.get("type"), int(index) if index else found
 
@@ -114,7 +114,7 @@ def _document(text: str, where: str) -> Document:
     others = ", ".join(repr(key) for key in content if key != _KEY)
     if _KEY not in content or others:
         raise InvalidValueError(
-            f"Expected one table, [{_KEY}], with a list of addresses for each job, found {others or 'none'}; in {where}"
+            f"Expected only a table [{_KEY}] with a list of addresses per job, found {others or 'no table'} in {where}"
         )
     return Document(content[_KEY], where)
 
@@ -127,21 +127,23 @@ def _parsed(text: str, where: str, *, is_json: bool = False) -> Mapping[str, Any
     is_json = is_json or text.lstrip().startswith("{")
     try:
         content = cast(object, json.loads(text, object_pairs_hook=_once) if is_json else tomllib.loads(text))
-    except (ValueError, RecursionError) as error:  # what both raise is a ValueError
-        raise InvalidValueError(f"Expected {'JSON' if is_json else 'TOML'}, found that {error}; in {where}") from error
+    except (ValueError, RecursionError) as error:  # both parsers raise a ValueError
+        raise InvalidValueError(
+            f"Expected {'JSON' if is_json else 'TOML'}, found an error in {where}: {error}"
+        ) from error
     return _table(content, where)
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Returns an object of JSON; a name that comes twice is a mistake, as TOML has it."""
+    """Returns a JSON object as a dictionary; raises an error for duplicate names, which TOML also forbids."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)!r} twice")
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} occurs twice")
     return found
 
 
 def _table(content: object, where: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
-        raise InvalidValueError(f"Expected a table, found {describe(content)}; in {where}")
+        raise InvalidValueError(f"Expected a table, found {describe(content)} in {where}")
     return cast("Mapping[str, Any]", content)

@@ -1,6 +1,7 @@
-"""Defines which tasks a cluster has, and their addresses: jobs of tasks, as data.
+"""Defines descriptions of clusters: the jobs of a cluster, and the tasks of each job with their addresses.
 
-A job is a name for tasks that do the same work, such as `worker`; a task is a process that serves. Nothing here dials.
+A job is a named group of tasks that do the same work, such as `worker`. A task is a server process. This module only
+describes clusters, and does not connect to tasks.
 """
 
 import os
@@ -26,16 +27,16 @@ from fedstack.transport.wire.cluster_documents import (
 Jobs: TypeAlias = Mapping[str, Mapping[int, str]]
 Cluster: TypeAlias = "ClusterSpec | ClusterDef | Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]]"
 
-# The longest name that fits a line of an addresses file, a message and a shell.
+# Names may contain only characters that are safe in a line of an addresses file, in messages and in a shell.
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MOST_TASKS = 1_000_000  # a list of them by index is to have room
+_MOST_TASKS = 1_000_000  # limits the size of lists by task index
 _INDEX = re.compile(r"-?[0-9]{1,18}")
-# The job that computes, where several are there and none is named.
+# The default job of a cluster with several jobs.
 _WORKERS = "worker"
 
 
 def _checked_jobs(cluster: object) -> Jobs:
-    """Returns jobs as they are kept: in the order given, tasks by ascending index, and nothing to be changed."""
+    """Returns the checked jobs as read-only mappings: jobs in the given order, tasks by ascending index."""
     if isinstance(cluster, (ClusterSpec, ClusterDef)):
         return cluster.as_cluster_def().jobs
     if not isinstance(cluster, Mapping):
@@ -51,46 +52,50 @@ def _checked_jobs(cluster: object) -> Jobs:
         for index, address in sorted(found.items()):
             target = parse_target(address, any_port=True)
             if target.has_any_port:
-                continue  # several may ask for any port that is free
+                continue  # several tasks may listen on any free port
             task = f"task {index} of job {job!r}"
             owner = owners.setdefault(target.identity, task)
             if owner != task:
-                raise InvalidValueError(f"Expected an address of its own for {task}, found that of {owner}: {address}")
+                raise InvalidValueError(
+                    f"Expected a unique address for {task}, found the address of {owner}: {address}"
+                )
         jobs[job] = MappingProxyType(dict(sorted(found.items())))
     return MappingProxyType(jobs)
 
 
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeMismatchError(f"Expected names of jobs as text, found {describe(name)}")
+        raise TypeMismatchError(f"Expected job names as text, found {describe(name)}")
     if not _JOB_NAME.fullmatch(name):
-        raise InvalidValueError(f"Expected names of jobs of letters, digits, '_', '-' and '.', found {name!r}")
+        raise InvalidValueError(
+            f"Expected job names of letters, digits, '_', '-' and '.', found {name!r}; rename the job"
+        )
     return name
 
 
 def _tasks(job: str, tasks: object) -> Iterator[tuple[int, object]]:
-    """Yields the tasks of a job: index and whatever stands for the address."""
+    """Yields the index and the unchecked address of each task of a job."""
     if isinstance(tasks, (list, tuple)):
         yield from enumerate(cast("Sequence[object]", tasks))
         return
     if not isinstance(tasks, Mapping):
         raise TypeMismatchError(
             f"Expected the tasks of job {job!r} as a list or tuple of addresses, or a dictionary from indices to "
-            f"addresses, found {describe(tasks)}{'; write [...] around it' if isinstance(tasks, str) else ''}"
+            f"addresses, found {describe(tasks)}{'; enclose it in [...]' if isinstance(tasks, str) else ''}"
         )
     seen: set[int] = set()
     for given, address in cast("Mapping[object, object]", tasks).items():
-        # Names in TOML and JSON are texts.
+        # Keys in TOML and JSON are strings.
         index = int(given) if isinstance(given, str) and _INDEX.fullmatch(given) else whole_number_of(given)
         if index is None:
             kind = InvalidValueError if isinstance(given, str) else TypeMismatchError
-            raise kind(f"Expected indices of tasks of job {job!r} as whole numbers, found {describe(given)}")
+            raise kind(f"Expected task indices of job {job!r} as whole numbers, found {describe(given)}")
         if index < 0:
-            raise InvalidValueError(f"Expected indices of tasks of job {job!r} of at least 0, found {index}")
+            raise InvalidValueError(f"Expected task indices of job {job!r} to be at least 0, found {index}")
         if index >= _MOST_TASKS:
-            raise InvalidValueError(f"Expected indices of tasks of job {job!r} below {_MOST_TASKS}, found {index}")
+            raise InvalidValueError(f"Expected task indices of job {job!r} below {_MOST_TASKS}, found {index}")
         if index in seen:
-            raise InvalidValueError(f"Expected task {index} of job {job!r} once, found it twice")
+            raise InvalidValueError(f"Expected each task of job {job!r} once, found task {index} twice")
         seen.add(index)
         yield index, address
 
@@ -98,16 +103,16 @@ def _tasks(job: str, tasks: object) -> Iterator[tuple[int, object]]:
 def _checked_address(address: object, job: str, index: int) -> str:
     where = f"for task {index} of job {job!r}"
     if not isinstance(address, str):
-        advice = f"; leave it out and write {{index: address}} for job {job!r}" if address is None else ""
+        advice = f"; omit the task and write {{index: address}} for job {job!r}" if address is None else ""
         raise TypeMismatchError(f"Expected an address as text {where}, found {describe(address)}{advice}")
     try:
         target = parse_target(address, any_port=True)
     except InvalidValueError as error:
-        raise InvalidValueError(f"{error}; {where}") from None
+        raise InvalidValueError(f"Invalid address {where}: {error}") from None
     if target.is_everywhere:
         raise InvalidValueError(
-            f"Expected an address that other tasks can dial, found {address!r} {where}, which means every network "
-            "of a machine; write the name of the machine"
+            f"Expected an address that other tasks can dial, found {address!r} {where}, which stands for all networks "
+            "of a machine; use the name of the machine"
         )
     return address.strip()
 
@@ -117,21 +122,24 @@ class ClusterDef:
     """The jobs of a cluster, as data.
 
     Attributes:
-      jobs: The addresses of tasks by job and index, in any form that a `ClusterSpec` takes.
+      jobs: The addresses of the tasks by job and index. The constructor accepts any form that a `ClusterSpec` accepts.
 
     Raises:
-      TypeMismatchError: If jobs, indices or addresses are of another type.
-      InvalidValueError: If an address or an index cannot be right, or two tasks have one address.
+      TypeMismatchError: If a job, an index or an address has the wrong type.
+      InvalidValueError: If an address or an index is not valid, or two tasks have the same address.
     """
 
     jobs: Jobs = attrs.field(converter=_checked_jobs)
 
     def as_cluster_def(self) -> "ClusterDef":
-        """Returns this."""
+        """Returns this object."""
         return self
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns what this could be made of: a list per job, or a dictionary for a job with holes."""
+        """Returns a dictionary from which this object can be created.
+
+        Each job has a list of addresses, or a dictionary from indices to addresses if some indices have no task.
+        """
         return {job: list(t.values()) if list(t) == list(range(len(t))) else dict(t) for job, t in self.jobs.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,13 +167,13 @@ def _checked_index(index: object) -> int | None:
 
 @attrs.frozen
 class ServerDef:
-    """A task and its cluster, as data. Only a `Server` of the task checks whether it exists.
+    """A task and its cluster, as data. Only a `Server` of the task checks whether the task exists.
 
     Attributes:
-      cluster: The cluster; it is made of whatever a `ClusterSpec` is made of.
-      job_name: The task's job; `None` for the only one.
-      task_index: Its index in the job; `None` for the only one.
-      protocol: How it is dialled; there is only gRPC.
+      cluster: The cluster. The constructor accepts any form that a `ClusterSpec` accepts.
+      job_name: The job of the task; `None` for the only job.
+      task_index: The index of the task in its job; `None` for the only task.
+      protocol: The protocol for dialling the task. The only protocol is gRPC.
     """
 
     cluster: ClusterDef = attrs.field(converter=ClusterDef)
@@ -175,16 +183,16 @@ class ServerDef:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ServerDef":
-        """Returns the task that variables name.
+        """Returns the task that environment variables specify.
 
-        With the cluster in `FEDSTACK_CLUSTER`, the task is in `FEDSTACK_JOB` and `FEDSTACK_TASK`; with that in
-        `TF_CONFIG`, so is the task.
+        If the cluster is in `FEDSTACK_CLUSTER`, the task is in `FEDSTACK_JOB` and `FEDSTACK_TASK`. If the cluster is in
+        `TF_CONFIG`, the task is in the same variable.
 
         Args:
-          environment: The variables; those of this process by default.
+          environment: The variables; by default those of this process.
 
         Raises:
-          InvalidValueError: If there is no cluster, or it cannot be read.
+          InvalidValueError: If the variables do not describe a cluster, or cannot be read.
         """
         variables = os.environ if environment is None else environment
         job, index = task_in_environment(variables)
@@ -194,16 +202,16 @@ class ServerDef:
 class ClusterSpec:
     """The jobs of a cluster and the addresses of their tasks.
 
-    It stands for its workers wherever a place to run is named, if it has one job, or one called `worker`; else
-    `spec.job(name)` does.
+    A `ClusterSpec` can be passed wherever worker addresses are expected. It then stands for the tasks of its only job,
+    or of the job `worker`. To select another job, pass `spec.job(name)`.
 
     Args:
-      cluster: The addresses of each job as a list or tuple, or as a dictionary from indices to addresses; or a
-        `ClusterDef`, or another `ClusterSpec`. Port 0 is for a server that listens at any that is free.
+      cluster: A dictionary from jobs to addresses, which are a list or tuple, or a dictionary from indices to
+        addresses; or a `ClusterDef`, or another `ClusterSpec`. Port 0 stands for any free port of the server.
 
     Raises:
-      TypeMismatchError: If jobs, indices or addresses are of another type.
-      InvalidValueError: If an address or an index cannot be right, or two tasks have one address.
+      TypeMismatchError: If a job, an index or an address has the wrong type.
+      InvalidValueError: If an address or an index is not valid, or two tasks have the same address.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -211,33 +219,33 @@ class ClusterSpec:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "ClusterSpec":
-        """Reads a cluster from a TOML file, which has a table `[cluster]` with the jobs.
+        """Reads a cluster from a TOML file with a table `[cluster]` that contains the jobs.
 
         Raises:
-          InvalidValueError: If it cannot be read; the message names it.
+          InvalidValueError: If the file cannot be read, or does not describe a cluster. The message names the file.
         """
         return cls._from_document(cluster_in_file(path))
 
     @classmethod
     def from_text(cls, text: str) -> "ClusterSpec":
-        """Reads a cluster from the path of a file, or from what would be in it: TOML or JSON.
+        """Reads a cluster from a description in TOML or JSON, or from the path of a file with such a description.
 
         Raises:
-          InvalidValueError: If it cannot be read.
+          InvalidValueError: If the text or the file does not describe a cluster.
         """
         return cls._from_document(cluster_in(text))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClusterSpec":
-        """Reads a cluster from `FEDSTACK_CLUSTER`, or otherwise from TensorFlow's `TF_CONFIG`.
+        """Reads a cluster from `FEDSTACK_CLUSTER`, or, if that is not set, from TensorFlow's `TF_CONFIG`.
 
-        `FEDSTACK_CLUSTER` is the path of a file, or its content: TOML or JSON.
+        `FEDSTACK_CLUSTER` contains the path of a file, or the content of such a file in TOML or JSON.
 
         Args:
-          environment: The variables; those of this process by default.
+          environment: The variables; by default those of this process.
 
         Raises:
-          InvalidValueError: If there is none, or it cannot be read; the message names the variable.
+          InvalidValueError: If no variable describes a cluster. The message names the variable.
         """
         return cls._from_document(cluster_in_environment(os.environ if environment is None else environment))
 
@@ -246,7 +254,7 @@ class ClusterSpec:
         try:
             return cls(cast(Cluster, document.cluster))
         except FedstackError as error:
-            raise type(error)(f"{error}; in {document.where}") from None
+            raise type(error)(f"{error} (in {document.where})") from None
 
     @property
     def jobs(self) -> list[str]:
@@ -254,57 +262,57 @@ class ClusterSpec:
         return list(self._def.jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Returns how many tasks a job has."""
+        """Returns the number of tasks of a job."""
         return len(self._of(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Returns the indices of the tasks of a job, in ascending order."""
+        """Returns the indices of a job's tasks in ascending order."""
         return list(self._of(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """Returns the address of a task.
 
         Raises:
-          MembershipError: If the cluster has no such job, or that has no such task.
+          MembershipError: If the cluster has no such job, or the job has no such task.
         """
         tasks = self._of(job_name)
         index = whole_number_of(task_index)
         if index is None or index not in tasks:
-            known = ", ".join(map(str, tasks)) or "it has none"
+            known = ", ".join(map(str, tasks)) or "it has no tasks"
             found = describe(task_index) if index is None else index
-            raise MembershipError(f"Expected a task of job {job_name!r} ({known}), found {found}")
+            raise MembershipError(f"Expected a task of job {job_name!r} ({known}), found {found}; correct the index")
         return tasks[index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Returns the addresses of the tasks of a job by index, with `None` where there is no task."""
+        """Returns the addresses of a job's tasks as a list by index, with `None` for indices without a task."""
         tasks = self._of(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def job(self, name: str | None = None) -> "ClusterJob":
-        """Returns a job, which can be given as a target.
+        """Returns a job, which can be passed as a target.
 
         Args:
-          name: The name; by default that of the only job, or `worker`.
+          name: The name of the job; by default the only job, or `worker` if the cluster has several jobs.
 
         Raises:
-          MembershipError: If there is no such job, or several could be meant.
+          MembershipError: If there is no such job, or if `name` is missing and the choice is ambiguous.
         """
         if name is None:
             if len(self.jobs) != 1 and _WORKERS not in self.jobs:
                 raise MembershipError(
-                    f"Expected a cluster with one job, or one called {_WORKERS!r}, found {_listed(self.jobs)}; say "
-                    "which with spec.job(name)"
+                    f"Expected a cluster with one job or a job named {_WORKERS!r}, found {_listed(self.jobs)}; select "
+                    "a job with spec.job(name)"
                 )
             name = self.jobs[0] if len(self.jobs) == 1 else _WORKERS
         self._of(name)
         return ClusterJob(self, name)
 
     def resolve(self) -> tuple[Target, ...]:
-        """Returns whom to dial: the tasks of the job that is meant."""
+        """Returns the servers to dial: the tasks of the only job, or of the job `worker`."""
         return self.job().resolve()
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns what this could be made of: a list per job, or a dictionary for a job with holes."""
+        """Returns a dictionary from which this object can be created; see `ClusterDef.as_dict`."""
         return self._def.as_dict()
 
     def as_cluster_def(self) -> ClusterDef:
@@ -313,7 +321,9 @@ class ClusterSpec:
 
     def _of(self, job_name: str) -> Mapping[int, str]:
         if not isinstance(cast(object, job_name), str) or job_name not in self._def.jobs:
-            raise MembershipError(f"Expected a job of the cluster ({_listed(self.jobs)}), found {job_name!r}")
+            raise MembershipError(
+                f"Expected a job of the cluster ({_listed(self.jobs)}), found {job_name!r}; correct the name"
+            )
         return self._def.jobs[job_name]
 
     def __bool__(self) -> bool:
@@ -336,7 +346,7 @@ class ClusterSpec:
 
 @attrs.frozen
 class ClusterJob:
-    """A job of a cluster: a place to run, made by `ClusterSpec.job`.
+    """A job of a cluster, which can be passed wherever worker addresses are expected. `ClusterSpec.job` creates it.
 
     Attributes:
       spec: The cluster.
@@ -347,24 +357,24 @@ class ClusterJob:
     name: str
 
     def resolve(self) -> tuple[Target, ...]:
-        """Returns whom to dial.
+        """Returns the servers to dial: the tasks of the job.
 
         Raises:
-          MembershipError: If the job has no tasks, or the port of one is not known.
+          MembershipError: If the job has no tasks, or the port of a task is not known.
         """
         addresses = {index: self.spec.task_address(self.name, index) for index in self.spec.task_indices(self.name)}
         targets = {index: parse_target(address, any_port=True) for index, address in addresses.items()}
         if not targets:
-            raise MembershipError(f"Expected a job with tasks, found none in {self.name!r}")
+            raise MembershipError(f"Expected a job with tasks, found no tasks in {self.name!r}; add a task to the job")
         open_ports = [index for index, target in targets.items() if target.has_any_port]
         if open_ports:
             raise MembershipError(
-                f"Expected the ports of all tasks of job {self.name!r}, found 0, any that is free, for "
-                f"{', '.join(map(str, open_ports))}; let the tasks write their addresses into a file, and take those "
-                "that fedstack.service.wait_for_addresses(spec, file) returns"
+                f"Expected the ports of all tasks of job {self.name!r}, found port 0 (any free port) for "
+                f"{', '.join(map(str, open_ports))}; let the tasks write their addresses to a file, and use the "
+                "cluster that fedstack.service.wait_for_addresses(spec, file) returns"
             )
         return tuple(targets.values())
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "it has none"
+    return ", ".join(map(repr, names)) or "it has no jobs"

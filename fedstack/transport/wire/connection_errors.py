@@ -1,4 +1,4 @@
-"""Lists the reasons why a peer cannot be reached or used, for errors of gRPC and for faults that probing finds."""
+"""Lists the reasons why a peer cannot be reached or used: for errors of gRPC, and for the results of a diagnosis."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailabl
 
 @attrs.frozen
 class Words:
-    """The names of the parts of the credentials where users give them, and how the peer is started."""
+    """The terms for error messages: how users specify each part of the credentials, and how they start the peer."""
 
     authority: str
     certificate: str
@@ -36,11 +36,11 @@ OPTIONS = Words(
 )
 
 OF_WORKER = Words(
-    authority="--call-ca at the worker (ServerConfig.client_credentials)",
-    certificate="--call-cert and --call-key at the worker (ServerConfig.client_credentials)",
-    server_name="ServerConfig.client_credentials, as server_name, at the worker",
-    token="--call-token-file at the worker (ServerConfig.client_credentials)",
-    no_tls="the options --call-ca and --call-cert at the worker",
+    authority="--call-ca on the worker (ServerConfig.client_credentials)",
+    certificate="--call-cert and --call-key on the worker (ServerConfig.client_credentials)",
+    server_name="server_name in ServerConfig.client_credentials on the worker",
+    token="--call-token-file on the worker (ServerConfig.client_credentials)",
+    no_tls="the options --call-ca and --call-cert on the worker",
 )
 
 
@@ -49,9 +49,9 @@ class Reason:
     """Why a peer cannot be reached or used.
 
     Attributes:
-      found: The fault, as in "nothing listens there".
-      advice: What to do about it. Fields in braces are the `Words` and the address.
-      error: The error class; one that is not retryable says that waiting does not help.
+      found: The problem, as a clause such as "it does not answer".
+      advice: The solution. Fields in braces are replaced by the `Words` and the address.
+      error: The error class. Its objects are retryable only if waiting can help.
     """
 
     found: str
@@ -59,76 +59,82 @@ class Reason:
     error: type[FedstackError] = WorkerUnavailableError
 
     def error_at(self, address: str, why: str = "", words: Words = ARGUMENTS) -> FedstackError:
-        """Returns the error to raise; its `causes` have the reason once more, for lists of workers.
+        """Returns the error to raise. Its `causes` repeat the reason, for messages that list several workers.
 
         Args:
-          address: The peer.
-          why: More about the fault, in a few words.
+          address: The address of the peer.
+          why: Details of the problem, in a few words.
           words: The names of the parts of the credentials.
         """
         found = f"{self.found} ({why})" if why else self.found
         advice = self.advice.format(address=address, **attrs.asdict(words))
         error = self.error(f"Cannot use the server at {address}: {found}; {advice}")
-        # What to do about peers that are away is the same for all of a list, and stands at its head.
+        # The advice for unreachable peers is the same for all peers in a list, so the list states it once, at its head.
         error.causes = {address: f"{found}; {advice}" if self.error is AuthenticationError else found}
         return error
 
 
-NOT_LISTENING = Reason("nothing listens there (connection refused)", "start one with `{serve}`, or correct the address")
-NO_SOCKET = Reason("there is no such socket", "start one with `{serve} --unix-socket`, or correct the path")
-NOT_A_SOCKET = Reason("it is not a socket", "give the path that the server was given as --unix-socket")
-LEFT_BEHIND = Reason("nothing listens there: its server left the socket behind", "start it again")
-NO_HOST = Reason("there is no host of that name", "correct the name")
-NO_WAY = Reason("there is no way to it from here", "correct the address, and look for a firewall in between")
-NO_ANSWER = Reason(
-    "it does not answer", "see whether it is busy or paused, look for a firewall in between, or correct the address"
+NOT_LISTENING = Reason(
+    "no server is listening (connection refused)", "start a server with `{serve}`, or correct the address"
 )
-BROKEN_OFF = Reason("the connection broke off", "see whether it still runs")
-HANGS_UP = Reason("it hangs up at once", "see whether it runs and talks gRPC, and whether it asks for {certificate}")
-OTHER_LANGUAGE = Reason("it does not talk gRPC", "correct host and port")
+NO_SOCKET = Reason("the socket does not exist", "start a server with `{serve} --unix-socket`, or correct the path")
+NOT_A_SOCKET = Reason("the path is not a socket", "use the path in the --unix-socket option of the server")
+LEFT_BEHIND = Reason("no server is listening, and the socket is left from an earlier server", "restart the server")
+NO_HOST = Reason("the host name cannot be resolved", "correct the host name")
+NO_WAY = Reason("it cannot be reached from this machine", "correct the address, and check for a firewall in between")
+NO_ANSWER = Reason(
+    "it does not answer", "check whether it is busy or paused, check for a firewall in between, or correct the address"
+)
+BROKEN_OFF = Reason("the connection was lost", "check whether the server is still running")
+HANGS_UP = Reason(
+    "it closes connections immediately",
+    "check whether it is running and speaks gRPC, and whether it requires {certificate}",
+)
+OTHER_LANGUAGE = Reason("it does not speak gRPC", "correct the host and port")
 NO_TLS = Reason(
-    "it does not talk TLS, and was dialled with TLS",
+    "it does not use TLS, but was dialled with TLS",
     "dial grpc://{address} without {no_tls}, or correct the address",
     AuthenticationError,
 )
 TLS = Reason(
-    "it talks TLS, and was dialled without",
-    "give the certificate of its authority with {authority}",
+    "it uses TLS, but was dialled without TLS",
+    "pass the certificate of its authority with {authority}",
     AuthenticationError,
 )
 OTHER_NAME = Reason(
-    "its certificate is for other names",
-    "dial a name that it is for, or give that as {server_name}",
+    "its certificate is valid for other names only",
+    "dial a name in the certificate, or pass such a name as {server_name}",
     AuthenticationError,
 )
 UNTRUSTED = Reason(
-    "its certificate is not from an authority that we trust", "give the right {authority}", AuthenticationError
+    "its certificate is not from a trusted authority", "pass the correct {authority}", AuthenticationError
 )
 NOT_VALID = Reason(
-    "its certificate, or its authority's, is not valid today",
-    "give the server a new one, or set the clock of this machine",
+    "its certificate or the certificate of its authority is not valid today",
+    "install a new certificate on the server, or correct the clock of this machine",
     AuthenticationError,
 )
 NO_HANDSHAKE = Reason(
-    "it and we do not agree about TLS",
-    "see that each side trusts the other's certificate, and that ours and its key are usable",
+    "the TLS handshake failed",
+    "check that each side trusts the other's certificate, and that the client's certificate and key are valid",
     AuthenticationError,
 )
-WANTS_CERTIFICATE = Reason("it asks for a certificate of ours", "give {certificate}", AuthenticationError)
+WANTS_CERTIFICATE = Reason("it requires a client certificate", "pass {certificate}", AuthenticationError)
 CERTIFICATE_REFUSED = Reason(
-    "it does not accept our certificate",
-    "give one from an authority that it trusts with {certificate}",
+    "it does not accept the client certificate",
+    "pass a certificate from an authority that the server trusts with {certificate}",
     AuthenticationError,
 )
 CERTIFICATE_NOT_VALID = Reason(
-    "it does not accept our certificate",
-    "give a new one with {certificate}, or set the clock of this machine",
+    "it does not accept the client certificate",
+    "pass a new certificate with {certificate}, or correct the clock of this machine",
     AuthenticationError,
 )
-WANTS_TOKEN = Reason("it asks for a token", "give {token}", AuthenticationError)
-TOKEN_NOT_ACCEPTED = Reason("it does not accept our token", "give the right {token}", AuthenticationError)
+WANTS_TOKEN = Reason("it requires a token", "pass {token}", AuthenticationError)
+TOKEN_NOT_ACCEPTED = Reason("it does not accept the token", "pass the correct {token}", AuthenticationError)
 
-# How gRPC words some of them, which differs from release to release. The first that fits counts.
+# Patterns for the texts in which gRPC reports some of these reasons. The texts differ between releases. The first
+# pattern that matches determines the reason.
 _IN_GRPCS_WORDS = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), reason)
     for pattern, reason in (
@@ -150,7 +156,7 @@ _IN_GRPCS_WORDS = tuple(
 _NO_CONNECTION = frozenset(
     reason.found for reason in (NOT_LISTENING, NO_SOCKET, LEFT_BEHIND, NO_HOST, NO_WAY, HANGS_UP)
 )
-# The beginnings of gRPC's own messages; all others come from a peer.
+# The beginnings of messages that gRPC itself generates. All other messages are sent by a peer.
 _OWN = re.compile(
     r"failed to connect to all addresses|errors resolving|DNS resolution|socket closed|connection reset|recvmsg|"
     r"sendmsg|broken pipe|keepalive|ping timeout|endpoint|transport|stream removed|goaway|trying to connect|end of tcp|"
@@ -160,17 +166,17 @@ _OWN = re.compile(
 
 
 def reason_of(message: str) -> Reason | None:
-    """Returns the reason in a message of gRPC's; `None` for one that a peer sent, or that is new."""
+    """Returns the reason that a message of gRPC reports; `None` for messages of a peer and for unknown messages."""
     if not _OWN.match(message):
         return None
     return next((reason for pattern, reason in _IN_GRPCS_WORDS if pattern.search(message)), None)
 
 
 def never_arrived(error: FedstackError) -> bool:
-    """Returns whether an error of a call means that there was no connection, so that nothing has arrived."""
+    """Returns whether the error of a call means that no connection existed, so the peer has not received the call."""
     return bool(error.causes) and all(cause in _NO_CONNECTION for cause in error.causes.values())
 
 
 def listed(causes: Mapping[str, str]) -> str:
-    """Returns lines for the end of a message: each address and its fault."""
+    """Returns lines to append to an error message: each address with its problem."""
     return "".join(f"\n  {address}: {cause}" for address, cause in causes.items())

@@ -1,7 +1,8 @@
-"""Frames the messages of a stream: a header, the bytes of arrays in chunks, heartbeats.
+"""Encodes and decodes the frames of a stream: a header, the bytes of arrays in chunks, and heartbeats.
 
-Data frames are written and read by hand, as protobuf would, because protobuf copies bytes on every step: on the way out
-they are copied once, into the message that gRPC gets, and on the way in once, from it into the array.
+Data frames are encoded and decoded without protobuf, in protobuf's format, because protobuf copies bytes at every step.
+The sender copies the bytes of an array once, into the message for gRPC. The receiver copies them once, from the message
+into the array.
 """
 
 import itertools
@@ -17,11 +18,11 @@ from fedstack.foundations.number_checks import whole_number_validator
 from fedstack.foundations.segments import LARGE_BYTES, Rows, Segment
 from fedstack.proto import extensions_pb2
 
-# gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.
+# In measurements, gRPC streams fastest with messages of 1 to 4 MiB. It buffers several messages on both sides.
 CHUNK_BYTES = 1024 * 1024
 _MOST_BYTES = 1 << 30  # a message has at most 2 GiB
 _MAX_NAME_BYTES = 200
-_MOST_WORK = 100  # of a peer that reports more than it should
+_MOST_WORK = 100  # the maximum number of functions to read from a heartbeat, in case a peer reports too many
 
 
 @attrs.frozen
@@ -40,18 +41,19 @@ class Chunking:
 _HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: length-delimited
 _DATA_TAG = bytes([extensions_pb2.Frame.DATA_FIELD_NUMBER << 3 | 2])
 _MAX_LENGTH_BYTES = 10
-# In frames of this size or more, data begin at a multiple of eight, where arrays can be used without a copy. An empty
-# field comes first for that; protobuf takes the last one. Its parser for C++ would not read a longer length.
+# In frames of at least this size, the data start at a multiple of eight bytes, so that arrays can be used without a
+# copy. To align the data, the frame starts with an empty data field; protobuf uses the last occurrence of a field.
+# protobuf's C++ parser would not accept a longer encoding of the length instead.
 _ALIGNED_BYTES, _ALIGNED_LENGTH = 16 << 10, 5
 _ALIGNED_TAG = _DATA_TAG + b"\0" + _DATA_TAG
 
 
 @attrs.frozen
 class Header:
-    """The message that the method names.
+    """The header of a stream: a message of the type that the method defines.
 
     Attributes:
-      content: The message, serialized.
+      content: The serialized message.
     """
 
     content: bytes
@@ -59,7 +61,7 @@ class Header:
 
 @attrs.frozen
 class Data:
-    """The next bytes of the arrays.
+    """A chunk of the bytes of arrays.
 
     Attributes:
       data: The bytes, as a view of the frame.
@@ -70,14 +72,14 @@ class Data:
 
 @attrs.frozen
 class RunningClients:
-    """A function that runs, or that ran at a peer's last report.
+    """A function that is running, or that was running when the peer last reported.
 
     Attributes:
-      first_client: The first client of its block, counted over the whole federation.
-      clients: The number of clients of the block, which run one after the other; 0 for work at the server.
-      function: Its name; of several that run in turn, all names.
-      seconds: How long it has run.
-      client: The client that runs now; `None` if that is not known.
+      first_client: The index of the first client in the block, counted over the whole federation.
+      clients: The number of clients in the block, which run sequentially; 0 for work on the server.
+      function: The name of the function; if several functions run sequentially, all their names.
+      seconds: The time in seconds since the function started.
+      client: The index of the client that is running; `None` if it is not known.
     """
 
     first_client: int
@@ -87,7 +89,7 @@ class RunningClients:
     client: int | None = None
 
     def write(self, message: extensions_pb2.Work) -> None:
-        """Writes the work into its message."""
+        """Writes the fields to a message."""
         message.first_client, message.clients = self.first_client, self.clients
         message.function, message.seconds = _named(self.function), self.seconds
         if self.client is not None:
@@ -95,14 +97,21 @@ class RunningClients:
 
     @classmethod
     def read(cls, message: extensions_pb2.Work) -> "RunningClients":
-        """Reads the work from its message."""
+        """Reads the fields from a message."""
         client = message.client if message.HasField("client") else None
         return cls(message.first_client, message.clients, message.function, message.seconds, client)
 
 
 @attrs.frozen
 class Heartbeat:
-    """A sign of life, with the numbers of clients of the running phase, and the work that runs, longest first."""
+    """A message that shows that a peer is alive.
+
+    Attributes:
+      done: The number of clients of the running phase that are done.
+      running: The number of clients that are running.
+      failed: The number of clients that have failed.
+      work: The running functions, longest running first.
+    """
 
     done: int = 0
     running: int = 0
@@ -111,17 +120,17 @@ class Heartbeat:
 
 
 def _named(name: str) -> str:
-    """Returns the name of a function in a form that fits every message."""
+    """Returns the name of a function, escaped and shortened for use in any message."""
     return shortened(printable(name[:_MAX_NAME_BYTES]), _MAX_NAME_BYTES)
 
 
 def header_frame(content: bytes) -> bytes:
-    """Returns the first frame of a stream, with a serialized message."""
+    """Returns the first frame of a stream, which contains a serialized message."""
     return b"".join((_HEADER_TAG, length_of(len(content)), content))
 
 
 def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[RunningClients] = ()) -> bytes:
-    """Returns a heartbeat frame: the server works, for so many clients, and on what."""
+    """Returns a heartbeat frame; see `Heartbeat` for the fields."""
     heartbeat = extensions_pb2.Heartbeat(done=done, running=running, failed=failed)
     for piece in work:
         piece.write(heartbeat.work.add())
@@ -129,15 +138,15 @@ def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iter
 
 
 def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yields the frames that carry the bytes of arrays, each made when it is needed.
+    """Yields the frames that contain the bytes of arrays. Each frame is created when it is requested.
 
     Args:
-      segments: Bytes, one-dimensional and contiguous, or rows. Small ones share a frame, large ones are cut; a row is
-        cut only if no frame has room for it.
-      chunk_bytes: The most bytes that a frame carries.
+      segments: One-dimensional contiguous bytes, or rows. Small segments share a frame, and large segments are split. A
+        row is split only if it is larger than a frame.
+      chunk_bytes: The maximum number of bytes in a frame.
     """
     if chunk_bytes < 1:
-        raise InvalidValueError(f"Expected chunks of at least 1 byte, found {chunk_bytes}")
+        raise InvalidValueError(f"Expected chunk_bytes to be at least 1, found {chunk_bytes}")
     frame = _OpenFrame(chunk_bytes)
     for segment in segments:
         if isinstance(segment, Rows) and segment.row_bytes <= chunk_bytes:
@@ -150,15 +159,15 @@ def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> 
 
 
 class _OpenFrame:
-    """The frame that is being filled."""
+    """A data frame that is being filled."""
 
     def __init__(self, chunk_bytes: int) -> None:
-        self.pieces: list[memoryview] = []  # and arrays, which are as good to `join`
+        self.pieces: list[memoryview] = []  # or arrays, which `join` also accepts
         self._chunk_bytes = chunk_bytes
         self._room = chunk_bytes
 
     def fill_with_bytes(self, content: memoryview) -> Iterator[bytes]:
-        """Yields the full frames; the rest stays here."""
+        """Adds bytes, and yields the frames that become full."""
         start = 0
         while start < len(content):
             piece = content[start : start + self._room]
@@ -169,7 +178,10 @@ class _OpenFrame:
                 yield self.take()
 
     def fill_with_rows(self, rows: Rows) -> Iterator[bytes]:
-        """Adds rows, without cutting any. `join` reads arrays as they are: a view of each would take time."""
+        """Adds rows without splitting any, and yields the frames that become full.
+
+        The arrays are passed to `join` directly, because creating a view of each array would take time.
+        """
         start = 0
         while start < len(rows.arrays):
             count = self._room // rows.row_bytes
@@ -182,7 +194,7 @@ class _OpenFrame:
             self._room -= len(taken) * rows.row_bytes
 
     def take(self) -> bytes:
-        """Returns the frame and starts the next."""
+        """Returns the frame, and starts the next frame."""
         size = self._chunk_bytes - self._room
         if size >= _ALIGNED_BYTES:
             frame = b"".join((_ALIGNED_TAG, length_of(size, _ALIGNED_LENGTH), *self.pieces))
@@ -193,7 +205,7 @@ class _OpenFrame:
 
 
 def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
-    """Reads a frame. Data is a view of the frame, not a copy.
+    """Decodes a frame. The data of a data frame are a view of the frame, not a copy.
 
     Raises:
       InvalidValueError: If the bytes are not a frame.
@@ -205,8 +217,8 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
         parsed = extensions_pb2.Frame.FromString(frame)
     except DecodeError as error:
         raise InvalidValueError(
-            f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are not one "
-            f"({error}); do both sides speak the same protocol?"
+            f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are not a frame "
+            f"({error}); check that both sides use the same protocol"
         ) from error
     kind = parsed.WhichOneof("kind")
     if kind == "header":
@@ -218,16 +230,19 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
         work = tuple(map(RunningClients.read, itertools.islice(beat.work, _MOST_WORK)))
         return Heartbeat(beat.done, beat.running, beat.failed, work)
     raise InvalidValueError(
-        f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes without; the peer may be newer"
+        f"Expected a frame with a header, data or a heartbeat, found another frame of {len(frame)} bytes; check "
+        "whether the peer runs a newer release"
     )
 
 
 def length_of(size: int, least: int = 1) -> bytes:
-    """Returns a length as protobuf's varint: seven bits a byte, lowest first, with a mark on all bytes but the last.
+    """Returns a length as a varint of protobuf.
+
+    Each byte has seven bits, lowest first. All bytes but the last have their highest bit set.
 
     Args:
       size: The length.
-      least: The fewest bytes; zeros fill the varint up.
+      least: The minimum number of bytes. The varint is padded with zeros.
     """
     encoded = bytearray()
     while size > 0x7F or len(encoded) + 1 < least:
@@ -238,7 +253,7 @@ def length_of(size: int, least: int = 1) -> bytes:
 
 
 def data_of(frame: bytes) -> Data | None:
-    """Reads a frame with data only, in constant time; returns `None` for any other."""
+    """Decodes a frame that contains only data, in constant time. Returns `None` for any other frame."""
     if not frame.startswith(_DATA_TAG):
         return None
     size, start = length_at(frame, len(_ALIGNED_TAG if frame.startswith(_ALIGNED_TAG) else _DATA_TAG))
@@ -246,7 +261,11 @@ def data_of(frame: bytes) -> Data | None:
 
 
 def length_at(message: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Reads a length; returns it and its end, which is 0 if there is no length."""
+    """Decodes the length at a position of a message.
+
+    Returns:
+      The length, and the position after it; both are 0 if the position has no valid length.
+    """
     size = 0
     for index, byte in enumerate(message[at : at + _MAX_LENGTH_BYTES]):
         size |= (byte & 0x7F) << 7 * index

@@ -1,4 +1,4 @@
-"""Notices when a peer that should send signs of life has been silent for too long."""
+"""Detects that a peer, which should send messages or heartbeats regularly, has been silent for too long."""
 
 import asyncio
 import types
@@ -11,24 +11,24 @@ from fedstack.foundations.deadline import LoopTimer, timers_on
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _END: Final = object()
-# A loop that is later than this, and later than half the limit, was held up: by a debugger, a closed lid, a busy
-# machine.
+# If a timer fires later than this, and later than half its limit, the loop was held up, for example by a debugger, a
+# suspended computer or an overloaded machine.
 _HELD_UP_SECONDS = 0.5
 
 
 async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer") -> AsyncGenerator[_T, None]:
-    """Yields the items of a stream, as long as it does not pause for too long.
+    """Yields the items of a stream until the stream ends or pauses for too long.
 
-    Only the time spent waiting for the stream counts, not what the consumer does in between.
+    Only the time spent waiting for the stream counts as a pause, not the time that the consumer takes between items.
 
     Args:
-      stream: Anything to iterate over, calls of `grpc.aio` included. If an item is being awaited at the end, it is
-      cancelled; otherwise the owner of the stream closes it.
-      limit: The longest pause, in seconds.
-      who: The expected sender, for error messages.
+      stream: Any asynchronous iterable, such as a call of `grpc.aio`. If a pause is too long, the awaited item is
+        cancelled. The owner of the stream closes it.
+      limit: The maximum length of a pause, in seconds.
+      who: The name of the sender in error messages.
 
     Raises:
-      DeadlineExceededError: If the pause was longer.
+      DeadlineExceededError: If a pause was longer than `limit`.
     """
     iterator, silence = aiter(stream), _Silence(limit)
     try:
@@ -52,10 +52,10 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
 
 @types.coroutine
 def _next_of(iterator: AsyncIterator[_T], silence: "_Silence") -> Generator[Any, Any, _T | object]:
-    """Awaits an item, and passes the innermost awaitable to `silence`: so no item needs a task of its own.
+    """Awaits an item, and passes each awaitable that the loop waits for to `silence`, so that no task is needed.
 
-    `asyncio.wait_for` makes a task, too; its TimeoutError looks like one of the stream; and before Python 3.12, it may
-    lose a cancellation.
+    `asyncio.wait_for` is not used because it creates a task per item, its `TimeoutError` cannot be distinguished from a
+    `TimeoutError` of the stream, and before Python 3.12, it may lose a cancellation.
     """
     steps = iterator.__anext__().__await__()
     try:
@@ -75,25 +75,25 @@ def _next_of(iterator: AsyncIterator[_T], silence: "_Silence") -> Generator[Any,
 
 
 class Call(Protocol[_T_co]):
-    """A running call, such as one of `grpc.aio`, or a future."""
+    """A running call, such as a call of `grpc.aio`, or a future."""
 
     def cancel(self) -> bool:
-        """Ends the call; returns whether it had not ended before."""
+        """Cancels the call. Returns whether the call was still running."""
         ...
 
     def __await__(self) -> Generator[object, None, _T_co]: ...
 
 
 async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T:
-    """Returns the single answer of a call, and cancels the call if it is late: `watch` without a task.
+    """Returns the response of a unary call, and cancels the call if it takes too long. It does not create a task.
 
     Args:
       call: The call.
-      limit: The most seconds that the call may take.
-      who: The expected sender, for error messages.
+      limit: The time limit of the call in seconds.
+      who: The name of the sender in error messages.
 
     Raises:
-      DeadlineExceededError: If the call took longer.
+      DeadlineExceededError: If the call took longer than `limit`.
     """
     silence = _Silence(limit)
     silence.begin(call)
@@ -108,13 +108,13 @@ async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T
 
 
 class _Silence:
-    """Ends what is awaited if that takes too long.
+    """A timer that cancels an awaited call if the wait takes too long.
 
     Args:
-      limit: The most seconds that it may take.
+      limit: The maximum time to wait in seconds.
 
     Attributes:
-      ended_call: Whether it was ended.
+      ended_call: Whether the timer has cancelled a call.
     """
 
     def __init__(self, limit: float) -> None:
@@ -126,15 +126,15 @@ class _Silence:
         self._timer: LoopTimer | None = None
 
     def begin(self, call: "Call[object] | None") -> None:
-        """Starts to time an awaitable; a call that was ended may take its time to finish."""
+        """Starts timing an awaitable. Does nothing after a call was cancelled, since it may take time to finish."""
         if self.ended_call:
             return
         self._call, self._end = call, self._loop.time() + self._limit
-        if self._timer is None:  # else that finds out when it is due
+        if self._timer is None:  # a running timer checks the new end when it fires
             self._wait()
 
     def pause(self) -> None:
-        """Stops timing."""
+        """Stops timing until the next `begin`."""
         self._call = None
 
     def end(self) -> None:
@@ -160,12 +160,13 @@ class _Silence:
 
 
 def held_up(late: float, limit: float) -> bool:
-    """Returns whether a loop that noticed a silence so late may have missed earlier signs of life."""
+    """Returns whether a loop may have missed earlier messages because it detected a silence `late` seconds too late."""
     return late >= max(limit / 2, _HELD_UP_SECONDS)
 
 
 def silent(who: str, limit: float) -> DeadlineExceededError:
-    """Returns the error for a peer that was silent for so many seconds."""
+    """Returns the error for a peer that was silent for `limit` seconds."""
     return DeadlineExceededError(
-        f"{who} gave no sign of life within {limit:.3g} seconds; it hangs, or the way to it is cut"
+        f"{who} sent no message or heartbeat within {limit:.3g} seconds; check whether it hangs or the connection is "
+        "interrupted"
     )

@@ -1,11 +1,11 @@
-"""Defines parcels, which travel as one unit: a message, and the memory of large arrays beside it.
+"""Defines parcels, which are sent as a unit: a message together with the memory of the large arrays it describes.
 
-A transport carries them in its own form. gRPC sends a small parcel as one message (`write_whole`) and any other as
-frames (`frames.py`); a connection in memory passes parcels on.
+Each transport has its own encoding of parcels. gRPC sends a small parcel as one message (`write_whole`) and other
+parcels as frames (`frames.py`). A connection within a process passes parcels on unchanged.
 
-Ownership of memory: a segment stays the sender's. The sender does not change it until the call has ended, or until it
-is asked for its next answer; after that a transport keeps no reference to it. A buffer stays the receiver's. It is
-written to only while `read_into` runs.
+Ownership of memory: a segment belongs to the sender. The sender must not change it until the call has ended or until
+the sender is asked for its next parcel. After that, a transport keeps no reference to the segment. A buffer belongs to
+the receiver, and is written to only while `read_into` runs.
 """
 
 import itertools
@@ -32,13 +32,13 @@ from fedstack.transport.wire.frames import (
 
 @attrs.frozen
 class Parcel:
-    """A message and memory, to send.
+    """A message with memory, to send.
 
     Attributes:
-      header: The message, serialized.
+      header: The serialized message.
       segments: The memory, in the order in which the message describes it.
-      chunk_bytes: The most bytes of segments in a piece, for transports that cut them.
-      is_last: Whether no other parcel comes after it in the same call, as far as that is known.
+      chunk_bytes: The maximum number of bytes of segments in a piece, for transports that split segments.
+      is_last: Whether the parcel is the last of its call, as far as is known.
     """
 
     header: bytes
@@ -47,21 +47,24 @@ class Parcel:
     is_last: bool = True
 
 
-# The parts of an incoming parcel: its header, then the bytes of its segments, cut anywhere, or all of it at once; with
-# heartbeats between them.
+# A part of an incoming parcel. A parcel is received either as a whole, or as a header followed by the bytes of the
+# segments, which may be split at any position. Heartbeats may occur in between.
 Piece: TypeAlias = Header | Data | Heartbeat | Parcel
-# Runs work on so many bytes: on the current thread, or on another.
+# Runs a function that processes the given number of bytes, on the current thread or on another.
 Run: TypeAlias = Callable[[int, Callable[[], None]], Awaitable[None]]
 
 
 def frames_of(parcel: Parcel) -> Iterator[bytes]:
-    """Yields a parcel as frames, each made when it is needed."""
+    """Yields a parcel as frames. Each frame is created when it is requested."""
     yield header_frame(parcel.header)
     yield from data_frames(parcel.segments, parcel.chunk_bytes)
 
 
 def pieces_of(parcel: Parcel) -> Iterator[Piece]:
-    """Yields a parcel as it arrives: its own memory, except that several small rows make one piece."""
+    """Yields the pieces of a parcel as a receiver would get them.
+
+    The pieces are views of the parcel's own memory, except that several small rows are copied into one piece.
+    """
     yield Header(parcel.header)
     for segment in parcel.segments:
         if not isinstance(segment, Rows):
@@ -80,18 +83,18 @@ async def _here(_: int, work: Callable[[], None]) -> None:
 
 
 class Incoming:
-    """A parcel that arrives: first its header, then its segments, into memory of the receiver.
+    """A parcel that is being received: first the header, then the segments, into memory of the receiver.
 
-    Nothing is read from the connection before the receiver needs it, so that the receiver can refuse an announced size
+    The connection is read only when the receiver requests data. The receiver can therefore reject an announced size
     before it allocates memory, and a sender of several parcels waits for a slow receiver.
 
-    Attributes:
-      is_here: Whether all of it has arrived with the header.
-
     Args:
-      pieces: The source of the parcel, or the parcel itself.
-      run: Copies arrived bytes; by default on the current thread.
-      on_heartbeat: Called with each heartbeat; `None` if heartbeats are not allowed.
+      pieces: The source of the pieces of the parcel, or the parcel itself.
+      run: A function that runs the copying of received bytes; by default on the current thread.
+      on_heartbeat: A function that is called with each heartbeat; `None` if heartbeats are not allowed.
+
+    Attributes:
+      is_here: Whether the whole parcel was received together with its header.
     """
 
     def __init__(
@@ -101,16 +104,19 @@ class Incoming:
         on_heartbeat: Callable[[Heartbeat], None] | None = None,
     ) -> None:
         self.is_here = False
-        self._pieces: AsyncIterator[Piece] | Parcel | None = pieces  # none where there is nothing left
+        self._pieces: AsyncIterator[Piece] | Parcel | None = pieces  # `None` if no pieces remain
         self._run = run
         self._on_heartbeat = on_heartbeat
         self._left = memoryview(b"")
 
     async def header(self) -> bytes:
-        """Returns the header; call it first, and again after the segments of each of several parcels.
+        """Returns the header of the parcel.
+
+        It must be called before the segments are read. If the call has several parcels, it must be called again for
+        each of them, after the segments of the previous parcel have been read.
 
         Raises:
-          InvalidValueError: If there is none.
+          InvalidValueError: If the stream ends without a header, or contains another piece.
         """
         pieces = self._pieces
         if isinstance(pieces, Parcel):
@@ -122,7 +128,9 @@ class Incoming:
                 if isinstance(piece, Parcel):
                     return self._taken(piece)
                 self._take_heartbeat(piece)
-        raise InvalidValueError("Expected a header and then data, found a stream that ended without one")
+        raise InvalidValueError(
+            "Expected a header followed by data, found the end of the stream; check that the peer still runs"
+        )
 
     def _taken(self, parcel: Parcel) -> bytes:
         self.is_here = True
@@ -130,13 +138,13 @@ class Incoming:
         return parcel.header
 
     async def read_into(self, buffers: Sequence[memoryview]) -> None:
-        """Waits until the segments are in the buffers.
+        """Reads all remaining segments into the buffers.
 
         Args:
-          buffers: Writable bytes, one-dimensional and contiguous, as many as the header announced.
+          buffers: Writable, one-dimensional, contiguous buffers, which together have the announced number of bytes.
 
         Raises:
-          InvalidValueError: If there are more or fewer bytes, or other pieces than bytes.
+          InvalidValueError: If the parcel has more or fewer bytes than the buffers, or contains pieces other than data.
         """
         if self._pieces is None and not buffers:
             return
@@ -146,7 +154,7 @@ class Incoming:
         reader.finish()
 
     async def read_next(self, buffers: Sequence[memoryview]) -> None:
-        """Waits until the next segments are in the buffers; `read_into` reads the rest, which may be empty."""
+        """Reads the next segments into the buffers. `read_into` must read the rest, even if it is empty."""
         reader = SegmentReader(buffers)
         while reader.missing and (data := await self._next()) is not None:
             self._left = data[reader.missing :]
@@ -154,9 +162,10 @@ class Incoming:
         reader.finish()
 
     async def pieces(self, size: int) -> list[memoryview]:
-        """Returns the next bytes as they have arrived, as many as asked for; fewer at the end.
+        """Returns the next `size` bytes as received, without copying them; fewer bytes at the end of the parcel.
 
-        They are memory of frames, or of the sender without a network: for callers that know that nothing writes to it.
+        The bytes are memory of frames, or of the sender if there is no network. Callers must make sure that this memory
+        is not written to.
         """
         found: list[memoryview] = []
         while size and (data := await self._next()) is not None:
@@ -169,7 +178,7 @@ class Incoming:
         await self._run(len(data), lambda: reader.feed(data))
 
     async def _next(self) -> memoryview | None:
-        """Returns the next bytes, and `None` after the last."""
+        """Returns the next bytes, or `None` after the last bytes."""
         if self._left:
             left, self._left = self._left, memoryview(b"")
             return left
@@ -184,13 +193,14 @@ class Incoming:
     def _take_heartbeat(self, piece: Piece) -> None:
         if self._on_heartbeat is None or not isinstance(piece, Heartbeat):
             raise InvalidValueError(
-                f"Expected a header and then data, found a {type(piece).__name__}; the peer speaks something else"
+                f"Expected a header followed by data, found a {type(piece).__name__}; check that both sides use the "
+                "same protocol"
             )
         self._on_heartbeat(piece)
 
 
 def incoming_of(parcel: Parcel, run: Run = _here) -> Incoming:
-    """Returns the incoming side of a parcel that is already in memory."""
+    """Returns the receiving side of a parcel that is already in memory."""
     return Incoming(parcel, run)
 
 
@@ -209,14 +219,16 @@ class _Here:
         raise StopAsyncIteration
 
 
-# Without parcels as one message, a small call of a method takes 1.8 times as long, 1.6 times with 32 in flight, and a
-# call of a megabyte 1.2 times (`benchmarks --only methods`; `call_stream.py` is the serving half). They are written and
-# read by hand, as frames are, so that bytes are copied once: with protobuf's own copies a megabyte takes 1.5 times as
-# long. The suffix of methods that take them:
+# Small parcels are sent as one message. With frames instead, a small call of a method takes 1.8 times as long, or 1.6
+# times with 32 calls in flight, and a call with a megabyte 1.2 times as long (`benchmarks --only methods`).
+# `call_stream.py` implements the server side. Like frames, these messages are encoded and decoded without protobuf, so
+# that bytes are copied only once: with protobuf's copies, a call with a megabyte takes 1.5 times as long.
+
+# The suffix of methods that receive and return a parcel as one message.
 SUFFIX = "Whole"
-# The method that returns the answers of calls that continue.
+# The method that returns the response of a call that continues after its first response.
 JOIN = "Join"
-# The most bytes of a parcel that travels as one message: an array of a megabyte and its description.
+# The maximum size of a parcel that is sent as one message: an array of a megabyte and its description.
 WHOLE_BYTES = CHUNK_BYTES + (64 << 10)
 
 _HEADER_TAG = bytes([extensions_pb2.Whole.HEADER_FIELD_NUMBER << 3 | 2])  # 2: length-delimited
@@ -224,7 +236,7 @@ _DATA_TAG = bytes([extensions_pb2.Whole.DATA_FIELD_NUMBER << 3 | 2])
 
 
 def fits_whole(parcel: Parcel) -> bool:
-    """Returns whether a parcel is small enough for one message."""
+    """Returns whether a parcel is small enough to be sent as one message."""
     size = len(parcel.header)
     for segment in parcel.segments:
         if size > WHOLE_BYTES:
@@ -234,27 +246,30 @@ def fits_whole(parcel: Parcel) -> bool:
 
 
 def write_whole(parcel: Parcel) -> bytes:
-    """Returns a parcel as one message."""
+    """Encodes a parcel as one message."""
     header = _HEADER_TAG, length_of(len(parcel.header)), parcel.header
     size = sum(map(len, parcel.segments))
     return joined(parcel.segments, *header, *((_DATA_TAG, length_of(size)) if size else ()))
 
 
 def write_goes_on(call: str) -> bytes:
-    """Returns the answer to a call that continues."""
+    """Returns the first response to a call that continues, which contains the id of the call."""
     return extensions_pb2.Whole(goes_on=call).SerializeToString()
 
 
 def join_request(call: str) -> bytes:
-    """Returns the request for the answer to a call that continues."""
+    """Returns the request for the response of a call that continues."""
     return extensions_pb2.JoinRequest(call=call).SerializeToString()
 
 
 def read_whole(message: bytes | memoryview) -> Parcel | str:
-    """Reads a parcel, whose segment is a view of the message, or the id of a call that continues.
+    """Decodes a message that contains a parcel or the id of a call that continues.
+
+    Returns:
+      The parcel, whose segment is a view of the message, or the id.
 
     Raises:
-      InvalidValueError: If the message is neither.
+      InvalidValueError: If the message cannot be decoded.
     """
     parcel = _parcel_of(message)
     if parcel is not None:
@@ -263,14 +278,14 @@ def read_whole(message: bytes | memoryview) -> Parcel | str:
         parsed = extensions_pb2.Whole.FromString(bytes(message))
     except DecodeError as error:
         raise InvalidValueError(
-            f"Expected a header and data in one message, found {len(message)} bytes that are not one ({error}); do "
-            "both sides speak the same protocol?"
+            f"Expected a header and data in one message, found {len(message)} bytes that cannot be decoded ({error}); "
+            "check that both sides use the same protocol"
         ) from error
     return parsed.goes_on or Parcel(parsed.header, [memoryview(parsed.data)] if parsed.data else ())
 
 
 def _parcel_of(message: bytes | memoryview) -> Parcel | None:
-    """Reads a header with or without data after it, in constant time; returns `None` for anything else."""
+    """Decodes a message with a header and optional data, in constant time. Returns `None` for other messages."""
     start, end = _field_at(message, _HEADER_TAG, 0)
     if not start:
         return None
@@ -282,7 +297,7 @@ def _parcel_of(message: bytes | memoryview) -> Parcel | None:
 
 
 def _field_at(message: bytes | memoryview, tag: bytes, at: int) -> tuple[int, int]:
-    """Returns the begin and end of a field's content; zeros if there is no such field."""
+    """Returns the start and end of a field's content, or zeros if the position has no such field."""
     if message[at : at + 1] != tag:
         return 0, 0
     size, start = length_at(message, at + 1)

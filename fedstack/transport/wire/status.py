@@ -1,23 +1,23 @@
-"""Turns errors into the statuses of calls, and statuses back into errors of the same class.
+"""Converts errors to the statuses of calls, and statuses back to errors of the same class.
 
-An error of fedstack travels as an `ErrorDetail` in the status details: class, message, traceback, location; never
-pickled. The code is for peers that know only codes. Their clients create everything again and retry on UNAVAILABLE and
-FAILED_PRECONDITION, and on no other code:
+The status details contain an error of fedstack as an `ErrorDetail`: its class, message, traceback and location. Errors
+are never pickled. The status code is for peers without fedstack's status details. The clients of such peers recreate
+their executors and values and retry after UNAVAILABLE and FAILED_PRECONDITION, but not after other codes:
 
 | error | code |
 | --- | --- |
-| invalid values and computations,  `CarrierError`, `ProtocolVersionError` | INVALID_ARGUMENT |
+| invalid values and computations, `CarrierError`, `ProtocolVersionError` | INVALID_ARGUMENT |
 | `UnsupportedIntrinsicError` | UNIMPLEMENTED |
-| `LeafError` | UNKNOWN: the user's error says nothing about the service |
+| `LeafError` | UNKNOWN: the error was raised by the user's function, not by the service |
 | `ResourceLimitError` | RESOURCE_EXHAUSTED |
 | `WorkerUnavailableError`, the language's `RetryableError` | UNAVAILABLE |
 | `StaleSessionError` | FAILED_PRECONDITION |
-| `ClosedError`, `RetryLimitError` | ABORTED: the session still exists, and a new one would not help |
+| `ClosedError`, `RetryLimitError` | ABORTED: the session still exists, and a new session would not help |
 | `AuthenticationError` | UNAUTHENTICATED |
 | `DeadlineExceededError` | DEADLINE_EXCEEDED |
 | `JournalError` | DATA_LOSS |
-| `StatusError`, `RemoteError` | their own |
-| all others | INTERNAL |
+| `StatusError`, `RemoteError` | the code of the error |
+| all other errors | INTERNAL |
 """
 
 import enum
@@ -34,9 +34,9 @@ from fedstack.foundations.traceback_filter import cut_own_frames, with_source_li
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words, reason_of
 
-# By default, a gRPC peer accepts 8 KiB of metadata per call. This and the message stay below that.
+# By default, a gRPC peer accepts 8 KiB of metadata per call. The details and the message together stay below that.
 MAX_DETAILS_BYTES = 6 * 1024
-# The metadata key of status details, the same in all of gRPC.
+# The metadata key that gRPC implementations use for status details.
 DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 1024
 _MIN_TRACEBACK_BYTES = 1024
@@ -45,11 +45,11 @@ _MAX_PATH_STEPS = 8
 _MAX_FRAMES = 64
 _MAX_PIECE_BYTES = 2048
 _MAX_LINE_BYTES = 300
-# gRPC's text for a missed deadline; peers have other texts for deadlines of their own.
+# gRPC's own message for an expired deadline. Peers use other messages for their own deadlines.
 _GRPCS_DEADLINE = "Deadline Exceeded"
-# gRPC's texts for a message that is larger than the server or this process accepts.
+# Part of gRPC's messages for a message that is larger than the server or this process accepts.
 _GRPCS_SIZE = "essage larger than max"
-_LARGER_MESSAGES = "let it take larger messages (`fedstack serve --max-message-bytes`)"
+_LARGER_MESSAGES = "raise the limit of the server (`fedstack serve --max-message-bytes`)"
 _DETAIL_TYPE = "type.googleapis.com/fedstack.v1.ErrorDetail"
 
 
@@ -76,9 +76,9 @@ class Code(enum.IntEnum):
 
 
 class StatusError(errors.FedstackError):
-    """Raised by a service that wants its call to fail with a certain code.
+    """Raised by a service to fail a call with a given status code.
 
-    It is not kept as a class: the client gets the error that stands for the code, `RemoteError` if no other does.
+    The client receives the error class that corresponds to the code, or `RemoteError` if there is no such class.
 
     Attributes:
       code: The status code.
@@ -90,13 +90,13 @@ class StatusError(errors.FedstackError):
 
 
 class RemoteTraceback(Exception):
-    """The cause of an error of a peer: its location and traceback there.
+    """The location and traceback of an error on a peer. It is the cause of the error in this process.
 
     Attributes:
-      address: The peer's address.
-      path: The executors around the error, outermost first; by default those that the error itself has.
-      text: The user's lines of the traceback as Python printed it there, or all lines of an unforeseen error; empty if
-        the message is enough.
+      address: The address of the peer.
+      path: The executors through which the error was raised, outermost first.
+      text: The traceback as printed on the peer: only the lines of the user's code, or all lines if the error is
+        unexpected. It is empty if the message of the error is sufficient.
     """
 
     def __init__(self, address: str, path: tuple[str, ...], text: str) -> None:
@@ -129,7 +129,7 @@ _CODES: dict[type[Exception], Code] = {
     RetryableError: Code.UNAVAILABLE,
 }
 
-# The classes that a peer may name.
+# The error classes that the status details of a peer may name.
 _CLASSES: dict[str, type[Exception]] = {
     name: found
     for name, found in vars(errors).items()
@@ -139,22 +139,25 @@ _CLASSES: dict[str, type[Exception]] = {
 
 @attrs.frozen
 class _Meaning:
-    """The meaning of a code without details."""
+    """The error class and advice for a status code without details."""
 
     error: type[errors.FedstackError]
     advice: str
 
 
-_REFUSED = _Meaning(errors.AuthenticationError, "give a token or certificate that it accepts")
+_REFUSED = _Meaning(errors.AuthenticationError, "pass a token or certificate that the server accepts")
 _MEANINGS = {
-    # A server sends this when it shuts down or sheds load; nothing here has cancelled the call.
-    Code.CANCELLED: _Meaning(errors.WorkerUnavailableError, "it is shutting down, or has too much to do: try again"),
-    Code.INVALID_ARGUMENT: _Meaning(errors.InvalidValueError, "it does not take what was sent"),
-    Code.DEADLINE_EXCEEDED: _Meaning(errors.DeadlineExceededError, "allow more time, or see what keeps it busy"),
-    Code.RESOURCE_EXHAUSTED: _Meaning(errors.ResourceLimitError, "send less at a time, or raise its limits"),
-    Code.FAILED_PRECONDITION: _Meaning(errors.StaleSessionError, "create everything there again"),
+    # A server sends this code when it shuts down or is overloaded. This process has not cancelled the call.
+    Code.CANCELLED: _Meaning(errors.WorkerUnavailableError, "the server is shutting down or overloaded; try again"),
+    Code.INVALID_ARGUMENT: _Meaning(errors.InvalidValueError, "correct the request, which the server rejects"),
+    Code.DEADLINE_EXCEEDED: _Meaning(errors.DeadlineExceededError, "allow more time, or check why the server is busy"),
+    Code.RESOURCE_EXHAUSTED: _Meaning(
+        errors.ResourceLimitError, "send less data at a time, or raise the limits of the server"
+    ),
+    Code.FAILED_PRECONDITION: _Meaning(errors.StaleSessionError, "recreate the executor and its values on the server"),
     Code.UNAVAILABLE: _Meaning(
-        errors.WorkerUnavailableError, "start it, correct the address, or give the credentials that it asks for"
+        errors.WorkerUnavailableError,
+        "start the server, correct the address, or pass the credentials that the server requires",
     ),
     Code.UNAUTHENTICATED: _REFUSED,
     Code.PERMISSION_DENIED: _REFUSED,
@@ -162,7 +165,7 @@ _MEANINGS = {
 
 
 def code_of(error: Exception) -> Code:
-    """Returns the code with which a call fails that raised this error."""
+    """Returns the status code of a call that fails with `error`."""
     if isinstance(error, StatusError):
         return error.code
     if isinstance(error, errors.RemoteError):
@@ -171,25 +174,25 @@ def code_of(error: Exception) -> Code:
 
 
 def message_of(error: Exception) -> str:
-    """Returns the message of the status, shortened to what peers of every kind take; the details have it all."""
+    """Returns the message of the status, shortened to a length that all peers accept. The details are longer."""
     text = _text_of(error)
     if not isinstance(error, (errors.FedstackError, RetryableError)):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
-    # All but printable ASCII takes three bytes for one on the wire.
+    # gRPC encodes each byte that is not printable ASCII, and the percent sign, as three bytes.
     weight = sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode())
     return shortened(text, _MAX_MESSAGE_BYTES if weight <= _MAX_MESSAGE_BYTES else _MAX_MESSAGE_BYTES // 3)
 
 
 def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
-    """Writes the status details of a failed call, `grpc-status-details-bin` in its trailing metadata.
+    """Returns the status details of a failed call, for `grpc-status-details-bin` in the trailing metadata.
 
     Args:
       error: The error of the call.
-      path: The executors around the error, outermost first; by default those that the error itself has.
+      path: The executors through which the error was raised, outermost first; by default the path of the error.
 
     Returns:
-      A serialized `Status` of at most `MAX_DETAILS_BYTES`: a long traceback lacks its beginning, and a long message its
-      middle.
+      A serialized `Status` of at most `MAX_DETAILS_BYTES`. If necessary, the beginning of the traceback and the middle
+      of the message are removed.
     """
     path = path or getattr(error, "executor_path", ())
     detail = ErrorDetail(
@@ -201,7 +204,7 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
         if error.client_index is not None and error.client_index >= 0:
             detail.client_index = error.client_index
     status = Status(code=code_of(error), message=message_of(error))
-    # The spare bytes are for the tags and lengths of the fields that follow.
+    # 32 bytes are reserved for the tags and lengths of the following fields.
     room = MAX_DETAILS_BYTES - status.ByteSize() - detail.ByteSize() - len(_DETAIL_TYPE) - 32
     printed = _traceback_of(error)
     detail.message = shortened(_text_of(error), room - min(len(printed.encode()), _MIN_TRACEBACK_BYTES))
@@ -213,19 +216,20 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
 def error_from_status(
     code: int, message: str, details: bytes | None, address: str, words: Words = ARGUMENTS
 ) -> Exception:
-    """Returns the error that a status means.
+    """Returns the error that corresponds to a status.
 
     Args:
       code: The number of the status code.
       message: The message of the status.
-      details: The content of `grpc-status-details-bin`, if any. It is not trusted: anything but an error of fedstack is
-        ignored, and its texts contain no terminal escapes afterwards.
-      address: The sender, for error messages.
+      details: The content of `grpc-status-details-bin`, if any. It is not trusted: details other than an error of
+        fedstack are ignored, and control characters in its texts are escaped.
+      address: The address of the peer, for error messages.
       words: The names of the caller's arguments in messages.
 
     Returns:
-      An error of the class, and with the message, that the peer raised, if the details say so; else one that fits the
-      code. The peer's traceback is its `__cause__`, so `raise error from error.__cause__`.
+      An error with the class and message of the error that the peer raised, if the details contain them; otherwise an
+      error that corresponds to the code. The `__cause__` of the error is the peer's traceback, so the error should be
+      raised with `raise error from error.__cause__`.
     """
     known = Code(code) if code in Code.__members__.values() else Code.UNKNOWN
     detail = _read(details)
@@ -247,7 +251,7 @@ def error_from_status(
 
 
 def _named_error(detail: ErrorDetail, code: Code) -> Exception | None:
-    """Returns the error that the details name, unless its class is one that fedstack does not have."""
+    """Returns the error that the details describe; `None` if its class is not a class of fedstack."""
     found = _CLASSES.get(detail.error)
     if not detail.error:  # a `StatusError`
         found = _MEANINGS[code].error if code in _MEANINGS else errors.RemoteError
@@ -264,7 +268,7 @@ def _plain_error(code: Code, message: str, address: str, words: Words) -> Except
         return reason.error_at(address, words=words)
     text = f"The call to {address} failed with {code.name}: {message}".removesuffix(": ")
     if code == Code.RESOURCE_EXHAUSTED and _GRPCS_SIZE in message:
-        return errors.ResourceLimitError(f"{text}; send less at a time, or {_LARGER_MESSAGES}")
+        return errors.ResourceLimitError(f"{text}; send less data at a time, or {_LARGER_MESSAGES}")
     if meaning is None:
         return errors.RemoteError(text, code=code.name)
     error = meaning.error(f"{text}; {meaning.advice}")
@@ -283,7 +287,7 @@ def _read(details: bytes | None) -> ErrorDetail | None:
 
 
 def _name_of(error: Exception) -> str:
-    """Returns the name of the error's class, or of the next base that every peer knows."""
+    """Returns the name of the error's class, or of its first base class that all peers know."""
     if isinstance(error, StatusError):
         return ""
     names = (base.__name__ for base in type(error).__mro__ if _CLASSES.get(base.__name__) is base)
@@ -291,23 +295,23 @@ def _name_of(error: Exception) -> str:
 
 
 def _traceback_of(error: Exception) -> str:
-    """Prints the frames that matter to the client's user; nothing if the message is enough."""
+    """Returns the part of the traceback that is relevant to the client's user; empty if the message is sufficient."""
     origin = (error.__cause__ or error) if isinstance(error, errors.LeafError) else error
     try:
         printed = traceback.TracebackException(
             type(origin), origin, origin.__traceback__, limit=-_MAX_FRAMES, compact=True
         )
-        # Only unforeseen errors concern the developers of this package.
+        # Frames of this package are relevant only for unexpected errors.
         is_foreseen = code_of(error) != Code.INTERNAL
         if is_foreseen and not cut_own_frames(printed) and origin is error and not _came_from_a_peer(error):
             return ""
         return "".join(shortened(_with_short_lines(piece), _MAX_PIECE_BYTES) for piece in printed.format())
-    except Exception as failure:  # of the user's own exception class
-        return f"(no traceback: printing it raised {type(failure).__name__})"
+    except Exception as failure:  # raised by the user's own exception class
+        return f"(no traceback: formatting it raised {type(failure).__name__})"
 
 
 def _came_from_a_peer(error: BaseException | None) -> bool:
-    for _ in range(_MAX_FRAMES):  # users may have made a circle of causes
+    for _ in range(_MAX_FRAMES):  # limited, since causes may form a cycle
         if error is None or isinstance(error, RemoteTraceback):
             break
         error = error.__cause__ or error.__context__
@@ -317,12 +321,12 @@ def _came_from_a_peer(error: BaseException | None) -> bool:
 def _text_of(error: Exception) -> str:
     try:
         return _clean(str(error))
-    except Exception as failure:  # of the user's own exception class
-        return f"(no text: it raises {type(failure).__name__})"
+    except Exception as failure:  # raised by the user's own exception class
+        return f"(no message: str(error) raised {type(failure).__name__})"
 
 
 def _clean(text: str) -> str:
-    """Replaces what UTF-8 cannot carry."""
+    """Returns the text with escapes for characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -160,7 +160,7 @@ def test_work_for_which_no_thread_can_be_started_fails_and_works_when_there_is_r
     thread_starts.failure = failure
     for _ in range(5):
         future = threads.submit(lambda: "done")
-        with pytest.raises(ResourceLimitError, match=r"did not start another thread: .*ulimit -u"):
+        with pytest.raises(ResourceLimitError, match=r"cannot start another thread: .*ulimit -u"):
             future.result(LIMIT)
     assert repr(threads) == "<LeafThreads 0 threads, at most 2>"
     thread_starts.left = 2

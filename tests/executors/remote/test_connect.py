@@ -104,12 +104,12 @@ async def test_blocks_inside_each_other_share_the_connection():
 async def test_a_dead_address_is_an_error_when_it_is_entered_or_used_and_not_before(caplog):
     with dead_address() as target:
         for _ in range(2):
-            with pytest.raises(WorkerUnavailableError, match=f"{target}.*nothing listens there"):
+            with pytest.raises(WorkerUnavailableError, match=f"{target}.*no server is listening"):
                 async with RemoteExecutor.connect(target, connect_seconds=0.5):
                     raise AssertionError("Expected nobody there, found somebody")
         executor = RemoteExecutor.connect(target, connect_seconds=0.5)
         for _ in range(2):
-            with pytest.raises(WorkerUnavailableError, match=f"{target}.*nothing listens there"):
+            with pytest.raises(WorkerUnavailableError, match=f"{target}.*no server is listening"):
                 await called(executor)
         assert not caplog.records
         executor.close()
@@ -132,7 +132,7 @@ async def test_a_worker_that_comes_is_waited_for_and_the_wait_is_announced(monke
     try:
         calling = asyncio.ensure_future(called(executor))
         await asyncio.wait_for(said.wait(), LIMIT)
-        assert re.match(rf"Waiting for the worker at .*, for {LIMIT:g} s at most: .*nothing listens there", heard[0])
+        assert re.match(rf"Waiting for the worker at .*, for {LIMIT:g} s at most: .*no server is listening", heard[0])
         assert target in heard[0]
         with worker(port=int(target.rpartition(":")[2])):
             assert await asyncio.wait_for(calling, LIMIT) == 12

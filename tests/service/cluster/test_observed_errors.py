@@ -35,10 +35,10 @@ def server(*arguments, **options):
                 "a job's name no text: TypeError",
                 made({1: ["w:1"]}),
                 TypeMismatchError,
-                "Expected names of jobs as text",
+                "Expected job names as text",
             ),
             ("an address no text: TypeError", made({"worker": [1]}), TypeMismatchError, "for task 0 of job 'worker'"),
-            ("a negative index: taken", made({"worker": {-1: "w:1"}}), InvalidValueError, "of at least 0, found -1"),
+            ("a negative index: taken", made({"worker": {-1: "w:1"}}), InvalidValueError, "to be at least 0, found -1"),
             ("an address twice: taken", made({"worker": ["w:1", "w:1"]}), InvalidValueError, "for task 1 of job 'work"),
             ("an empty address: taken", made({"worker": [""]}), InvalidValueError, "for task 0 of job 'worker'"),
             (

@@ -63,7 +63,7 @@ def test_there_is_one_protocol(protocol):
     [
         ((None,), "Expected a cluster as a dictionary of jobs"),
         (("localhost:1",), "Expected a cluster as a dictionary of jobs"),
-        ((TWO_JOBS, 3), "Expected names of jobs as text, found int 3"),
+        ((TWO_JOBS, 3), "Expected job names as text, found int 3"),
         ((TWO_JOBS, "worker", "0"), "Expected the index of a task as a whole number, found str '0'"),
         ((TWO_JOBS, "worker", True), "Expected the index of a task as a whole number, found bool True"),
     ],

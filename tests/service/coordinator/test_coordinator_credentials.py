@@ -77,7 +77,7 @@ def test_a_coordinator_with_no_token_or_a_wrong_one_says_what_to_give(
     with Server({"worker": ["localhost:0"]}, config=config) as worker:
         with ClusterCoordinator(worker.target, ours(files, token)) as coordinator:
             value = coordinator.schedule(lambda: 1)
-            with pytest.raises(FedstackError, match=r"token; give (the right )?ClientCredentials\(token=\.\.\.\)"):
+            with pytest.raises(FedstackError, match=r"token; pass (the correct )?ClientCredentials\(token=\.\.\.\)"):
                 coordinator.join(WALL)
             with pytest.raises(FedstackError, match="token"):
                 value.fetch(WALL)
@@ -108,8 +108,8 @@ def test_a_variable_is_used_outside_and_inside_functions_with_the_workers_own_cr
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        (WORKERS, "it does not accept our token; give the right --call-token-file at the worker"),
-        (None, "it asks for a token; give --call-token-file at the worker"),
+        (WORKERS, "it does not accept the token; pass the correct --call-token-file on the worker"),
+        (None, "it requires a token; pass --call-token-file on the worker"),
     ],
 )
 def test_a_worker_with_the_wrong_token_says_what_to_give(
@@ -154,7 +154,7 @@ def test_a_handle_has_no_credentials(files: CertificateFiles) -> None:
 def test_a_missing_certificate_of_the_worker_is_named(files: CertificateFiles) -> None:
     with cluster(files, ClientCredentials(root_certificates=files.ca.read_bytes(), token=VARIABLES)) as coordinator:
         coordinator.schedule(add_one, (coordinator.variable(1),))
-        with pytest.raises(FedstackError, match="give --call-cert and --call-key at the worker"):
+        with pytest.raises(FedstackError, match="pass --call-cert and --call-key on the worker"):
             coordinator.join(WALL)
 
 
@@ -205,6 +205,6 @@ def test_a_served_worker_takes_what_it_calls_with_from_options(files: Certificat
 
 def test_what_is_no_credentials_of_a_client_is_refused() -> None:
     with pytest.raises(
-        InvalidValueError, match="Expected client_credentials as fedstack.ClientCredentials, found Server"
+        InvalidValueError, match="Expected client_credentials to be a fedstack.ClientCredentials, found Server"
     ):
         ServerConfig(client_credentials=ServerCredentials())  # type: ignore[arg-type]

@@ -188,8 +188,8 @@ def test_certificates_that_cannot_be_used_are_told_apart(files: CertificateFiles
     good = server_credentials(files, mutual=True)
     for credentials, complaint in (
         (attrs.evolve(good, private_key=others.server_key.read_bytes()), "found the key of another certificate"),
-        (attrs.evolve(good, certificate=broken), "the key without a password, found others"),
-        (attrs.evolve(good, private_key=broken_key), "the key without a password, found others"),
+        (attrs.evolve(good, certificate=broken), "found content that cannot be read"),
+        (attrs.evolve(good, private_key=broken_key), "found content that cannot be read"),
         (attrs.evolve(good, client_root_certificates=broken), "Expected certificates of authorities in PEM"),
     ):
         with pytest.raises(errors.InvalidValueError, match=complaint):
@@ -249,7 +249,7 @@ def test_certificates_and_authority_are_read_again_when_their_files_change(
         assert lets_in(new_client)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.partition(": ")[2][:40] for line in warnings] == [
-        "Expected a certificate and its own key, ",
+        "Expected a certificate and its private key, ",
         f"Expected {served.server_key} in PEM"[:40],
     ]
 
@@ -277,7 +277,8 @@ def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path, caplog: p
         time.sleep(1.1)
         assert [lets_in("new"), lets_in("old")] == [True, False]
     assert [record.getMessage() for record in caplog.records if "Keeping the previous" in record.getMessage()] == [
-        f"Keeping the previous content of {path}: Expected a token on a line of {path}, found none"
+        f"Keeping the previous content of {path}: Expected at least one token in {path}, found none; "
+        "add a line with a token"
     ]
 
 

@@ -192,7 +192,7 @@ def test_silence_is_said_of_the_peer_as_the_stub_calls_it(way):
         async with ServiceStub(connection).exchange(f"/{NAME}/Hang", Empty(), [], 0.1) as incoming:
             await incoming.header()
 
-    with pytest.raises(DeadlineExceededError, match="the server at .* gave no sign of life within 0.4 seconds"):
+    with pytest.raises(DeadlineExceededError, match="the server at .* sent no message or heartbeat within 0.4 seconds"):
         run(work())
     run(service.ended.wait())
 

@@ -55,7 +55,7 @@ def test_methods_are_called_over_mutual_tls_with_a_token(files: CertificateFiles
 
 def test_a_wrong_token_is_an_error_at_once_and_not_waited_for():
     with served(ServerCredentials(tokens=("secret",))) as server:
-        with pytest.raises(AuthenticationError, match="it does not accept our token"):
+        with pytest.raises(AuthenticationError, match="it does not accept the token"):
             rpc.Client.create("grpc", server.target, credentials=ClientCredentials(token="guess"))
         with rpc.Client.create(
             "grpc", server.target, list_registered_methods=False, credentials=ClientCredentials(token="guess")
@@ -113,7 +113,7 @@ def test_what_a_method_calls_it_calls_with_the_servers_own_credentials(files: Ce
 @pytest.mark.parametrize("make", [rpc.MethodService, functools.partial(rpc.Server.create, "grpc", "localhost:0")])
 def test_what_methods_call_with_is_credentials_of_a_client(make):
     with pytest.raises(
-        InvalidValueError, match="Expected client_credentials as fedstack.ClientCredentials, found Server"
+        InvalidValueError, match="Expected client_credentials to be a fedstack.ClientCredentials, found Server"
     ):
         make(client_credentials=ServerCredentials())
 
@@ -131,5 +131,5 @@ def test_a_server_of_methods_runs_nothing_but_methods():
         async def compute() -> None:
             await (await executor.create_value(1, fl.TensorType(np.int32))).compute()
 
-        with pytest.raises(RemoteError, match="found a gRPC server without one"):
+        with pytest.raises(RemoteError, match="found a gRPC server without this service"):
             asyncio.run(compute())

@@ -197,7 +197,7 @@ def test_a_program_that_waits_on_the_loop_of_its_own_workers_fails_and_leaves_no
 
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
-        with pytest.raises(SimulationError, match="found one on it; await the coroutine instead"):
+        with pytest.raises(SimulationError, match="found a call on that loop; await the coroutine instead"):
             SimulatedCluster().run(program)
         gc.collect()
     assert [str(complaint.message) for complaint in complaints] == []

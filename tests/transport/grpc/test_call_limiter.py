@@ -34,9 +34,7 @@ async def test_so_many_calls_go_at_once_and_the_others_after_them():
 async def test_a_call_that_waits_gives_up_when_nobody_is_answered():
     turns = CallLimiter(1)
     async with turns.turn(WALL, "h:1"):
-        with pytest.raises(
-            DeadlineExceededError, match="h:1 answered none of the calls before this one within 0.05 sec"
-        ):
+        with pytest.raises(DeadlineExceededError, match="h:1 answered none of the preceding calls within 0.05 sec"):
             async with turns.turn(0.05, "h:1"):
                 raise AssertionError("it has got a turn")
     async with turns.turn(0.05, "h:1"):

@@ -134,9 +134,9 @@ def nowhere():
 async def test_what_is_wrong_behind_a_channel_is_said_as_of_an_address():
     with nowhere() as address, grpc.insecure_channel(address) as channel:
         connection = ChannelConnection(channel)
-        with pytest.raises(WorkerUnavailableError, match="nothing listens there") as caught:
+        with pytest.raises(WorkerUnavailableError, match="no server is listening") as caught:
             await connection.wait_ready(1.0)
-        assert caught.value.causes == {"the peer of a channel": "nothing listens there (connection refused)"}
+        assert caught.value.causes == {"the peer of a channel": "no server is listening (connection refused)"}
         assert not await connection.look(0.1)
 
 

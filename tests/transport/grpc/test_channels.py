@@ -104,7 +104,7 @@ async def test_a_token_arrives_over_tls(certificates):
 
 async def test_a_token_does_not_leave_the_machine_in_plaintext():
     credentials = ClientCredentials(token="secret")
-    with pytest.raises(InvalidValueError, match="Expected TLS for a token that leaves this machine, found") as caught:
+    with pytest.raises(InvalidValueError, match="Expected TLS for sending a token to another machine, found") as caught:
         open_channel(Target("worker.example:8000"), credentials)
     assert "dial grpcs://worker.example:8000" in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -137,10 +137,10 @@ async def test_a_server_may_have_another_name_than_the_one_dialled(others):
 async def test_a_server_of_another_authority_is_not_trusted(certificates, others):
     async with serving(tls(certificates)) as address:
         with pytest.raises(
-            AuthenticationError, match=f"Cannot use the server at {address}: its certificate is not from an"
+            AuthenticationError, match=f"Cannot use the server at {address}: its certificate is not from a"
         ):
             await answer_from(address, ClientCredentials.from_files(root_certificates=others.ca))
-        with pytest.raises(AuthenticationError, match="an authority that we trust; give the right root_certificates"):
+        with pytest.raises(AuthenticationError, match="a trusted authority; pass the correct root_certificates"):
             await answer_from(f"grpcs://{address}")
 
 
@@ -169,13 +169,13 @@ async def test_a_server_that_hangs_up_may_want_credentials(certificates):
         for credentials in (None, ClientCredentials.from_files(root_certificates=certificates.ca)):
             with pytest.raises(
                 WorkerUnavailableError,
-                match=": it hangs up at once; .* it asks for certificate and private_key",
+                match=": it closes connections immediately; .* it requires certificate and private_key",
             ):
                 await answer_from(address, credentials)
 
 
 async def test_a_server_that_is_not_there_is_unavailable(tmp_path):
-    with pytest.raises(WorkerUnavailableError, match="Cannot use the server at unix:.*: there is no such socket"):
+    with pytest.raises(WorkerUnavailableError, match="Cannot use the server at unix:.*: the socket does not exist"):
         await answer_from(f"unix:{tmp_path}/s")
 
 

@@ -40,7 +40,7 @@ def test_a_token_may_be_given_beside_files_and_not_beside_a_file_of_tokens(files
     credentials = ClientCredentials.from_files(root_certificates=files / "certificate.pem", token="secret")
     assert credentials.metadata == (("authorization", "Bearer secret"),)
     assert credentials.uses_tls
-    with pytest.raises(InvalidValueError, match="Expected a token or a file of tokens, found both"):
+    with pytest.raises(InvalidValueError, match="Expected either token or token_file, found both"):
         ClientCredentials.from_files(token="secret", token_file=files / "tokens")
 
 
@@ -93,9 +93,9 @@ def test_a_certificate_and_a_key_that_were_swapped_are_noticed(files):
 
 
 def test_a_certificate_without_its_key_is_refused():
-    with pytest.raises(InvalidValueError, match="found a certificate only; give its key too"):
+    with pytest.raises(InvalidValueError, match="found only a certificate; pass its private key too"):
         ClientCredentials(certificate=CERTIFICATE)
-    with pytest.raises(InvalidValueError, match="found a key only; give its certificate too"):
+    with pytest.raises(InvalidValueError, match="found only a private key; pass its certificate too"):
         ServerCredentials(private_key=KEY)
 
 
@@ -107,7 +107,7 @@ def test_a_certificate_without_its_key_is_refused():
         (
             "root_certificates",
             CERTIFICATE.decode(),
-            "Expected root certificates in PEM as bytes, found str; from_files",
+            "Expected root certificates in PEM as bytes, found str; use from_files",
         ),
         ("certificate", 5, "Expected a certificate in PEM as bytes, found int"),
         ("private_key", KEY.decode(), "Expected a private key in PEM as bytes, found str"),
@@ -136,12 +136,12 @@ def test_an_encrypted_key_is_refused():
 
 
 def test_clients_cannot_be_asked_for_certificates_in_plaintext():
-    with pytest.raises(InvalidValueError, match="clients can show theirs only over TLS"):
+    with pytest.raises(InvalidValueError, match="clients can present certificates only over TLS"):
         ServerCredentials(client_root_certificates=CERTIFICATE)
 
 
 def test_tls_needs_a_certificate():
-    with pytest.raises(InvalidValueError, match="Expected a certificate and its key for TLS, found none"):
+    with pytest.raises(InvalidValueError, match="Expected a certificate and a private key for TLS, found none"):
         server_credentials(ServerCredentials(tokens=("secret",)))
 
 
@@ -157,11 +157,14 @@ def test_a_token_file_may_be_of_windows(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "Expected a token on a line of {}, found none"),
-        (b"# none yet\n\n", "Expected a token on a line of {}, found none"),
-        (b"sec ret\n", "Expected a token of printable ASCII without blanks, found other characters in {}"),
-        (b"s\xc3\xa9cret\n", "Expected a token of printable ASCII without blanks, found other characters in {}"),
-        (b"\xff\xfe", "Expected tokens as text, found other bytes in {}"),
+        (b"", "Expected at least one token in {}, found none; add a line with a token"),
+        (b"# none yet\n\n", "Expected at least one token in {}, found none; add a line with a token"),
+        (b"sec ret\n", "Expected a token of printable ASCII characters without spaces, found other characters in {}"),
+        (
+            b"s\xc3\xa9cret\n",
+            "Expected a token of printable ASCII characters without spaces, found other characters in {}",
+        ),
+        (b"\xff\xfe", "Expected tokens as UTF-8 text, found other bytes in {}; save the file as UTF-8"),
     ],
 )
 def test_a_file_without_good_tokens_is_named_and_not_quoted(content, message, tmp_path):
@@ -173,7 +176,7 @@ def test_a_file_without_good_tokens_is_named_and_not_quoted(content, message, tm
 
 @pytest.mark.parametrize("token", ["", "a b", "a\nb", "é"])
 def test_a_token_that_cannot_travel_is_refused_and_not_quoted(token):
-    with pytest.raises(InvalidValueError, match="Expected a token of printable ASCII without blanks, found") as caught:
+    with pytest.raises(InvalidValueError, match="Expected a token of printable ASCII characters") as caught:
         ClientCredentials(token=token)
     assert not token or token not in str(caught.value)
     with pytest.raises(InvalidValueError):

@@ -19,7 +19,7 @@ class _GoesAway(LocalConnection):
         return write_goes_on("a call")
 
     async def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
-        error = WorkerUnavailableError("nothing listens there")
+        error = WorkerUnavailableError("no server is listening")
         error.causes = {self.address: NOT_LISTENING.found}
         raise error
         yield

@@ -126,7 +126,7 @@ def test_a_submitted_coroutine_may_be_cancelled_before_its_first_step():
 def test_a_loop_whose_thread_cannot_be_started_says_so_and_works_when_there_is_room_again(thread_starts):
     loop = IoLoop()
     for _ in range(2):
-        with pytest.raises(ResourceLimitError, match="did not start another thread: can't start new"):
+        with pytest.raises(ResourceLimitError, match="cannot start another thread: can't start new"):
             loop.run_sync(nothing(), LIMIT_SECONDS)
     thread_starts.left = 1
     assert loop.run_sync(asyncio.sleep(0, "slept"), LIMIT_SECONDS) == "slept"

@@ -145,7 +145,7 @@ def test_the_next_to_run_out_need_not_be_the_first_that_was_opened(leases, clock
 def test_there_are_at_most_so_many(leases, clock):
     for key in "abc":
         leases.open(key, 10.0)
-    with pytest.raises(ResourceLimitError, match="Expected at most 3 leases at a time, found one more asked for"):
+    with pytest.raises(ResourceLimitError, match="Expected at most 3 concurrent leases, found a request for one more"):
         leases.open("d", 10.0)
     leases.end("b")
     leases.open("d", 10.0)
@@ -158,19 +158,19 @@ def test_there_are_ten_thousand_unless_it_is_said_otherwise(clock):
     leases = Leases(clock=clock)
     for key in range(10_000):
         leases.open(key, 10.0)
-    with pytest.raises(ResourceLimitError, match="at most 10000 leases"):
+    with pytest.raises(ResourceLimitError, match="at most 10000 concurrent leases"):
         leases.open("one more", 10.0)
 
 
 def test_a_key_has_one_lease(leases):
     leases.open("a", 10.0)
-    with pytest.raises(InvalidValueError, match="Expected a new key for a lease, found 'a', which has one"):
+    with pytest.raises(InvalidValueError, match="Expected a new key for a lease, found 'a', which already has a lease"):
         leases.open("a", 10.0)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_a_lease_lasts_some_time(leases, seconds):
-    with pytest.raises(InvalidValueError, match="Expected a lease of more than 0 seconds"):
+    with pytest.raises(InvalidValueError, match="Expected a lease duration of more than 0 seconds"):
         leases.open("a", seconds)
 
 

@@ -135,7 +135,9 @@ async def test_calls_of_every_kind_are_typed(stub, service):
 
 
 async def test_an_answer_that_is_something_else_names_the_peer_and_the_method(stub):
-    with pytest.raises(InvalidValueError, match=r"Expected a StringValue from names:1, .* in answer to /fedstack.test"):
+    with pytest.raises(
+        InvalidValueError, match=r"Expected a StringValue from names:1, .* in response to /fedstack.test"
+    ):
         await stub.call(f"/{NAME}/Stammer", StringValue(), StringValue)
 
 
@@ -163,7 +165,9 @@ async def test_a_peer_that_cannot_be_asked_is_asked_once(stub, service, connecti
 
 
 async def test_a_peer_that_is_silent_in_a_stream_is_not_waited_out(stub):
-    with pytest.raises(DeadlineExceededError, match="the name server at names:1 gave no sign of life within 0.4"):
+    with pytest.raises(
+        DeadlineExceededError, match="the name server at names:1 sent no message or heartbeat within 0.4"
+    ):
         await received(stub.get(3, 0.0))
 
 

@@ -139,7 +139,7 @@ def test_threads_may_add_at_the_same_time():
 
 
 def test_a_batch_has_at_least_one_id():
-    with pytest.raises(InvalidValueError, match="Expected a batch size of at least 1, found 0"):
+    with pytest.raises(InvalidValueError, match="Expected batch_size to be at least 1, found 0"):
         DisposalQueue(0)
 
 

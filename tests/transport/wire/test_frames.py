@@ -131,7 +131,7 @@ def test_frames_are_made_only_when_they_are_asked_for():
 
 
 def test_chunks_have_at_least_one_byte():
-    with pytest.raises(InvalidValueError, match="Expected chunks of at least 1 byte, found 0"):
+    with pytest.raises(InvalidValueError, match="Expected chunk_bytes to be at least 1, found 0"):
         list(data_frames([memoryview(b"a")], 0))
 
 

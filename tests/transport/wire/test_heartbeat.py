@@ -51,7 +51,7 @@ async def test_a_silent_stream_is_ended():
             ended.set()
 
     received = []
-    with pytest.raises(DeadlineExceededError, match="worker:1 gave no sign of life within 0.02 seconds"):
+    with pytest.raises(DeadlineExceededError, match="worker:1 sent no message or heartbeat within 0.02 seconds"):
         async for item in watch(items_of(1, 2, then=hang), SHORT, who="worker:1"):
             received.append(item)
     assert received == [1, 2]
@@ -214,7 +214,7 @@ async def test_the_answer_of_a_call_passes_and_so_does_its_error():
 
 async def test_a_call_that_does_not_answer_is_ended():
     call = asyncio.get_running_loop().create_future()
-    with pytest.raises(DeadlineExceededError, match="worker:1 gave no sign of life within 0.02 seconds"):
+    with pytest.raises(DeadlineExceededError, match="worker:1 sent no message or heartbeat within 0.02 seconds"):
         await answered(call, SHORT, who="worker:1")
     assert call.cancelled()
 

@@ -212,7 +212,7 @@ def test_large_segments_are_handed_on_and_not_copied():
 @pytest.mark.parametrize(
     ("pieces", "found"),
     [
-        ([], "a stream that ended without one"),
+        ([], "the end of the stream"),
         ([Data(memoryview(b"a"))], "a Data"),
         ([Heartbeat()], "a Heartbeat"),
         ([Header(b""), Header(b"")], "a Header"),
@@ -221,7 +221,7 @@ def test_large_segments_are_handed_on_and_not_copied():
 )
 async def test_what_is_no_parcel_is_refused(pieces, found):
     incoming = Incoming(each(pieces))
-    with pytest.raises(InvalidValueError, match=f"Expected a header and then data, found {found}"):
+    with pytest.raises(InvalidValueError, match=f"Expected a header followed by data, found {found}"):
         await incoming.header()
         await incoming.read_into([])
 

@@ -214,8 +214,8 @@ def test_a_message_that_is_larger_than_a_server_takes_is_an_error_that_names_the
     received = error_from_status(Code.RESOURCE_EXHAUSTED, said, None, "localhost:8000")
     assert type(received) is errors.ResourceLimitError
     assert str(received) == (
-        f"The call to localhost:8000 failed with RESOURCE_EXHAUSTED: {said}; send less at a time, or let it "
-        "take larger messages (`fedstack serve --max-message-bytes`)"
+        f"The call to localhost:8000 failed with RESOURCE_EXHAUSTED: {said}; send less data at a time, or raise the "
+        "limit of the server (`fedstack serve --max-message-bytes`)"
     )
 
 

@@ -391,5 +391,5 @@ def test_a_server_without_a_dispatcher_is_told_from_one() -> None:
     from fedstack.service.host.server_thread import ServerThread
 
     with ServerThread(GrpcServer([EchoService()])) as server, Peer(server.target) as peer:
-        with pytest.raises(RemoteError, match="Expected a dispatcher of the data service at .*--data-dispatcher"):
+        with pytest.raises(RemoteError, match="Expected the dispatcher of a data service at .*--data-dispatcher"):
             peer.describe("numbers")

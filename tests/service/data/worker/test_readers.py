@@ -285,7 +285,7 @@ def test_an_element_larger_than_a_value_may_be_is_refused(catalogue: Catalogue, 
 
 
 def test_another_server_than_a_data_worker_says_so(dispatcher: str) -> None:
-    with pytest.raises(RemoteError, match="Expected a data worker at .*, found a server that is none"):
+    with pytest.raises(RemoteError, match="Expected a data worker at .*, found a server of another kind"):
         read(dispatcher, whole(bytes(32)), fl.TensorType(np.int64))
 
 

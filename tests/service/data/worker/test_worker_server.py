@@ -164,7 +164,7 @@ def test_a_configuration_that_cannot_be_meant_is_refused(files: CertificateFiles
     )
     with pytest.raises(InvalidValueError, match="Expected certificates from all clients that may run arbitrary code"):
         WorkerServer(config)
-    with pytest.raises(InvalidValueError, match="Expected client_credentials as fedstack.ClientCredentials"):
+    with pytest.raises(InvalidValueError, match="Expected client_credentials to be a fedstack.ClientCredentials"):
         WorkerConfig("localhost:1", client_credentials=theirs)  # type: ignore[arg-type]
 
 
