@@ -265,7 +265,9 @@ def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
         finally:
             context.close()
     head, line, told = str(caught.value).splitlines()
-    assert head == "The computation lost workers in every attempt (limit: 1 attempt); test a worker with `fedstack check`:"
+    assert (
+        head == "The computation lost workers in every attempt (limit: 1 attempt); test a worker with `fedstack check`:"
+    )
     assert line in (
         f"  {pool.targets[0]}: the connection was lost",
         f"  {pool.targets[0]}: the worker process with pid {pool.pids[0]} ended with exit status 7",

@@ -51,7 +51,9 @@ def test_values_are_waited_for_as_in_ray(coordinator: ClusterCoordinator, gate: 
 def test_values_are_waited_for_as_in_concurrent_futures(coordinator: ClusterCoordinator, gate: Path) -> None:
     slow, quick = coordinator.schedule(held, (str(gate),)), coordinator.schedule(same, (1,))
     coordinator.fetch(quick)
-    with pytest.raises(DeadlineExceededError, match="Expected all of 2 calls to end within 0.05 s, found that only 1 ended"):
+    with pytest.raises(
+        DeadlineExceededError, match="Expected all of 2 calls to end within 0.05 s, found that only 1 ended"
+    ):
         list(as_completed([slow, quick], timeout=0.05))
     ended = as_completed([slow, quick, slow])
     assert next(ended) is quick

@@ -139,7 +139,9 @@ def test_rows_are_numbered_through_large_files(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_column_that_is_missing_or_there_twice_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"Expected exactly one column 'floor', found the columns \['room'.*row 1"):
+    with pytest.raises(
+        InvalidValueError, match=r"Expected exactly one column 'floor', found the columns \['room'.*row 1"
+    ):
         list(Dataset.from_csv(csv(tmp_path), {"floor": np.int32}))
     (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
     with pytest.raises(InvalidValueError, match="Expected exactly one column 'x', found several columns 'x'"):
