@@ -6,8 +6,7 @@ accessed until its bytes are received.
 
 import math
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedstack.computations.codec.arrays import array_from_proto, dtype_of_number, read_dims
 from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_of
+from fedstack.computations.codec.received_bytes import ReceivedBytes
 from fedstack.computations.codec.references import read_references, read_referred_rows
 from fedstack.computations.codec.sequence_rows import read_batchings, sequences_of
 from fedstack.computations.types.language import (
@@ -48,7 +48,7 @@ from fedstack.computations.values.columns import (
 from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
-from fedstack.foundations.segments import Memory, Rows
+from fedstack.foundations.segments import Memory
 from fedstack.proto.extensions_pb2 import Packed, TypedValue
 
 # A client's result of at least this size is received into separate memory. Copying a smaller result later is cheaper.
@@ -58,73 +58,6 @@ _MAX_CLIENTS = 10_000_000
 MOST_RESULT_BYTES = 1 << 40
 # A few bytes can announce any number of empty elements, but iterating over them takes as long as for other elements.
 _MAX_EMPTY_ELEMENTS = 100_000
-
-
-class _ArrivedBytes:
-    """Array bytes that have already been received, as a series of pieces that can include columns.
-
-    Args:
-      pieces: The pieces, in order.
-    """
-
-    def __init__(self, pieces: Iterable[Memory | DeferredColumn]) -> None:
-        self._pieces: deque[Any] = deque(pieces)
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-        """Returns the next array. The array is a view, unless its bytes are misaligned or in several pieces."""
-        array = self._taken(math.prod(shape) * dtype.itemsize, path).view(dtype).reshape(shape)
-        return array if sys.byteorder == "little" and array.flags.aligned else array.copy()
-
-    def _taken(self, size: int, path: str) -> NDArray[np.uint8]:
-        """Returns the next bytes, as a copy if they are in several pieces."""
-        pieces: list[NDArray[np.uint8]] = []
-        while size:
-            if not self._pieces:
-                raise InvalidValueError(
-                    f"Expected {size} more bytes of an array, found the end of the data; at {path}; send all bytes "
-                    "that the message announces"
-                )
-            piece = self._pieces.popleft()
-            if isinstance(piece, Rows):
-                self._pieces.extendleft(reversed(piece.arrays))
-                continue
-            piece = piece.reshape(-1).view(np.uint8)
-            if len(piece) > size:
-                self._pieces.appendleft(piece[size:])
-                piece = piece[:size]
-            pieces.append(piece)
-            size -= len(piece)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def has_next(self, size: int) -> bool:
-        """Returns whether the next piece, or each of its rows, has `size` bytes."""
-        first = self._pieces[0] if self._pieces else None
-        return first.row_bytes == size if isinstance(first, Rows) else getattr(first, "nbytes", 0) == size
-
-    def rows(self, count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Sequence[NDArray[Any]] | None:
-        """Removes and returns the next rows if they can be passed to clients without conversion, otherwise `None`."""
-        found = self._pieces[0] if self._pieces else None
-        if not isinstance(found, Rows) or len(found.arrays) != count or sys.byteorder != "little":
-            return None
-        first = found.arrays[0]
-        is_ready = first.dtype == dtype and first.shape == shape
-        if not is_ready or not all(array.flags.aligned and not array.flags.writeable for array in found.arrays):
-            return None
-        self._pieces.popleft()
-        return found.arrays
-
-    def column(self) -> DeferredColumn | None:
-        """Removes and returns the next piece if it is a column of values that this process reads, otherwise `None`."""
-        is_next = bool(self._pieces) and isinstance(self._pieces[0], DeferredColumn)
-        return self._pieces.popleft() if is_next else None
-
-    def check_end(self) -> None:
-        """Checks that all bytes have been used."""
-        if self._pieces:
-            left = sum(getattr(piece, "nbytes", 0) for piece in self._pieces)
-            raise InvalidValueError(
-                f"Expected no more bytes of arrays, found {left} bytes; send only the bytes that the message announces"
-            )
 
 
 class Unpacker:
@@ -152,7 +85,7 @@ class Unpacker:
         for_results: bool = False,
     ) -> None:
         self.buffers: list[memoryview] = []
-        self._arrived = None if arrived is None else _ArrivedBytes(arrived)
+        self._arrived = None if arrived is None else ReceivedBytes(arrived)
         self._arrays: list[NDArray[Any]] = []
         self._max_bytes = max_bytes
         self._bytes = 0

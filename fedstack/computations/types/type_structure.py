@@ -1,10 +1,9 @@
 """Defines fast queries about types: their fields, leaves and sizes; and parses types from protos.
 
-Results are cached by the identity of a type (`TypeMemo`), because computing the hash of a type traverses the whole
-type. This works because equal types are almost always the same object: the language keeps every type forever. A server
-must not keep every type, since its clients could fill its memory with types. It keeps only the types that are
-referenced and the types that were created most recently (`release_unused_types`). Equal types that are separate objects
-are still compared by structure.
+Results are cached by the identity of a type (`TypeMemo`), because hashing a type traverses the whole type. Equal types
+are almost always the same object, because the language keeps every type forever; other equal types are compared by
+structure. A server keeps only types that are referenced or were created recently (`release_unused_types`), because its
+clients could otherwise fill its memory with types.
 """
 
 import importlib
@@ -63,10 +62,7 @@ class TypeMemo(Generic[_T]):
 
 
 class _RecentTypes:
-    """References to the most recently created types.
-
-    All references are dropped when the total size of the received types exceeds `_MOST_RECENT_BYTES`.
-    """
+    """References to the most recently created types; dropped when `_MOST_RECENT_BYTES` of types were received."""
 
     def __init__(self) -> None:
         self._types: deque[Type] = deque(maxlen=_MOST_RECENT)
@@ -124,7 +120,7 @@ _NO_TYPE = (NotImplementedError, ValueError, TypeError, KeyError, AttributeError
 _MAX_CACHED_TYPES = 10_000
 _types_by_bytes: dict[bytes, Type] = {}
 recent_types.on_clear.append(_types_by_bytes.clear)
-# Arrays up to this size are filled. Larger arrays are broadcast from a single element.
+# Larger arrays are broadcast from a single element.
 _SMALL_BYTES = 64 << 10
 _kinds: TypeMemo[frozenset[type[Type]]] = TypeMemo()
 _fields: TypeMemo[tuple[tuple[str | None, Type], ...]] = TypeMemo()

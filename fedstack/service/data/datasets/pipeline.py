@@ -34,7 +34,7 @@ _D = TypeVar("_D", bound="Pipeline")
 # The largest number of elements that fits into a field of a message.
 MOST_NUMBER = 2**63 - 1
 INT64_NUMBERS = range(-(2**63), 2**63)
-# The maximum number of steps. It limits the depth of calls, because each step calls the step before it.
+# The maximum number of steps: each step calls the step before it, so this limits the depth of calls.
 MOST_STEPS = 100
 
 
@@ -248,8 +248,8 @@ class Pipeline(HasBlocks):
         Args:
           batch_size: The number of elements in a batch.
           padded_shapes: The padded shape of each array, in the same dicts and tuples as the elements. A size of `None`
-            or -1 means the size declared in the type or, if the type declares none, the size of the largest array in
-            the batch. A shape of `None` is equivalent to `None` for each dimension.
+            or -1 means the declared size or, without one, the largest size in the batch; a shape of `None` means
+            `None` for each dimension.
           padding_values: The padding value, a scalar for each array or one scalar for all arrays; by default 0 for
             numbers and the empty string for strings.
           drop_remainder: Whether to leave out the last batch if it has fewer elements.
@@ -321,10 +321,10 @@ class Pipeline(HasBlocks):
         return self._with(rearranging_steps.ShardStep(number, place))
 
     def cache(self: _D, filename: object = "", *, only_for_repetitions: bool = False) -> _D:
-        """Caches the elements in memory. The first iteration that reaches the end fills the cache for later iterations.
+        """Caches the elements in memory, for iterations after the first that reaches the end.
 
-        Datasets derived from the result share the cache. A data worker caches elements only for the repetitions within
-        one iteration.
+        Datasets derived from the result share the cache. A data worker caches elements for the repetitions within one
+        iteration only.
 
         Args:
           filename: Must be empty, because caches in files are not supported.
@@ -355,9 +355,8 @@ class Pipeline(HasBlocks):
         """
         function = ElementFunction(computation, "reduce")
         state = function.check_reduces(self._element)
-        return to_result(
-            function.reduced(normalize_argument(initial_state, state, "initial_state"), self.blocks()), state
-        )
+        initial = normalize_argument(initial_state, state, "initial_state")
+        return to_result(function.reduced(initial, self.blocks()), state)
 
     def shuffle(self: _D, buffer_size: int, seed: int | None = None) -> _D:
         """Shuffles the elements by drawing them from a buffer, which is refilled whenever half of it has been drawn.
@@ -365,18 +364,15 @@ class Pipeline(HasBlocks):
         If `repeat` is applied afterwards, each repetition has a different order. The seed determines all orders.
 
         Args:
-          buffer_size: The size of the buffer in elements. If the dataset has no more elements than the buffer, all
-            orders are equally likely.
+          buffer_size: The size of the buffer in elements. All orders are equally likely if the whole dataset fits.
           seed: A non-negative integer; required.
 
         Raises:
           InvalidValueError: If a number is out of range, or the seed is missing.
         """
         if seed is None:
-            raise InvalidValueError(
-                f"Expected a seed, found None; at shuffle; pass a seed, as in shuffle({buffer_size!r}, seed=1), so "
-                "that each pass has the same order"
-            )
+            example = f"shuffle({buffer_size!r}, seed=1)"
+            raise InvalidValueError(f"Expected a seed, so that all passes agree, found None; at shuffle; try {example}")
         size = min(checked_positive("buffer_size", buffer_size), MOST_NUMBER)
         return self._with(steps.ShuffleStep(size, checked_seed("seed", seed, MAX_SEED)))
 
@@ -401,6 +397,5 @@ class Pipeline(HasBlocks):
 
     def prefetch(self: _D, buffer_size: int) -> _D:
         """Prepares about `buffer_size` elements ahead of time on a thread: at least one block, at most 256 blocks."""
-        return self._with(
-            rearranging_steps.PrefetchStep(min(checked_positive("buffer_size", buffer_size), MOST_NUMBER))
-        )
+        size = min(checked_positive("buffer_size", buffer_size), MOST_NUMBER)
+        return self._with(rearranging_steps.PrefetchStep(size))

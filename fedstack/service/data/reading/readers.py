@@ -350,8 +350,7 @@ class LocalReader(Reader):
         return "<LocalReader>"
 
 
-# The readers of data workers in this process, by the id registered with the dispatcher, and also by the address if
-# the address is local to this process.
+# The readers of data workers in this process, by worker id and, if the address is local to this process, by address.
 readers_here: "weakref.WeakValueDictionary[bytes | str, LocalReader]" = weakref.WeakValueDictionary()
 
 
