@@ -31,8 +31,7 @@ from fedstack.service.data.reading.blocks import while_wanted, without_first
 from fedstack.service.data.reading.budget import Blocks
 
 _D = TypeVar("_D", bound="Pipeline")
-# The largest number of elements that fits into a field of a message.
-MOST_NUMBER = 2**63 - 1
+MOST_NUMBER = 2**63 - 1  # the largest number of elements that fits into a field of a message
 INT64_NUMBERS = range(-(2**63), 2**63)
 # The maximum number of steps: each step calls the step before it, so this limits the depth of calls.
 MOST_STEPS = 100
