@@ -207,7 +207,7 @@ async def test_sizing_counts_for_each_client_where_it_sees_them(target: str) -> 
 async def test_a_fault_is_injected_over_any_executor(target: str) -> None:
     plan = FaultPlan(error_rate=1.0)
     executor = TARGETS[target].make(lambda below: FaultInjectingExecutor(below, plan), 3)
-    with pytest.raises(WorkerUnavailableError, match="Expected client 0 to answer"):
+    with pytest.raises(WorkerUnavailableError, match="Expected client 0 to run"):
         await (await called(executor, one_round, 10, [1, 2, 3])).compute()
     executor.close()
 

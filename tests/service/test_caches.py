@@ -131,7 +131,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.concurrency.leaf_threads._threads._pool._held": (None, "owners whose work runs"),
     "executors.concurrency.leaf_threads._threads._pool._starting": (None, "threads that start"),
     "executors.concurrency.leaf_threads._threads._pool.waiting": (64, "threads without work"),
-    "executors.remote.phases.phase_messages._templates._items": (1000, "and 256 MiB; the client's"),
+    "executors.remote.phase_messages._templates._items": (1000, "and 256 MiB; the client's"),
     "executors.sequence_executor._OPERATIONS": (CONSTANT, "intrinsics"),
     "executors.concurrency.thread_pool._serving.seats": (None, "what the current thread works at"),
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),

@@ -222,7 +222,7 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     name = carrier_of(computation)
     if not name:
         kind = computation.WhichOneof("computation") or "computation of unknown kind"
-        raise InvalidComputationError(f"Expected a leaf computation with content, found a {kind} without content")
+        raise InvalidComputationError(f"Expected a leaf computation with content, found an empty {kind}")
     runtime = find_runtime(name)
     if runtime is None:
         raise unknown_carrier(name)

@@ -139,7 +139,7 @@ async def results_come_in_the_annotated_containers(subject: StackSubject) -> Non
 async def results_with_names_for_some_members_are_refused(subject: StackSubject) -> None:
     """A result struct with both named and unnamed members raises an error that says to name all members or none."""
     some = computation(lambda x: struct(x, named_one=x), np.int32)
-    await expect_error(subject.run(some, 1), InvalidComputationError, "named_one", "none")
+    await expect_error(subject.run(some, 1), InvalidComputationError, "named_one", "no members")
 
 
 @promise_of_stacks(intrinsics=["federated_sum"])

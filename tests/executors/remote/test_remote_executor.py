@@ -408,7 +408,7 @@ def test_a_number_of_participants_that_cannot_be_is_refused_when_it_is_set(count
     executor = RemoteExecutor(ExecutorStub(InMemoryConnection(ExecutorService(fedstack.local_executor_factory()))))
     with pytest.raises(CardinalityError, match="Expected a number of clients from 0 to 2147483647"):
         executor.set_cardinalities({fl.CLIENTS: count})  # type: ignore[dict-item]
-    with pytest.raises(CardinalityError, match="found one for str 'clients'"):
+    with pytest.raises(CardinalityError, match="found the key str 'clients'"):
         executor.set_cardinalities({"clients": 2})  # type: ignore[dict-item]
     executor.close()
 

@@ -293,7 +293,7 @@ def test_what_comes_from_other_libraries_is_refused_with_what_to_write_here() ->
             TypeMismatchError, match=f"Expected a source of elements, found {found}; create datasets with"
         ):
             Dataset(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match=r"Expected a seed, so that all passes agree, found None; at shuffle; try shuffle\(5, seed=1\)"):
+    with pytest.raises(InvalidValueError, match=r"Expected a seed, .*found None; at shuffle; try shuffle\(5, seed=1\)"):
         numbers.shuffle(5)
 
 

@@ -562,7 +562,7 @@ async def test_sessions_share_nothing(service):
     ("sent", "told"),
     [
         (array_pb2.Array(dtype=99, shape={"dim": [1]}), "Expected an array of a known dtype, found dtype number 99"),
-        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), "found a dimension of -1"),
+        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), "found the dimension -1"),
         (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"unknown_rank": True}), "found an unknown rank"),
     ],
 )

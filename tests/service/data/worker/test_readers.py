@@ -12,8 +12,7 @@ from catalogue import Catalogue, StartWorker
 from data_reading import read, read_blocks, some, whole
 
 import fedstack
-from fedstack.computations.codec import unpacking
-from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
+from fedstack.computations.codec import received_bytes
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
@@ -177,14 +176,14 @@ def test_the_loop_does_not_put_large_elements_together(
 ) -> None:
     sizes: Counter[object] = Counter()
 
-    taken = unpacking._ArrivedBytes._taken
+    taken = received_bytes.ReceivedBytes._taken
 
-    def watched(memory: unpacking._ArrivedBytes, size: int, path: str) -> np.ndarray:
+    def watched(memory: received_bytes.ReceivedBytes, size: int, path: str) -> np.ndarray:
         if size > len(memory._pieces[0]) and io_loop.is_current():
             sizes[memory] += size
         return taken(memory, size, path)
 
-    monkeypatch.setattr(unpacking._ArrivedBytes, "_taken", watched)
+    monkeypatch.setattr(received_bytes.ReceivedBytes, "_taken", watched)
     dataset = Dataset.from_arrays({name: np.ones(shape, np.uint8) for name, shape in shapes.items()})
     blocks = read_blocks(start_worker().target, whole(catalogue.register(dataset)), dataset.element_type)
     assert sum(map(len, blocks)) == next(iter(shapes.values()))[0]
