@@ -13,6 +13,7 @@ from data_reading import read, read_blocks, some, whole
 
 import fedstack
 from fedstack.computations.codec import received_bytes
+from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
