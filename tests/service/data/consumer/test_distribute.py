@@ -1,6 +1,7 @@
 """Distributed datasets, over a dispatcher and two workers in this process."""
 
 import asyncio
+import contextlib
 import gc
 import math
 import threading
@@ -33,6 +34,7 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
+from fedstack.foundations.deadline import Deadline
 from fedstack.proto.data_service_pb2 import ReadRequest
 from fedstack.service import ClusterSpec, ServerConfig
 from fedstack.service.data import (
@@ -584,9 +586,13 @@ def test_a_cursor_may_be_taken_after_a_wait_that_was_cancelled(
 
     async def first() -> bytes:
         elements = iter(local.apply(distribute(DYNAMIC, dispatcher, guarantee="exactly_once")))
-        with pytest.raises(asyncio.TimeoutError):  # there is no worker yet
-            await asyncio.wait_for(elements.__anext__(), 0.3)
-        return elements.cursor()
+        deadline = Deadline(WALL)
+        while True:
+            with pytest.raises(asyncio.TimeoutError):  # there is no worker yet
+                await asyncio.wait_for(elements.__anext__(), 0.3)
+            with contextlib.suppress(InvalidValueError):  # the pass has not begun yet
+                return elements.cursor()
+            assert not deadline.is_over
 
     cursor = asyncio.run(first())
     start_worker()
