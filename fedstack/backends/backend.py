@@ -1,8 +1,8 @@
-"""Defines backends, which run the clients of phases elsewhere: their workers, and how a worker runs some clients.
+"""Defines the interface of backends, which run the clients of phases on workers.
 
-Whatever supervises the workers, the engine above (`backend_executor.py`) works in the same way: when a phase begins, it
-asks for the current workers, divides the clients among them, and merges their contributions along the fixed tree. So a
-backend never affects a result, and its workers may come, go and be lost between phases.
+The engine above (`backend_executor.py`) works in the same way for every backend: when a phase begins, it requests the
+current workers, divides the clients among them, and merges their contributions along the fixed tree. A backend
+therefore never affects a result, and workers may join, leave or be lost between phases.
 """
 
 import abc
@@ -27,12 +27,13 @@ from fedstack.transport.wire.frames import Heartbeat
 
 @attrs.frozen(eq=False)
 class Caller:
-    """The caller that has a backend run phases, and its settings.
+    """The settings of the engine that runs phases on a backend.
 
     Attributes:
-      server: Runs the work that folds need in this process.
-      max_fanout: The most partial results that are merged in one place.
-      max_concurrent_clients: The most functions that a worker runs at the same time; `None` for its default.
+      server: The engine that runs the server work of folds in this process.
+      max_fanout: The maximum number of partial results that are merged in one step.
+      max_concurrent_clients: The maximum number of functions that a worker runs at the same time; `None` for the
+        default of the worker.
     """
 
     server: ProgramEngine
@@ -41,20 +42,21 @@ class Caller:
 
 
 class Backend(abc.ABC):
-    """Workers that run clients. Its methods are called on event loops, possibly on several at a time.
+    """A set of workers that run clients. Several event loops may call the methods at the same time.
 
-    Each backend defines its workers, and in one of two ways how a worker runs some clients. An engine whose workers
-    call functions implements `run`, and `share` and `fetch` if it has a store of its own: a phase is then one task
-    for each worker (`task_phases.py`). A backend whose workers accept whole phases overrides `runners` and `search`
-    instead. In both cases, work that is no longer wanted is cancelled like any coroutine.
+    A subclass defines its workers, and one of two ways to run clients on a worker. A backend whose workers call
+    functions implements `run`, and also `share` and `fetch` if it has an object store. Each phase is then one task per
+    worker (`task_phases.py`). A backend whose workers accept whole phases overrides `runners` and `search` instead. In
+    both cases, unwanted work is cancelled like any coroutine.
 
     Attributes:
-      reads: The types of references to client values that its workers read themselves; others are read here, and sent.
-      keeps_content: Whether the second half of the pair from `run` refers to content that is still elsewhere. Tasks can
-        take it as an argument, like the result of `share`, so that workers merge the contributions of others.
-      cores: The most cores that a worker computes on at the same time; `None` for all cores of its machine.
-      searches_apart: Whether a `search` leaves workers alive, so that clients that are not suspected run meanwhile. A
-        search by tasks ends workers, and with them everything that runs there.
+      reads: The types of references to client values that the workers can read. References of other types are read
+        in this process, and their values are sent to the workers.
+      keeps_content: Whether the second item of the pair from `run` is a reference to remote content. Tasks accept the
+        reference as an argument, like the result of `share`, so that workers can merge contributions of other workers.
+      cores: The maximum number of cores that a worker uses at the same time; `None` for all cores of its machine.
+      searches_apart: Whether a `search` keeps the workers alive, so that clients that are not suspected can run at the
+        same time. A search by tasks ends workers together with all their running work.
     """
 
     reads: Sequence[type[Elsewhere]] = ()
@@ -64,31 +66,32 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def places(self) -> Sequence[Hashable]:
-        """Returns the current workers, at least one; `str` of each names it in messages.
+        """Returns the current workers, of which there is at least one. Messages refer to a worker by its `str`.
 
         Raises:
-          NoWorkersError: If there are none; the message says what is missing, and after how long.
+          NoWorkersError: If no worker is available. The message states the cause and the time waited.
         """
 
     async def with_room(self, places: Sequence[Any], most: int) -> Sequence[Hashable]:
-        """Returns the workers that take part in a phase: by default the first workers.
+        """Returns the workers that take part in a phase. By default, these are the first `most` workers.
 
         Args:
           places: The result of `places`.
-          most: The number of workers that have work to do.
+          most: The maximum number of workers that the phase can use.
 
         Raises:
-          ResourceLimitError: If none has room for it.
+          ResourceLimitError: If no worker has room for the phase.
         """
         return places[:most]
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls a function when a worker joins, drains, leaves or is lost; `places` then returns the current workers.
+        """Subscribes to changes: the function is called when a worker joins, drains, leaves or is lost.
 
-        The default is for a backend that does not notice such changes by itself: it never calls the function.
+        At the time of the call, `places` returns the new list of workers. The default implementation, for backends
+        that do not detect changes by themselves, never calls the function.
 
         Args:
-          changed: Called on any thread; it must not block.
+          changed: The function to call. It may be called on any thread, and must not block.
 
         Returns:
           A function that stops the notifications.
@@ -101,25 +104,27 @@ class Backend(abc.ABC):
         Args:
           place: One of the workers.
           task: The task.
-          heard: May be called with the task's progress.
+          heard: A function that the backend may call with the progress of the task.
 
         Raises:
-          WorkerUnavailableError: If the worker is lost. The task runs again, at the remaining workers.
+          WorkerUnavailableError: If the worker is lost. The task then runs again on the remaining workers.
         """
-        raise NotImplementedError(f"{type(self).__name__} has to override run, or runners and search")
+        raise NotImplementedError(
+            f"Expected {type(self).__name__} to define how workers run clients; override run, or runners and search"
+        )
 
     async def share(self, memory: list[Memory]) -> object:
-        """Returns an object that replaces arrays that all workers receive, in the arguments of their tasks.
+        """Stores arrays that all workers receive, and returns the object that replaces the arrays in task arguments.
 
-        It is called once for all tasks of a phase; by default the arrays are sent with each task.
+        This method is called once for all tasks of a phase. By default, the arrays are sent with each task.
 
         Args:
-          memory: The arrays, and rows of arrays; each has its size in bytes as `nbytes`, and can be pickled.
+          memory: The arrays, and rows of arrays. Each can be pickled and has its size in bytes as `nbytes`.
         """
         return memory
 
     async def fetch(self, content: Any) -> object:
-        """Returns the second half of the pair that a function returned, given what `run` returned for it."""
+        """Returns the second item of the pair that a function returned, given the item that `run` returned instead."""
         return content
 
     def runners(
@@ -130,28 +135,29 @@ class Backend(abc.ABC):
         Args:
           phase: The phase.
           places: The workers that take part, in the order of their clients.
-          counts: How many clients each of them has.
-          caller: The caller.
+          counts: The number of clients of each worker.
+          caller: The settings of the caller.
         """
         shared, settings = SharedValues(), worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
         runners = [TaskPhases(self, place, shared, settings) for place in places]
-        if self.keeps_content and not phase.held:  # merging does not make held content smaller
+        if self.keeps_content and not phase.held:  # merging does not reduce the size of held content
             return in_levels(runners, counts, caller.max_fanout, MergedTasks)
         return runners, counts
 
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
-        """Searches for clients that end their worker, where that costs least; returns whether it could search.
+        """Searches for clients that end their worker, and returns whether the backend was able to search.
 
-        By default, tasks of fewer and fewer clients end a few more workers, which the engine restarts.
+        By default, the search runs tasks with fewer and fewer clients. It ends a few more workers, which the backend
+        restarts.
 
         Args:
           part: The phase, with the clients to run it for.
-          suspects: The clients among them that were lost with two workers.
-          caller: The caller.
+          suspects: The clients of the phase that were assigned to at least two lost workers.
+          caller: The settings of the caller.
 
         Raises:
-          LeafError: If there is such a client; it is the user's error, and is not retried.
-          WorkerUnavailableError: If the searching worker is lost.
+          LeafError: If the search finds such a client. The error is the user's, and is not retried.
+          WorkerUnavailableError: If the worker that searches is lost.
         """
         settings = worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
 
@@ -159,15 +165,15 @@ class Backend(abc.ABC):
             place = (await self.places())[0]
             await TaskPhases(self, place, SharedValues(), settings).kept(part.at(clients))
 
-        with current_scope().replace(progress=None, losses=None).entered():  # the attempt counts them
+        with current_scope().replace(progress=None, losses=None).entered():  # the attempt counts progress and losses
             for some in suspects:
                 await find_ending(run, part.phase, some)
         return True
 
     def close(self) -> None:  # noqa: B027
-        """Ends everything that this backend started, and nothing that belongs to the user. Idempotent; never raises."""
+        """Releases all resources that this backend created, but none of the user's. Idempotent; never raises."""
 
     @property
     def label(self) -> str:
-        """A human-readable description of where clients run, to follow a comma."""
+        """A human-readable phrase for the workers that run the clients, to be used after a comma."""
         return f"over {self!r}"

@@ -1,7 +1,8 @@
-"""Runs clients at workers behind gRPC: whole phases are sent to them, in one session per worker for all callers.
+"""Runs clients on workers behind gRPC, which receive whole phases in one session per worker.
 
-A worker keeps its session for all phases, whatever their numbers of clients. An executor service that knows only the
-plain verbs has a session for each number of clients, and folds run here (`plain_phases.py`).
+All callers share the session of a worker, which is kept for phases of any number of clients. An executor service that
+supports only the plain verbs has one session per number of clients, and this process runs the folds
+(`plain_phases.py`).
 """
 
 import asyncio
@@ -39,13 +40,14 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkersBackend(Backend):
-    """Workers behind gRPC, which are members: `Membership` tracks them between phases.
+    """A backend of workers behind gRPC, which a `Membership` tracks between phases.
 
     Args:
-      workers: The workers. They are closed with this.
-      dispose_batch_size: How many values are disposed of in one call.
+      workers: The workers. `close` also closes them.
+      dispose_batch_size: The number of values that are disposed of in one call.
       stream_structs: Whether structs are sent leaf by leaf to plain executor services.
-      source: The owner of the workers; a pool ends its processes once nothing refers to it.
+      source: The owner of the workers. The backend refers to it, because a pool ends its processes once it is
+        garbage-collected.
 
     Attributes:
       workers: The workers.
@@ -69,7 +71,7 @@ class WorkersBackend(Backend):
         return self.workers.subscribe(_Watching(changed))
 
     def sessions_at(self, worker: Worker) -> "_Sessions":
-        """Returns the open sessions at a worker; they stay open."""
+        """Returns the sessions on a worker, which stay open."""
         found = self._sessions.get(worker)
         if found is None:
             stub, batch, streams = worker.stub, self._dispose_batch_size, self._stream_structs
@@ -80,15 +82,15 @@ class WorkersBackend(Backend):
                 return OneByOneExecutor(remote)
 
             made = _Sessions(RemotePhases(SessionOpener(stub, batch)), ResourceManagingExecutorFactory(plain))
-            found = self._sessions.setdefault(worker, made)  # another thread may have been faster
+            found = self._sessions.setdefault(worker, made)  # another thread may have added sessions first
         return found
 
     async def with_room(self, places: Sequence[Worker], most: int) -> Sequence[Worker]:
         """Returns the first workers that have room for a session, and opens their sessions.
 
         Raises:
-          ResourceLimitError: If none has room.
-          WorkerUnavailableError: If a worker has gone away meanwhile.
+          ResourceLimitError: If no worker has room.
+          WorkerUnavailableError: If a worker was lost meanwhile.
         """
         if len(self._sessions) > len(self.workers.members):
             for worker in [worker for worker in self._sessions if worker.state is MemberState.REMOVED]:
@@ -109,7 +111,7 @@ class WorkersBackend(Backend):
         raise refusals[0]
 
     async def _refusal(self, worker: Worker) -> ResourceLimitError | None:
-        """Opens the session at a worker if there is none; returns the refusal if there is no room for it."""
+        """Opens the session on a worker if it is not open; returns the error if the worker has no room for it."""
         if self._is_open(worker):
             return None
         try:
@@ -131,7 +133,7 @@ class WorkersBackend(Backend):
         return [_WorkerPhases(self, worker, caller.server) for worker in places], counts
 
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
-        """Has a worker search in its own child processes, which costs no other worker; some workers cannot."""
+        """Runs the search in child processes of a worker, so that no worker is lost; not all workers can search."""
         able = [worker for worker in await self.places() if worker.features.searches]
         losses = current_scope().losses
         for some in suspects if able else ():
@@ -140,14 +142,14 @@ class WorkersBackend(Backend):
             except LeafError as error:
                 client = error.client_index
                 ended = some.losses if client is None else losses.losses(part.phase, client)
-                found = f"it ended {counted(ended, 'worker')} before it was found; fix the function"
+                found = f"it ended {counted(ended, 'worker')} before the search found it; fix the function"
                 raise with_place(error, found) from error.__cause__
         return bool(able)
 
     async def _search(self, part: PhaseAtClients, suspects: Suspects, able: Sequence[Worker]) -> None:
-        """Has one worker search for a client that ends its process."""
+        """Runs a search on one worker for a client that ends its process."""
         (worker,) = await self.with_room(able, 1)
-        found = "%s; the worker at %s looks for one that ends its process, in processes apart"
+        found = "%s; the worker at %s is searching in child processes for the client that ends its process"
         _logger.warning(found, suspects, worker.address)
         try:
             await self.sessions_at(worker).phases.search_phase(part.phase, part.inputs, part.arguments, suspects)
@@ -155,13 +157,13 @@ class WorkersBackend(Backend):
             if isinstance(error.__cause__, RemoteTraceback):
                 raise
             raise self.lost(worker, error) from error
-        _logger.warning("None of them ends its process; going on")
+        _logger.warning("None of these clients ended its process in the search; the attempt continues")
 
     def lost(self, worker: Worker, error: Exception) -> WorkerUnavailableError:
-        """Records that a worker has failed; returns the error to raise."""
-        # The cause is not the worker's state: membership watches it from here on, and may have found it healthy again.
+        """Records that a worker was lost, and returns the error to raise."""
+        # The cause is not read from the worker's state, because the membership may already have found it healthy.
         address, cause = worker.address, worker.line_of(self.workers.lost(worker, error))
-        lost = WorkerUnavailableError(f"The worker at {address} was lost during its part: {cause}")
+        lost = WorkerUnavailableError(f"The worker at {address} was lost while it ran its part: {cause}")
         lost.causes = {address: cause}
         return lost
 
@@ -181,11 +183,11 @@ class WorkersBackend(Backend):
 
 @attrs.frozen(eq=False)
 class _Sessions:
-    """The open sessions at one worker, for phases of any number of clients.
+    """The sessions on one worker.
 
     Attributes:
-      phases: The session at a worker that runs phases.
-      plain: The sessions at a worker that does not, by number of clients.
+      phases: The session for whole phases, if the worker runs phases.
+      plain: The sessions by number of clients, if the worker supports only the plain verbs.
     """
 
     phases: RemotePhases
@@ -193,7 +195,7 @@ class _Sessions:
 
     @contextlib.contextmanager
     def lent(self, clients: int) -> Generator[OneByOneExecutor, None, None]:
-        """Lends a plain session; a new session replaces one in which something has failed."""
+        """Lends a plain session for the block. A session in which an error occurred is replaced by a new session."""
         executor, failed = self.plain.lease({CLIENTS: clients}), True
         try:
             yield cast(OneByOneExecutor, executor)
@@ -203,7 +205,7 @@ class _Sessions:
 
 
 class _WorkerPhases(PhaseRunner):
-    """Runs a phase for some clients at one worker, and reports the loss of the worker."""
+    """A runner that runs a phase for some clients on one worker, and records the loss of the worker."""
 
     def __init__(self, backend: WorkersBackend, worker: Worker, server: ProgramEngine) -> None:
         self._backend = backend
@@ -215,24 +217,26 @@ class _WorkerPhases(PhaseRunner):
     ) -> PhaseResult:
         worker, is_served = self._worker, False
         try:
-            sessions = self._backend.sessions_at(worker)  # kept there, so that they end when the worker is removed
+            sessions = self._backend.sessions_at(
+                worker
+            )  # owned by the backend, which ends them after the worker is removed
             if worker.features.phases and await sessions.phases.open():
                 is_served = True
                 return await sessions.phases.run_phase(phase, inputs, arguments, clients)
             with sessions.lent(len(clients)) as plain:
                 remote = cast(RemoteExecutor, plain.target)
-                await remote.open()  # failures from here on happen during work
+                await remote.open()  # later failures happen during the work
                 is_served = True
                 phases = PlainPhases(remote, plain.foreign, self._server)
                 return await phases.run_phase(phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             if is_served and isinstance(error.__cause__, RemoteTraceback):
-                raise  # the worker itself reports this about something behind it: it is alive
+                raise  # the worker is alive, and reports the loss of a peer behind it
             raise self._backend.lost(worker, error) from error
 
 
 class _Watching(MembershipObserver[Worker]):
-    """Forwards changes of workers."""
+    """An observer that calls a function for every change of a worker."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed

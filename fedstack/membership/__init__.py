@@ -1,1 +1,1 @@
-"""Tracks which peers can be reached: they are dialled and may be lost, and callers wait for them for a limited time."""
+"""Tracks which peers are reachable, and lets callers wait for reachable peers for a limited time."""

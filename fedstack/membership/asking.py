@@ -1,4 +1,4 @@
-"""Checks whether peers are reachable: everything that a membership asks of stubs and their connections."""
+"""Queries peers: checks whether they are reachable and usable, and watches ready peers for draining."""
 
 import asyncio
 import contextlib
@@ -17,20 +17,20 @@ from fedstack.transport.peers.io_loop import IoLoop, start_apart
 
 # The time limit for checking whether a member that was away is listening again.
 _LOOK_SECONDS = 0.5
-# How often to look for losses while there are observers.
+# The interval between checks for losses while there are observers.
 _WATCH_SECONDS = 0.1
-# The pause before a member is asked again whether it drains, if asking has failed, or whether it has stopped.
+# The pause before the next query whether a member is draining, if the last one failed, or whether it has stopped.
 _AGAIN_SECONDS = 1.0
 
 
 class Asker(Generic[M]):
-    """Asks members whether they are reachable when the state machine requests it. Runs on the transport's loop.
+    """A component that queries members when the state machine decides to. It runs on the transport's loop.
 
     Args:
       members: The state machine, which receives the answers.
       io: The transport's loop.
-      go_on: A method to call after an answer, and when it is time to look or to ask again; it calls `step`. Asking
-        ends once the object that the method is bound to is garbage-collected.
+      go_on: A method that calls `step`. It is called after an answer, and when the next check or query is due. The
+        queries end once the object that the method is bound to is garbage-collected.
     """
 
     def __init__(self, members: Members[M], io: IoLoop, go_on: Callable[[], None]) -> None:
@@ -43,10 +43,10 @@ class Asker(Generic[M]):
         weakref.finalize(self, _abandon, (self._tasks, self._drains), io).atexit = False
 
     def step(self, *, watches: bool = False) -> None:
-        """Asks the members that are due, and stops asking those that no longer need to be asked.
+        """Queries the members that are due, and cancels queries that are no longer needed.
 
         Args:
-          watches: Whether to look for losses periodically even if no member is to be asked.
+          watches: Whether to check for losses periodically even if no query is scheduled.
         """
         if watches and self._seconds_to_look() <= 0:
             self.look()
@@ -69,23 +69,23 @@ class Asker(Generic[M]):
         return self._looked + _WATCH_SECONDS - self._members.clock()
 
     def look(self) -> None:
-        """Checks, without asking them, which members are known to have ended; takes time for each member."""
+        """Checks without any call which members are known to have ended. The cost grows with the number of members."""
         self._looked = self._members.clock()
         for member in self._members.members:
             loss = member.stub.loss()
-            # For a member that was found again this may be outdated; its answer decides.
+            # The known loss of a member that was found again may be outdated; the answer of the member decides.
             if loss is not None and (member.stub.is_gone or member.state is not MemberState.BACK):
                 self._members.lost(member, loss, for_good=member.stub.is_gone)
 
     def follow(self, member: M) -> None:
-        """Notices when a ready member begins to drain, and when it has stopped then; ends that for a lost member."""
+        """Starts to watch a ready member for draining and its later stop; stops watching a lost member."""
         if member.is_ready and member not in self._drains:
             self._drains[member] = start_apart(_follow(member, weakref.WeakMethod(self._drained)))
         elif member.state not in (MemberState.READY, MemberState.DRAINING) and member in self._drains:
             self._drains.pop(member).cancel()
 
     def _drained(self, member: M, error: Exception | None) -> None:
-        """Records that a member drains or, with an error, that it has stopped."""
+        """Records that a member is draining or, if `error` is set, that the member has stopped."""
         if error is None:
             self._members.drains(member)
         else:
@@ -93,9 +93,9 @@ class Asker(Generic[M]):
         _call(self._go_on)
 
     def heard(self, member: M, error: Exception | None) -> None:
-        """Records that a member has answered or failed; called by the task that asked it."""
+        """Records that a member has answered or failed. Called by the task that queried the member."""
         if self._tasks.get(member) is not asyncio.current_task():
-            return  # cancelled just as the awaited work ended
+            return  # cancelled at the moment when the query ended
         del self._tasks[member]
         loss = member.stub.loss()
         if error is None:
@@ -107,7 +107,7 @@ class Asker(Generic[M]):
         _call(self._go_on)
 
     async def end(self) -> None:
-        """Stops asking, and returns once all tasks have ended; the state machine must be closed before."""
+        """Ends all queries, and returns once all tasks have ended. The state machine must be closed before."""
         tasks = [*self._tasks.values(), *self._drains.values()]
         for task in self._drains.values():
             task.cancel()
@@ -117,7 +117,7 @@ class Asker(Generic[M]):
 
 
 async def _ask(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception | None], None]]") -> None:
-    """Asks a member whether it is reachable. Refers to that member only, and so keeps nothing else alive."""
+    """Queries a member. The task refers only to this member, so that it keeps no other object alive."""
     found: Exception | None = None
     try:
         await _reach(member)
@@ -135,10 +135,10 @@ def _tell(
 
 
 async def _follow(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception | None], None]]") -> None:
-    """Waits until a member reports that it drains, and then until it has stopped."""
+    """Waits until a member reports that it is draining, and then until the member has stopped."""
     connection, found = member.stub.connection, None
     async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
-        with contextlib.suppress(FedstackError):  # losses are noticed elsewhere
+        with contextlib.suppress(FedstackError):  # other code detects losses
             await connection.until_draining()
             break
     _tell(heard, member, None)
@@ -159,7 +159,7 @@ def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
 
 
 def _abandon(tasks: "Sequence[dict[M, asyncio.Task[None]]]", io: IoLoop) -> None:
-    """Stops asking on behalf of a membership that is gone; a finalizer."""
+    """Cancels the queries of a membership that was garbage-collected. Used as a finalizer."""
 
     def end() -> None:
         for some in tasks:
@@ -173,7 +173,7 @@ async def _reach(member: AnyMember) -> None:
     """Returns once a member can be reached and has reported its capabilities.
 
     Raises:
-      FedstackError: If it cannot be reached, or cannot be used.
+      FedstackError: If the member cannot be reached, or cannot be used.
     """
     while True:
         await member.stub.connection.wait_ready(LONGEST_PAUSE)
@@ -183,10 +183,10 @@ async def _reach(member: AnyMember) -> None:
             return
         if member.stub.is_gone:
             raise loss
-        await asyncio.sleep(FIRST_PAUSE)  # it was restarted, which is not known everywhere yet
+        await asyncio.sleep(FIRST_PAUSE)  # the member was restarted, and its stub still reports the old loss
 
 
 async def listening(members: Sequence[M]) -> list[M]:
-    """Returns the members among those given that can be reached now, whatever their state was before."""
+    """Returns those of the given members that can be reached now, regardless of their known state."""
     found = await asyncio.gather(*(member.stub.connection.look(_LOOK_SECONDS) for member in members))
     return [member for member, listens in zip(members, found) if listens]

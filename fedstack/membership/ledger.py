@@ -1,22 +1,24 @@
-"""Records which work was lost with which workers, and decides which work is suspected of ending them and when to stop.
+"""Records which work was running on lost workers, and decides which work to suspect and when to give up.
 
-Work that ends the process it runs in (a crash in native code, `os._exit`) would take down one worker after another,
-since each attempt runs it somewhere else. Units of work are the clients of a phase, a closure, or a range of a dataset.
-All of them follow one rule:
+Work that ends its own process (through a crash in native code, or `os._exit`) would end one worker after another,
+because each attempt runs it on another worker. A unit of work is a client of a phase, a closure, or a range of a
+dataset. The same rules apply to all units:
 
 1. *A loss is recorded* for all work that a worker had when its connection broke. A worker that could not be dialled,
    was full, was draining or has fallen silent does not count as a loss.
-2. *Two losses make a suspicion.* Each attempt splits the clients of a phase differently, so ranges overlap rather than
-   match: suspects are the clients in two of them. A suspect runs where it cannot harm other work: a closure runs with
-   nothing beside it, clients run in a search (`search.py`), while the clients that are not suspected run as usual.
-3. *Blame needs more.* A search names the client in a `LeafError`, which is the user's error and is not retried. If it
-   finds none, the losses had another cause and are forgotten. Work that cannot be split is given up after four losses.
+2. *Two losses cause a suspicion.* Each attempt splits the clients of a phase differently, so that the ranges of two
+   losses overlap rather than match. The suspects are the clients in the overlap. A suspect runs where it cannot harm
+   other work: a closure runs with no other work on its worker, and clients run in a search (`search.py`). Clients that
+   are not suspected run as usual.
+3. *Blame requires proof.* A search names the client in a `LeafError`, which is the user's error and is not retried. If
+   a search finds no client, the losses had another cause and are forgotten. Work that cannot be split is given up
+   after four losses.
 
-The exit status of a process points to the cause. SIGSEGV, SIGBUS, SIGABRT and an exit of its own come from the work
-that ran there. SIGKILL comes from an operator, the machine, or the kernel when memory runs out, whatever used it up:
-like other signals that people send, it neither blames nor clears the work. Such a loss raises no suspicion, but it is
-still recorded, for the message when workers are lost repeatedly. If the status is not known, as for a worker on another
-machine, a loss counts, since only a search can blame.
+The exit status of a process is evidence of the cause. SIGSEGV, SIGBUS, SIGABRT and a voluntary exit are caused by the
+work of the process. SIGKILL is sent by an operator, by the machine, or by the kernel when any process has exhausted the
+memory. Like other signals that are usually sent from outside, it neither blames nor clears the work. A loss by such a
+signal raises no suspicion, but it is still recorded for the error message if workers are lost repeatedly. If the status
+is not known, as for a worker on another machine, the loss counts, because only a search can assign blame.
 """
 
 import itertools
@@ -27,32 +29,32 @@ import attrs
 
 SUSPECTED = 2
 ENOUGH = 4
-# The most clients to name, both in a message and to a worker.
+# The maximum number of clients to name in a message, or to send to a worker.
 _MOST_NAMED = 100
 _SENT_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _NEUTRAL = frozenset(-int(getattr(signal, name)) for name in _SENT_BY_OTHERS if hasattr(signal, name))
 
 
 def may_be_its_own(status: int | None) -> bool:
-    """Returns whether the work that ran in a process may have ended it.
+    """Returns whether the work that ran in a process may have ended the process.
 
     Args:
-      status: The process's return code, as in `subprocess`; `None` if it is not known.
+      status: The return code of the process, as in `subprocess`; `None` if it is not known.
     """
     return status not in _NEUTRAL
 
 
 @attrs.define(eq=False)
 class LostWork:
-    """Work that a worker had when it was lost.
+    """Work that was assigned to a worker when the worker was lost.
 
     Attributes:
-      work: A phase, a closure, or a range; only its identity counts.
-      units: The clients, for a phase; other work is a single unit.
-      worker: The worker.
-      running: The units that were running when the worker was last heard from.
+      work: A phase, a closure, or a range of a dataset; it is compared by identity.
+      units: The clients of a phase; other work is a single unit.
+      worker: The lost worker.
+      running: The units that were running according to the last report of the worker.
       is_sure: Whether the worker is known to have started on the units.
-      find_status: Returns the exit status of the worker's process, once it is known.
+      find_status: Returns the exit status of the worker's process; `None` while it is not known.
       status: The status that `find_status` returned.
     """
 
@@ -74,12 +76,12 @@ class LostWork:
 
 @attrs.frozen
 class Suspects:
-    """Clients that were lost twice.
+    """Clients that were each assigned to at least two lost workers.
 
     Attributes:
       clients: The clients.
-      running: The clients among them that were running when a worker was last heard from.
-      workers: The workers that were lost with some of them; a worker that was lost twice is listed twice.
+      running: The clients among them that were running according to the last reports of the workers.
+      workers: The lost workers that had some of the clients; a worker that was lost twice is listed twice.
     """
 
     clients: range
@@ -88,16 +90,16 @@ class Suspects:
 
     @property
     def losses(self) -> int:
-        """How many workers have ended while they had some of the clients."""
+        """The number of workers that ended while they had some of the clients."""
         return len(self.workers)
 
     def overlaps(self, units: range) -> bool:
-        """Returns whether some of the clients are in a range."""
+        """Returns whether a range contains some of the clients."""
         return _overlap(self.clients, units)
 
     def __str__(self) -> str:
         workers = ", ".join(dict.fromkeys(map(str, self.workers)))
-        return f"{self.losses} workers ({workers}) have ended while {_named(self.clients)} ran"
+        return f"{self.losses} workers ({workers}) ended while they ran {_named(self.clients)}"
 
 
 class LossLedger:
@@ -119,20 +121,20 @@ class LossLedger:
         is_sure: bool = True,
         find_status: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Records that a worker was lost while it had a part of some work; see `LostWork`."""
+        """Records that a worker was lost while it had a part of `work`; see `LostWork`."""
         lost = LostWork(work, units, worker, frozenset(running) & frozenset(units), is_sure, find_status)
         self._lost.setdefault(id(work), []).append(lost)
 
     def forget(self, work: object) -> None:
-        """Forgets the losses of some work: it has made progress, or is not to blame."""
+        """Forgets the losses of work that has made progress or is not to blame."""
         self._lost.pop(id(work), None)
 
     def losses(self, work: object, unit: int = 0) -> int:
-        """Returns the number of workers that some work, or one client of a phase, may have ended."""
+        """Returns the number of workers that a unit of some work, such as a client of a phase, may have ended."""
         return sum(unit in lost.units for lost in self._counted(work))
 
     def is_suspected(self, work: object) -> bool:
-        """Returns whether work that is a single unit must run with nothing beside it."""
+        """Returns whether work that is a single unit must run with no other work on its worker."""
         return id(work) in self._lost and self.losses(work) >= SUSPECTED
 
     def is_enough(self, work: object) -> bool:
@@ -140,7 +142,7 @@ class LossLedger:
         return self.losses(work) >= ENOUGH
 
     def suspects(self, phase: object) -> list[Suspects]:
-        """Returns the clients that were in two of a phase's losses, in order."""
+        """Returns the clients that were part of at least two losses of a phase, in order."""
         lost = self._counted(phase)
         bounds = sorted({bound for one in lost for bound in (one.units.start, one.units.stop)})
         found: list[range] = []
@@ -153,7 +155,10 @@ class LossLedger:
         return [_suspects(clients, lost) for clients in found]
 
     def told(self) -> str:
-        """Returns a line for the end of a message: the clients that may have ended workers; empty if there are none."""
+        """Returns a line about the clients that may have ended workers, to append to an error message.
+
+        The line begins with a line break. The result is empty if no losses were recorded.
+        """
         everything = [lost for some in self._lost.values() for lost in some]
         suspects = [found for some in self._lost.values() for found in self.suspects(some[0].work)]
         twice = [(found.clients, found.running) for found in suspects]
@@ -162,9 +167,11 @@ class LossLedger:
             return ""
         listed = sorted({_named(clients) for clients, _ in ranges})
         running = sorted({client for _, some in ranges for client in some})[:_MOST_NAMED]
-        last = f"; last heard of: {', '.join(map(str, running))}" if running else ""
+        last = f"; last reported as running: {', '.join(map(str, running))}" if running else ""
         ran = "ran" if all(lost.is_sure for lost in everything) else "may have run"
-        return f"\n  these {ran} where {'two workers' if twice else 'a worker'} ended: {', '.join(listed)}{last}"
+        return (
+            f"\n  these clients {ran} on {'two workers' if twice else 'a worker'} that ended: {', '.join(listed)}{last}"
+        )
 
     def _counted(self, work: object) -> list[LostWork]:
         return [lost for lost in self._lost.get(id(work), ()) if lost.counts]

@@ -1,4 +1,4 @@
-"""Defines the known state of one peer that may be lost."""
+"""Defines a member, which is a peer that may be lost, and its known state."""
 
 import enum
 import math
@@ -13,47 +13,49 @@ _S = TypeVar("_S", bound=ServiceStub)
 
 
 class MemberState(enum.Enum):
-    """The known state of a member. A member is in exactly one state; values are human-readable."""
+    """The known state of a member. A member is always in exactly one state. The values are human-readable."""
 
-    NEW = "not asked yet"
-    """It has not been heard from yet."""
+    NEW = "not contacted yet"
+    """The member has not answered or failed yet."""
     READY = "ready"
     DRAINING = "draining"
-    """It is about to stop: it completes its work, and takes no more."""
+    """The member is about to stop: it completes its current work and accepts no new work."""
     AWAY = "away"
-    """It was lost or does not answer, and may return at any time."""
+    """The member was lost or does not answer, and may return at any time."""
     BACK = "back"
-    """It was away and was found or reported to be back, but has not answered since."""
-    WRONG = "of no use"
-    """It has a problem that waiting does not solve, such as a token that it refuses."""
+    """The member was away and was found or reported to be back, but has not answered since."""
+    WRONG = "unusable"
+    """The member has a problem that waiting does not solve; for example, it rejects the token."""
     GONE = "gone"
-    """It has ended permanently."""
+    """The member has ended permanently."""
     REMOVED = "removed"
 
 
 HOPELESS = frozenset({MemberState.WRONG, MemberState.GONE, MemberState.REMOVED})
-"""States in which waiting does not help."""
+"""The states in which waiting for the member does not help."""
 
 
 @attrs.define(eq=False, repr=False)
 class Member(Generic[_S]):
     """A peer that is dialled. Only its `Members` change its state, on the transport's loop; any thread may read it.
 
-    Subclasses define the question to ask it, and keep what it reports about itself.
+    Subclasses define how to query the peer, and store its answer.
 
     Attributes:
-      stub: Calls it. `Members` use its address only.
-      supervised: Whether something else reports when it is lost and when it is back, so that no search is needed.
-      can_look: Whether it can be looked for at any time; if not, only waiting shows that it is back.
-      state: Its known state.
-      cause: Why it is not ready, if known.
-      asking: Whether it is currently being asked if it is reachable.
-      ask_at: When to ask it next; `None` if it is being asked or does not need to be.
-      pause: How long to wait after the next failed attempt, in seconds.
-      refusal: Its answer when it had no room for a session; `None` if it has room, as far as is known.
-      refused_at: When it refused.
-      gap: How long callers waited for each other when it was last overloaded, in seconds; see `Members.gap`.
-      strained_at: When it was last overloaded.
+      stub: The stub that calls the peer. `Members` use only its address.
+      supervised: Whether another component reports when the peer is lost and when it is back, so that no checks are
+        needed.
+      can_look: Whether the peer can be checked at any time. If not, only waiting shows that it is back.
+      state: The known state of the peer.
+      cause: The reason why the peer is not ready, if known.
+      asking: Whether the peer is currently being queried.
+      ask_at: The time of the next query; `None` if a query is running or none is needed.
+      pause: The pause after the next failed query, in seconds.
+      refusal: The error with which the peer last refused a session for lack of room; `None` if it is assumed to have
+        room.
+      refused_at: The time of the refusal.
+      gap: The time between callers when the peer was last overloaded, in seconds; see `Members.gap`.
+      strained_at: The time when the peer was last overloaded.
     """
 
     stub: _S
@@ -70,28 +72,28 @@ class Member(Generic[_S]):
     strained_at: float = -math.inf
 
     async def ask(self) -> None:
-        """Asks the peer, which can be reached, whether it can be used; keeps what it reports about itself.
+        """Queries the peer, which must be reachable, for its capabilities, and stores its answer.
 
         Raises:
-          FedstackError: If it cannot be used.
+          FedstackError: If the peer cannot be used.
         """
 
     @property
     def address(self) -> str:
-        """Its address."""
+        """The address of the peer."""
         return self.stub.address
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known to be ready."""
+        """Whether the peer is known to be ready."""
         return self.state is MemberState.READY
 
     def cause_after(self, seconds: float) -> str:
-        """Returns a line that says why it is not ready, for a caller that has waited that long."""
+        """Returns the reason why the peer is not ready as a single line, for a caller that has waited `seconds`."""
         return f"no answer within {seconds:g} s" if self.cause is None else self.line_of(self.cause)
 
     def line_of(self, error: Exception) -> str:
-        """Returns the message of one of this member's errors as a single line."""
+        """Returns the message of an error of this member as a single line."""
         known = error.causes.get(self.address) if isinstance(error, FedstackError) else None
         found = str(error).removeprefix(f"The call to {self.address} failed with ")
         return known or found.partition("\n")[0]

@@ -1,4 +1,7 @@
-"""Decides which members are ready, which to ask again and when: a state machine without sockets, tasks or logs."""
+"""A state machine that decides which members are ready, which to query again, and when.
+
+It has no sockets, tasks or logs.
+"""
 
 import heapq
 import itertools
@@ -15,15 +18,15 @@ from fedstack.membership.member import M, MemberState
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
-# How long a member that had no room is not asked again while others have room.
+# For how long a member that had no room for a session is skipped while other members have room.
 FULL_SECONDS = 5.0
-# How long callers wait for each other after a member was overloaded, at first and at most; how long it takes until that
-# time is halved, and until the same member may double it again.
+# The initial and the maximum time between callers after a member was overloaded, the time in which it is halved, and
+# the minimum time until the same member may double it again.
 _FIRST_GAP, _LONGEST_GAP = 0.01, 1.0
 _HALF_SECONDS = 15.0
 _STRAIN_SECONDS = 5.0
 _NOT_AWAY = (MemberState.READY, MemberState.DRAINING, MemberState.BACK, MemberState.REMOVED)
-# How long each wait for members lasts after a failed wait.
+# The time limit of a wait for members that follows a failed wait.
 AGAIN_SECONDS = 0.25
 
 
@@ -33,9 +36,9 @@ class Change(Generic[M]):
 
     Attributes:
       member: The member.
-      before: Its state until the change.
-      after: Its state from the change on.
-      cause: Why it is not ready.
+      before: The state of the member before the change.
+      after: The state of the member after the change.
+      cause: The reason why the member is not ready, if known.
     """
 
     member: M
@@ -47,12 +50,12 @@ class Change(Generic[M]):
 class Members(Generic[M]):
     """The members and the known state of each.
 
-    Events come in through methods: a member is added, has answered, has failed, is lost. Decisions come out: which
-    members are ready, and which are `due` to be asked. A `Wait` decides for a waiting caller. The cost of an event does
-    not grow with the number of members. Not thread-safe.
+    Methods record events: a member was added, has answered, has failed or was lost. Other methods and properties return
+    decisions: which members are ready, and which are `due` for a query. A `Wait` decides on behalf of a waiting caller.
+    The cost of an event does not depend on the number of members. Not thread-safe.
 
     Args:
-      connect_seconds: How long a caller waits for the first ready member.
+      connect_seconds: How long a caller waits for the first ready member, in seconds.
       clock: Returns the time in seconds.
     """
 
@@ -61,7 +64,7 @@ class Members(Generic[M]):
         self._connect_seconds = connect_seconds
         self._members: tuple[M, ...] = ()
         self._numbers: Counter[MemberState] = Counter()
-        # Which member to ask when; an entry that no longer agrees with its member does not count.
+        # The times of the next queries. An entry whose time differs from its member's `ask_at` is outdated and ignored.
         self._agenda: list[tuple[float, int, M]] = []
         self._entries = itertools.count()
         self._at_rest: list[M] = []
@@ -82,7 +85,7 @@ class Members(Generic[M]):
 
     @property
     def number_ready(self) -> int:
-        """How many members are ready."""
+        """The number of ready members."""
         return self._numbers[MemberState.READY]
 
     @property
@@ -92,19 +95,19 @@ class Members(Generic[M]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, and returns no more members."""
+        """Whether `close` was called, after which no caller receives members any more."""
         return self._closed
 
     # Events of members.
 
     def add(self, member: M) -> None:
-        """Adds a member that has not been heard from yet."""
+        """Adds a member, which becomes due for its first query."""
         self._members = (*self._members, member)
         self._numbers[member.state] += 1
         self._ask_soon(member)
 
     def remove(self, member: M) -> None:
-        """Removes a member. Anything heard from it from now on does not count."""
+        """Removes a member. Later events of this member are ignored."""
         self._members = tuple(other for other in self._members if other is not member)
         self._strained.pop(member, None)
         self._rest(member)
@@ -112,15 +115,15 @@ class Members(Generic[M]):
         self._numbers[MemberState.REMOVED] = 0
 
     def answered(self, member: M) -> None:
-        """Records that a member has answered, and so is ready."""
+        """Records that a member has answered and is therefore ready."""
         if member.state in (MemberState.REMOVED, MemberState.GONE) or self._closed:
             return
-        self._gave_up = None  # also if no caller waits while there are members, as with a coordinator
+        self._gave_up = None  # here too, because a coordinator has members but no waiting callers
         self._rest(member)
         self._becomes(member, MemberState.READY, None)
 
     def failed(self, member: M, error: Exception) -> None:
-        """Records that a member that was being asked has not answered; it is asked again, after growing pauses."""
+        """Records that the query of a member has failed. The member is queried again, after increasing pauses."""
         if not member.asking:
             return
         member.asking = False
@@ -133,8 +136,8 @@ class Members(Generic[M]):
 
         Args:
           member: The member.
-          error: Why.
-          for_good: Whether it will never come back.
+          error: The reason.
+          for_good: Whether the member will never come back.
         """
         if member.state is MemberState.REMOVED or self._closed:
             return
@@ -147,22 +150,22 @@ class Members(Generic[M]):
         self._becomes(member, MemberState.GONE if for_good else _state_after(error), error)
 
     def drains(self, member: M) -> None:
-        """Records that a ready member reports that it is about to stop."""
+        """Records that a ready member has reported that it is about to stop."""
         if member.is_ready:
             self._becomes(member, MemberState.DRAINING, None)
 
     def returned(self, member: M) -> None:
-        """Records that a member that was away was found or reported to be back; it is asked at once."""
+        """Records that a member that was away was found or reported to be back. The member is queried at once."""
         if member.state not in _NOT_AWAY and not self._closed:
             self._rest(member)
             self._ask_soon(member)
             self._becomes(member, MemberState.BACK, member.cause)
 
     def full(self, member: M, refusal: ResourceLimitError) -> bool:
-        """Records that a member has no room for another session; returns whether that is news."""
+        """Records that a member has no room for another session; returns whether the refusal is new."""
         is_news = member.refusal is None
         self._strain(member)
-        # Not the error itself: it is raised, and its frames would be kept while the member is full.
+        # A copy of the error: the original is raised, and storing it would keep its traceback's frames alive.
         member.refusal, member.refused_at = ResourceLimitError(str(refusal)), self.clock()
         return is_news
 
@@ -171,7 +174,7 @@ class Members(Generic[M]):
         member.refusal = None
 
     def close(self) -> None:
-        """Ends all asking and waiting. Idempotent."""
+        """Ends all queries and waits. Idempotent."""
         self._closed = True
         self._strained.clear()
         for member in self._members:
@@ -180,7 +183,7 @@ class Members(Generic[M]):
     # Decisions.
 
     def due(self) -> list[M]:
-        """Returns the members to ask now whether they are reachable; they count as being asked from now on."""
+        """Returns the members to query now, and marks them as being queried."""
         due: list[M] = []
         while self.seconds_to_due() == 0:
             _, _, member = heapq.heappop(self._agenda)
@@ -189,12 +192,12 @@ class Members(Generic[M]):
         return due
 
     def take_at_rest(self) -> list[M]:
-        """Returns the members that have stopped needing to be asked since the last call of this method."""
+        """Returns the members whose running queries became unnecessary since the last call of this method."""
         members, self._at_rest = self._at_rest, []
         return members
 
     def seconds_to_due(self) -> float | None:
-        """Returns the number of seconds until a member is due to be asked; `None` if none will be."""
+        """Returns the number of seconds until a member is due for a query; `None` if no query is scheduled."""
         while self._agenda:
             at, _, member = self._agenda[0]
             if member.ask_at == at:
@@ -208,14 +211,15 @@ class Members(Generic[M]):
         return changes
 
     def is_full(self, member: M) -> bool:
-        """Returns whether a member refused a session so recently that it should not be asked for room yet."""
+        """Returns whether a member refused a session so recently that another attempt should wait."""
         return member.refusal is not None and self.clock() - member.refused_at < FULL_SECONDS
 
     def patience(self) -> float:
-        """Returns how long a caller should wait from now on for the first ready member, in seconds.
+        """Returns how long a caller that starts to wait now should wait for the first ready member, in seconds.
 
-        After a failed wait, the next waits are short until a member is ready: members are asked all the time. But some
-        connections dial less often the longer their peer was away; they get the time that has passed since then.
+        After a failed wait, the next waits are short until a member is ready, because members are queried all the time.
+        However, some connections dial less often the longer their peer was away. With such members, a wait may last as
+        long as the time since the failed wait.
         """
         if self._gave_up is None:
             return self._connect_seconds
@@ -224,15 +228,15 @@ class Members(Generic[M]):
         return min(self._connect_seconds, again)
 
     def waited(self, *, in_vain: bool) -> None:
-        """Records that a caller has waited for members; see `patience`."""
+        """Records the end of a wait for members, and whether it failed; see `patience`."""
         self._gave_up = self.clock() if in_vain else None
 
     def gap(self) -> float:
-        """Returns how many seconds a caller should wait after the previous caller before it uses the ready members.
+        """Returns the minimum time between two callers that start to use the ready members, in seconds.
 
-        A member that is silent, or reports that it is full, is overloaded, and callers that retry independently do
-        not reduce its load: whatever stalled 5,000 calls stalls them again. So all callers wait for each other, twice
-        as long each time that it happens again, and half as long after a while without an overload.
+        A member that is silent, or reports that it is full, is overloaded. Callers that retry independently do not
+        reduce its load: an overload that stalled 5,000 calls stalls them again. All callers are therefore spaced out
+        in time. Each further overload doubles the gap, and a period without an overload halves it.
         """
         if not self._strained:
             return 0.0
@@ -249,7 +253,7 @@ class Members(Generic[M]):
         return member.gap * 0.5 ** ((now - member.strained_at) / _HALF_SECONDS)
 
     def _strain(self, member: M) -> None:
-        """Records that a member is overloaded; counts once even if many callers notice at the same time."""
+        """Records that a member is overloaded. Reports by many callers at the same time count as one overload."""
         now = self.clock()
         if now - member.strained_at >= _STRAIN_SECONDS:
             member.gap = min(max(_FIRST_GAP, 2 * self._gap_of(member, now)), _LONGEST_GAP)
@@ -266,7 +270,7 @@ class Members(Generic[M]):
         heapq.heappush(self._agenda, (at, next(self._entries), member))
 
     def _rest(self, member: M) -> None:
-        """Stops asking a member; an answer that still arrives does not count."""
+        """Stops querying a member. A late answer is ignored."""
         if member.asking:
             self._at_rest.append(member)
         member.asking, member.ask_at = False, None

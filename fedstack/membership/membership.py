@@ -1,4 +1,4 @@
-"""Carries out the decisions of `Members`: asks peers on the transport's loop, lets callers wait, notifies observers."""
+"""Carries out the decisions of `Members`: queries peers, lets callers wait, and notifies observers."""
 
 import asyncio
 import contextvars
@@ -21,14 +21,14 @@ _logger = logging.getLogger(__name__)
 
 
 class Membership(Generic[M]):
-    """Peers that come and go, for callers on any loop. Only this class talks to their connections.
+    """A changing set of peers, for callers on any event loop. Only this class uses the connections of the peers.
 
-    Members are asked from the first use until this is closed or dropped; then the connections end with their stubs.
+    Members are queried from the first use until the membership is closed or garbage-collected.
 
     Args:
-      members: The initial members. Their stubs are closed with this.
-      connect_seconds: How long to wait for the first ready member.
-      clock: Returns the time in seconds; by default, the clock of the loop.
+      members: The initial members. `close` also closes their stubs.
+      connect_seconds: How long to wait for the first ready member, in seconds.
+      clock: Returns the time in seconds; by default, the clock of the transport's loop.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Membership(Generic[M]):
         self._io: IoLoop = members[0].stub.io if members else io_loop
         self._members: Members[M] = Members(connect_seconds, clock or self._io.time)
         self._asker: Asker[M] = Asker(self._members, self._io, self._step)
-        self._waiters: dict[asyncio.Future[None], None] = {}  # ordered, unlike a set: the longest waiter wakes first
+        self._waiters: dict[asyncio.Future[None], None] = {}  # ordered, so that the longest waiter wakes first
         self._observers = MembershipObservers[M]()
         self._turns = asyncio.Lock()
         self._last_turn = -math.inf
@@ -53,7 +53,7 @@ class Membership(Generic[M]):
 
     @property
     def io(self) -> IoLoop:
-        """The loop that their connections run on."""
+        """The event loop that runs the connections."""
         return self._io
 
     @property
@@ -64,50 +64,50 @@ class Membership(Generic[M]):
     # For callers.
 
     async def ready(self) -> list[M]:
-        """Returns the ready members, at least one; waits for the first if necessary.
+        """Returns the ready members, of which there is at least one; waits for the first if necessary.
 
         Raises:
-          NoWorkersError: If none is ready within the time to connect; the message has all addresses and causes.
-          FedstackError: If waiting cannot help, as with a wrong token.
+          NoWorkersError: If no member is ready within `connect_seconds`. The message lists all addresses and causes.
+          FedstackError: If waiting does not help, as with a wrong token.
         """
         return await self._io.run(self._ready())
 
     def by_room(self, members: Sequence[M]) -> tuple[list[M], list[M]]:
-        """Returns the members that may have room for a session, and those that recently had none."""
+        """Returns the members that may have room for a session, and the members that recently refused one."""
         by_room: tuple[list[M], list[M]] = [], []
         for member in members:
             by_room[self._members.is_full(member)].append(member)
         return by_room
 
-    # News about members. May be called from any thread; it applies to all calls that follow.
+    # Events of members. Any thread may call these methods; an event applies to all calls that follow.
 
     def add(self, member: M) -> M:
-        """Adds a member, which is asked at once; returns it."""
+        """Adds a member, which is queried at once, and returns the member."""
         if self._closed:
             raise closed_error()
         self._post(lambda: self._join(member))
         return member
 
     def remove(self, member: M) -> None:
-        """Stops using a member. Work that runs there continues; its connection ends with its stub."""
+        """Stops using a member. Its running work continues, and its connection stays open until its stub ends."""
         self._post(lambda: self._members.remove(member))
 
     def lost(self, member: M, error: Exception) -> Exception:
-        """Records that a member was found away; it is watched until it is back. Returns the best known cause."""
+        """Records the loss of a member, which is then queried until it is back. Returns the best known cause."""
         found, for_good = member.stub.loss() or error, member.stub.is_gone
         self._post(lambda: self._members.lost(member, found, for_good=for_good))
         return found
 
     def returned(self, member: M) -> None:
-        """Records that a member is reported to be back."""
+        """Records a report that a member is back."""
         self._post(lambda: self._members.returned(member))
 
     def full(self, member: M, refusal: ResourceLimitError) -> None:
         """Records that a member has no room for a session."""
 
         def note() -> None:
-            if self._members.full(member, refusal) and len(self.members) > 1:  # else the caller gets it as an error
-                _logger.warning("Doing without the worker at %s: %s", member.address, refusal)
+            if self._members.full(member, refusal) and len(self.members) > 1:  # a sole member's error is raised
+                _logger.warning("Continuing without the worker at %s: %s", member.address, refusal)
 
         self._post(note)
 
@@ -117,21 +117,21 @@ class Membership(Generic[M]):
             self._post(lambda: self._members.has_room(member))
 
     def subscribe(self, observer: MembershipObserver[M]) -> Callable[[], None]:
-        """Notifies an observer of changes of members from now on; returns a function that unsubscribes it.
+        """Subscribes an observer to changes of members, and returns a function that unsubscribes the observer.
 
-        Losses that a source of members knows about, such as the end of a pool's process, are noticed without any call.
-        An observer that raises is dropped.
+        Losses that are known to a source of members, such as the end of a pool's process, are detected without a call.
+        An observer that raises is removed.
         """
         end = self._observers.add(observer)
         self._post(self._follow)
         return end
 
     def close(self, users: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
-        """Closes the connections. Idempotent; waits until they are closed unless that would block an event loop.
+        """Closes the connections. Idempotent. Waits until they are closed unless the wait would block an event loop.
 
         Args:
-          users: Functions that end the users of the connections, on the transport's loop. Calls may still run: they end
-            with their sessions, which the peers would keep for a while if the connections were closed first.
+          users: Functions that end the users of the connections, such as sessions. They run on the transport's loop,
+            before the connections are closed: otherwise, the peers would keep the sessions for a while.
         """
         if not self._closed:
             self._closed = True
@@ -149,7 +149,7 @@ class Membership(Generic[M]):
     # From here on, everything runs on the transport's loop.
 
     def _follow(self) -> None:
-        """Begins to notice members that drain, for an observer."""
+        """Starts to watch all members for draining, on behalf of an observer."""
         for member in self.members:
             self._asker.follow(member)
 
@@ -162,10 +162,10 @@ class Membership(Generic[M]):
             members = await self._found()
             if not self._members.gap():
                 return members
-            async with self._turns:  # in the order in which callers arrived
+            async with self._turns:  # callers proceed in the order of their calls
                 await asyncio.sleep(max(0.0, self._last_turn + self._members.gap() - self._members.clock()))
                 self._last_turn = self._members.clock()
-            if all(member.is_ready for member in members):  # otherwise each caller would find out by itself
+            if all(member.is_ready for member in members):  # otherwise, each caller would detect the loss by itself
                 return members
 
     async def _found(self) -> list[M]:
@@ -180,12 +180,12 @@ class Membership(Generic[M]):
             timer.cancel()
 
     def _announce(self, seconds: float) -> None:
-        """Logs that a caller waits, once until a member is ready."""
+        """Logs that a caller is waiting; not again until a member has become ready."""
         if self._members.ready or self._has_announced or seconds <= reaching.QUIET_SECONDS:
             return
         self._has_announced = True
         causes = {member.address: member.cause_after(reaching.QUIET_SECONDS) for member in self.members}
-        reaching.say_waiting("the first worker that is ready", seconds, causes)
+        reaching.say_waiting("the first ready worker", seconds, causes)
 
     async def _decided(self, wait: Wait[M]) -> list[M]:
         has_looked = True
@@ -199,7 +199,7 @@ class Membership(Generic[M]):
                     try:
                         raise error
                     finally:
-                        del error  # its frames have this one
+                        del error  # breaks the reference cycle of the error and this frame
                 case LookFor(members):
                     for member in await listening(members):
                         self._members.returned(member)
@@ -211,8 +211,8 @@ class Membership(Generic[M]):
                     finally:
                         del self._waiters[waiter]
                     if waiter.done():
-                        # Members that become ready one by one wake this caller once per member, so checking all of
-                        # them can wait until the pauses or the wait are over.
+                        # Members that become ready one by one wake this caller once per member. Checking all members
+                        # can therefore wait until a pause or the wait ends.
                         has_looked = False
                         continue
             self._look()
@@ -229,8 +229,8 @@ class Membership(Generic[M]):
             if change.after is MemberState.READY:
                 self._has_announced = False
                 _logger.debug("The worker at %s is ready", change.member.address)
-            elif change.after is MemberState.WRONG and len(self.members) > 1:  # else the caller gets it as an error
-                _logger.warning("Doing without the worker at %s: %s", change.member.address, change.cause)
+            elif change.after is MemberState.WRONG and len(self.members) > 1:  # a sole member's error is raised
+                _logger.warning("Continuing without the worker at %s: %s", change.member.address, change.cause)
             if self._observers and not self._closed:
                 self._asker.follow(change.member)
             self._observers.tell(change)

@@ -1,4 +1,4 @@
-"""Notifies observers of changes of members."""
+"""Notifies observers of changes in the states of members."""
 
 import logging
 from collections.abc import Callable
@@ -13,23 +13,23 @@ _logger = logging.getLogger(__name__)
 
 
 class MembershipObserver(Generic[M]):
-    """Receives changes of members on the transport's loop. Override the methods you need; they must not block."""
+    """A receiver of changes of members, on the transport's loop. Override the methods you need; they must not block."""
 
     def ready(self, member: M) -> None:
         """Called when a member is ready, for the first time or again."""
 
     def draining(self, member: M) -> None:
-        """Called when a ready member is about to stop: it completes its work, and takes no more."""
+        """Called when a ready member is about to stop: it completes its current work and accepts no new work."""
 
     def lost(self, member: M, error: Exception) -> None:
-        """Called when a member that was ready or draining is lost; once, however the loss was noticed."""
+        """Called once when a member that was ready or draining is lost, no matter how the loss was noticed."""
 
     def removed(self, member: M) -> None:
         """Called when a member has been removed."""
 
 
 class MembershipObservers(Generic[M]):
-    """The observers of one membership. They may come and go on any thread."""
+    """The observers of one membership. Any thread may add or remove an observer."""
 
     def __init__(self) -> None:
         self._observers: tuple[MembershipObserver[M], ...] = ()
@@ -38,7 +38,7 @@ class MembershipObservers(Generic[M]):
         return len(self._observers)
 
     def add(self, observer: MembershipObserver[M]) -> Callable[[], None]:
-        """Adds an observer; returns a function that removes it."""
+        """Adds an observer, and returns a function that removes the observer."""
         self._observers = (*self._observers, observer)
         return lambda: self._remove(observer)
 
@@ -46,7 +46,7 @@ class MembershipObservers(Generic[M]):
         self._observers = tuple(other for other in self._observers if other is not observer)
 
     def tell(self, change: Change[M]) -> None:
-        """Notifies all observers, and those of this process; an observer that raises is dropped."""
+        """Notifies the observers of this membership and of this process. An observer that raises is removed."""
         if observers.present:
             _report(change)
         for observer in self._observers:
@@ -60,12 +60,12 @@ class MembershipObservers(Generic[M]):
                 elif (cause := _loss(change)) is not None:
                     observer.lost(change.member, cause)
             except Exception as error:
-                log_raised(_logger, repr(observer), error, "it receives no more news of workers")
+                log_raised(_logger, repr(observer), error, "it is removed and receives no further changes of workers")
                 self._remove(observer)
 
 
 def _loss(change: Change[M]) -> Exception | None:
-    """Returns the reason why a member that was in use is lost; `None` if it is not."""
+    """Returns the reason for the loss of a member that was in use; `None` if the change is not a loss."""
     return change.cause if change.before in (MemberState.READY, MemberState.DRAINING) else None
 
 

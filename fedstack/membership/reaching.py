@@ -1,7 +1,8 @@
-"""Waits for one peer: for callers that have a single peer, such as the caller of methods or of a session.
+"""Waits for a single peer, on behalf of callers that have only one peer, such as the callers of methods or sessions.
 
-A `Membership` always knows which of many peers are ready. The callers of a single peer find out as they need it, all
-in the same way: `reach` before the first call and after a loss, `answered` for calls that may be repeated.
+A `Membership` always knows which of many peers are ready. A caller of a single peer checks the peer only when
+necessary: `reach` waits for the peer before the first call and after a loss, and `answered` repeats a call after a
+loss.
 """
 
 import asyncio
@@ -19,34 +20,38 @@ _T = TypeVar("_T")
 Ask: TypeAlias = Callable[[], Awaitable[object]]
 _logger = logging.getLogger(__name__)
 QUIET_SECONDS = 2.5
-"""How many seconds a caller waits before it is logged; longer than it takes to find out why a peer is away."""
-# How long one attempt to reach a peer may take, how long a check whether it is back, and the pause after both.
+"""The number of seconds that a caller waits before the wait is logged.
+
+By then, the reason why the peer is away is normally known.
+"""
+# The time limit of one attempt to reach a peer, the time limit of one check whether a lost peer is back, and the pause
+# after each attempt or check.
 _READY_SECONDS = 0.25
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
-# How often a peer that is not back is asked for the cause.
+# The interval between full attempts to reach a peer that is not back, which detect the cause.
 _ASK_SECONDS = 1.0
 
 
 def say_waiting(what: str, seconds: float | None, causes: Mapping[str, str] | Exception | str) -> None:
-    """Logs the line about waiting callers.
+    """Logs that callers are waiting.
 
     Args:
-      what: The thing that they wait for, as in `the worker at localhost:8000`.
-      seconds: How long they wait at most; `None` for no limit.
-      causes: Why it is not ready: an error or a text, or one for each address.
+      what: A noun phrase for the peer that they wait for, such as `the worker at localhost:8000`.
+      seconds: The time limit of the wait in seconds; `None` for no limit.
+      causes: The reason why the peer is not ready, as an error or a text; or the reasons by address.
     """
-    limit = "" if Deadline(seconds).left is None else f", for {seconds:g} s at most"
+    limit = "" if Deadline(seconds).left is None else f" for at most {seconds:g} s"
     found = listed(causes) if isinstance(causes, Mapping) else f" {causes}"
     _logger.warning("Waiting for %s%s:%s", what, limit, found)
 
 
 class WaitNotice:
-    """Logs that a caller waits, once and only if it takes more than a moment.
+    """Logs that a caller is waiting: once, and only if the wait lasts longer than `QUIET_SECONDS`.
 
     Args:
-      what: The thing that it waits for.
-      seconds: How long it waits at most; `None` for no limit.
+      what: A noun phrase for the peer that the caller waits for.
+      seconds: The time limit of the wait in seconds; `None` for no limit.
       clock: Returns the time in seconds.
     """
 
@@ -57,37 +62,37 @@ class WaitNotice:
         self._has_said = False
 
     def waits(self, cause: Exception | str) -> None:
-        """Records that the caller still waits, for this reason."""
+        """Records that the caller is still waiting, and the reason."""
         if self._quiet.is_over and not self._has_said:
             self._has_said = True
             say_waiting(self._what, self._seconds, cause)
 
 
 async def reach(stub: ServiceStub, seconds: float | None = None, ask: Ask | None = None) -> None:
-    """Returns once a peer can be reached; runs on the transport's loop.
+    """Returns once a peer can be reached. Runs on the transport's loop.
 
-    A lost peer is dialled separately from its connection, several times a second: the connection itself dials less
-    often the longer the peer was away, and only notices then that it is back. Problems that waiting does not solve,
-    such as a token that the peer refuses, are detected meanwhile.
+    The connection to a peer dials less often the longer the peer was away. A lost peer is therefore also dialled
+    independently of its connection, several times a second. Problems that waiting does not solve, such as a token that
+    the peer rejects, are detected at the same time.
 
     Args:
-      stub: Calls the peer.
-      seconds: How long to wait for it; `None` for no limit.
-      ask: A call that the peer must also answer: a stalled process still accepts connections.
+      stub: The stub that calls the peer.
+      seconds: How long to wait for the peer, in seconds; `None` for no limit.
+      ask: A call that the peer must also answer, because a stalled process still accepts connections.
 
     Raises:
-      WorkerUnavailableError: If it cannot be reached within that time, or has ended permanently.
+      WorkerUnavailableError: If the peer cannot be reached within the time limit, or has ended permanently.
       FedstackError: If waiting does not help.
     """
     await _reach(stub, Deadline(seconds, stub.io.time), ask, WaitNotice(stub.who, seconds, stub.io.time).waits)
 
 
 async def back(stub: ServiceStub, ask: Ask) -> None:
-    """Returns once a lost peer can be reached again and answers; runs on the transport's loop.
+    """Returns once a lost peer can be reached again and answers. Runs on the transport's loop.
 
     Args:
-      stub: Calls the peer.
-      ask: The call that it must answer.
+      stub: The stub that calls the peer.
+      ask: The call that the peer must answer.
 
     Raises:
       FedstackError: If waiting does not help.
@@ -124,17 +129,17 @@ async def answered(
     seconds: float | None = None,
     on_loss: Callable[[FedstackError], None] = lambda error: None,
 ) -> _T:
-    """Returns the answer of a peer; if the peer is lost, asks again once it is back. Runs on the transport's loop.
+    """Calls a peer and returns its answer; repeats the call after a loss. Runs on the transport's loop.
 
     Args:
-      stub: Calls the peer.
-      ask: Makes the call, as in `lambda: stub.take(request)`; it must be safe to repeat.
-      seconds: How long the peer may be away; `None` for no limit.
-      on_loss: Called with the error when a call fails because the peer is unreachable.
+      stub: The stub that calls the peer.
+      ask: Makes the call, as in `lambda: stub.take(request)`. The call must be safe to repeat.
+      seconds: How long the peer may be away, in seconds; `None` for no limit.
+      on_loss: Called with the error when a call fails because the peer is unreachable or does not answer.
 
     Raises:
-      WorkerUnavailableError: If it cannot be reached within that time.
-      DeadlineExceededError: If it does not answer.
+      WorkerUnavailableError: If the peer cannot be reached within the time limit.
+      DeadlineExceededError: If the peer does not answer within the time limit.
       FedstackError: If waiting does not help.
     """
     deadline = Deadline(seconds, stub.io.time)

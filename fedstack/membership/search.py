@@ -1,21 +1,23 @@
-"""Finds the units of work that end the process they run in, by running fewer and fewer of them: a state machine.
+"""A state machine that finds the units of work that end their process, by running fewer and fewer units.
 
-It says what to run next and receives the outcome. The driver runs it: in child processes of a worker that report which
-unit they are running, or as tasks at the workers of an engine, where all that is known is that a worker was lost.
+The state machine decides which units to run next, and receives the outcome. A driver runs the units: either in child
+processes of a worker, which report the unit that they are running, or as tasks on the workers of an engine, where the
+only observation is the loss of a worker.
 
-If a run *sees* which unit it is running, all units run, first one after another and then all at once:
+If a run *sees* which unit is running, all units run, first one after another and then all at once:
 
-* a unit that ended the process runs again alone; if it ends that process too, it is found. Otherwise the units after
-  it run;
-* if no unit ends a process alone, but together they have ended one, the smallest range that does so is found by moving
-  its end and then its start inwards, each by halving.
+* A unit that ended the process runs again alone. If it ends that process too, the search has found it. Otherwise, the
+  search continues with the units after it.
+* If no unit ends a process alone, but several units together do, the search finds the smallest range that does so. It
+  moves the end and then the start of the range inwards, each by binary search.
 
-If it does not, an empty run comes first: if that ends a worker, no client is to blame. Then the suspects are halved.
-The half that ends its worker has the culprit; if the first half survives, the culprit is in the other. The last suspect
-must end a worker alone, so an accidental loss leads nowhere; a unit that does so only together with others is not
-found. n units take ⌈log₂ n⌉ + 2 runs.
+If a run does not see which unit is running, an empty run comes first: if the empty run ends a worker, no client is to
+blame. Then the suspects are halved repeatedly. If the first half ends its worker, it contains the culprit; otherwise
+the other half does. The last suspect must end a worker alone, so that an accidental loss does not lead to false blame.
+A unit that ends a worker only together with other units is not found. A search among n units takes ⌈log₂ n⌉ + 2 runs.
 
-A run that was killed from outside (`ledger.py`) is repeated; if that keeps happening, no unit is found.
+A run that was killed from outside (`ledger.py`) is repeated. After several such runs in a row, the search ends without
+a result.
 """
 
 from collections import deque
@@ -26,7 +28,7 @@ import attrs
 
 from fedstack.membership.ledger import may_be_its_own
 
-# How often in a row a run may be killed from outside.
+# The number of consecutive runs killed from outside after which the search ends.
 _MOST_KILLED = 3
 _Steps: TypeAlias = "Generator[range, Ended | None, range | None]"
 
@@ -36,10 +38,10 @@ class Ended:
     """How a run ended its process.
 
     Attributes:
-      status: The process's return code, as in `subprocess`; `None` if it is not known.
-      among: The units that may have ended it, if known: a single unit of those that ran one after another, or none if
-        they had not begun; `None` for all that ran.
-      cause: Further details from the driver, for its message.
+      status: The return code of the process, as in `subprocess`; `None` if it is not known.
+      among: The units that may have ended the process. The range contains a single unit if the units ran one after
+        another, and is empty if no unit had started; `None` stands for all units of the run.
+      cause: Further details from the driver, for its error message.
     """
 
     status: int | None = None
@@ -52,10 +54,10 @@ class Culprit:
     """The result of a search.
 
     Attributes:
-      units: The units that end their process: a single unit, or the smallest range that does so only together; empty
-        if the process ends before any unit runs.
+      units: The units that end their process: a single unit, or the smallest range of units that end it together;
+        empty if the process ends before any unit runs.
       ended: How the process ended in the last run.
-      processes: How many processes the search has ended.
+      processes: The number of processes that ended during the search.
     """
 
     units: range
@@ -68,12 +70,12 @@ class CulpritSearch:
 
     Args:
       units: The suspected units.
-      first: The units among them that are suspected most, if a run sees which unit it is running.
-      sees: Whether a run sees that.
+      first: The prime suspects among the units, which run first. Used only if `sees` is true.
+      sees: Whether a run sees which unit is running.
 
     Attributes:
-      next: The units to run now; `None` once the search is over.
-      found: The result, if there is one.
+      next: The units to run now; `None` once the search has ended.
+      found: The result; `None` until the search finds a culprit.
     """
 
     def __init__(self, units: range, first: Iterable[int] = (), *, sees: bool) -> None:
@@ -84,7 +86,7 @@ class CulpritSearch:
         self.next: range | None = next(self._steps)
 
     def answer(self, ended: Ended | None) -> None:
-        """Takes how the units to run ended their process; `None` if they did not."""
+        """Records how the run of the `next` units ended its process; `None` if the process survived."""
         if ended is not None and not may_be_its_own(ended.status):
             self._killed += 1
             if self._killed == _MOST_KILLED:
@@ -102,7 +104,7 @@ class CulpritSearch:
                 self.found = Culprit(over.value, self._last, self._processes)
 
     async def drive(self, run: Callable[[range], Awaitable[Ended | None]]) -> Culprit | None:
-        """Runs the search to its end; returns its result."""
+        """Runs the whole search and returns its result, or `None` if it finds no culprit."""
         while self.next is not None:
             self.answer(await run(self.next))
         return self.found
@@ -132,7 +134,7 @@ def _seeing(units: range, first: list[int]) -> _Steps:
 
 
 def _smallest(units: range) -> _Steps:
-    """Narrows a range that has ended a process although no unit in it does so alone."""
+    """Narrows a range of units that ended a process although no unit in the range does so alone."""
     start, last = units.start, units.stop - 1
     low = start + 1
     while low < last:

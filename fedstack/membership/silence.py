@@ -1,4 +1,4 @@
-"""Notices that a worker in use is silent, long before it counts as lost."""
+"""Detects that a worker in use is silent, long before the worker counts as lost."""
 
 import asyncio
 import contextlib
@@ -12,21 +12,23 @@ from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.service_stub import ServiceStub
 
 _logger = logging.getLogger(__name__)
-# How long a worker may be quiet before it is asked whether it is alive, and how long it has to answer.
+# How long a worker may be quiet before it is queried, and the time limit of the query.
 _QUIET_SECONDS = 0.5
 _ANSWER_SECONDS = 1.5
 _LOOKS = 3
 
 
 class SilenceWatch:
-    """Asks a quiet worker whether it is alive, while it is in use.
+    """A watch that queries a worker in use whenever the worker has been quiet for a while.
 
-    Whether it is lost is decided elsewhere, and later: it may only be stalled, and its work would run twice.
+    The watch does not decide whether the worker is lost. A silent worker may only be stalled, and declaring it lost too
+    early would run its work twice.
 
     Args:
-      stub: Calls the worker.
-      ask: Asks it.
-      on_change: Called with whether the worker is silent, when that changes.
+      stub: The stub that calls the worker.
+      ask: Queries the worker.
+      on_change: Called with `True` when the worker falls silent, and with `False` when it answers again or is no
+        longer in use.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class SilenceWatch:
                     self.heard()
         finally:
             self._task = None
-        if self._is_silent:  # the next user finds out
+        if self._is_silent:  # the next user starts without a known silence
             self._is_silent = False
             self._on_change(False)
 
@@ -82,7 +84,7 @@ class SilenceWatch:
         question = start_apart(self._question())
         question.add_done_callback(consume_exception)
         try:
-            for _ in range(_LOOKS):  # if this process was stalled meanwhile, the answer needs a little longer
+            for _ in range(_LOOKS):  # several waits, because an answer takes longer if this process itself was stalled
                 await asyncio.wait([question], timeout=_ANSWER_SECONDS / _LOOKS)
         finally:
             question.cancel()
@@ -92,8 +94,8 @@ class SilenceWatch:
         self._is_silent = is_silent
         if is_silent:
             _logger.warning(
-                "The worker at %s has not answered for %g s; it gets no more calls until it does, and those that it "
-                "runs go to others once it counts as lost",
+                "The worker at %s has not answered for %g s; it receives no further calls until it answers, and its "
+                "running calls move to other workers once it counts as lost",
                 self._stub.address,
                 _QUIET_SECONDS + _ANSWER_SECONDS,
             )

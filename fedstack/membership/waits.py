@@ -1,4 +1,4 @@
-"""Decides how long callers wait for members, what happens meanwhile, and which error a failed wait raises."""
+"""Decides how long callers wait for members, what to do during the wait, and which error a failed wait raises."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeAlias
@@ -11,36 +11,36 @@ from fedstack.membership.member import HOPELESS, AnyMember, M, MemberState
 from fedstack.membership.members import AGAIN_SECONDS, Members
 from fedstack.transport.wire.connection_errors import listed
 
-# How long the first ready member waits for the others, so that members that start together are used together.
+# How long a caller waits for further members after the first, so that members that start together are used together.
 _SETTLE_SECONDS = 1.0
-# How long a member that was found again may take to answer.
+# The time limit for the answer of a member that was found again.
 _ANSWER_SECONDS = 2.0
 
 
 @attrs.frozen
 class Use(Generic[M]):
-    """The wait is over: these members are ready."""
+    """The decision to use these members: the wait has ended."""
 
     members: list[M]
 
 
 @attrs.frozen
 class GiveUp:
-    """The wait has failed: raise this error."""
+    """The decision to raise this error: the wait has failed."""
 
     error: Exception
 
 
 @attrs.frozen
 class Pause:
-    """Decide again after this many seconds, or once something has changed."""
+    """The decision to wait for this many seconds, or until a member changes, and then to decide again."""
 
     seconds: float
 
 
 @attrs.frozen
 class LookFor(Generic[M]):
-    """Check whether these members are back, and record those that have `returned`."""
+    """The decision to check whether these members are back, and to report those members with `Members.returned`."""
 
     members: Sequence[M]
 
@@ -49,7 +49,7 @@ Decision: TypeAlias = "Use[M] | GiveUp | Pause | LookFor[M]"
 
 
 class Wait(Generic[M]):
-    """A caller's wait for ready members; it begins when this is created.
+    """The wait of a caller for ready members. It begins when the object is created.
 
     Args:
       members: The members.
@@ -64,11 +64,11 @@ class Wait(Generic[M]):
 
     @property
     def seconds(self) -> float:
-        """How long the caller waits for the first ready member."""
+        """How long the caller waits for the first ready member, in seconds."""
         return self._seconds
 
     def decide(self) -> "Decision[M]":
-        """Returns what to do now; call it again after a `Pause` or `LookFor`."""
+        """Returns the next step of the caller. Call this method again after a `Pause` or `LookFor`."""
         if self._members.closed:
             return GiveUp(closed_error())
         states, is_any_ready = self._members.states, self._members.number_ready > 0
@@ -79,9 +79,9 @@ class Wait(Generic[M]):
         if is_vain or is_settled or (left <= 0 and self._has_looked):
             return self._over()
         if left > 0:
-            # In between too: the end of a process may go unreported.
+            # A pause is shorter than the wait, because the end of a process may go unreported.
             return Pause(min(left, AGAIN_SECONDS))
-        # The known state may be seconds old, and a member that is back by now must not be reported as away.
+        # The known state may be seconds old, and a member that is back must not be reported as away.
         self._has_looked, self._begun, self._patience = True, self._members.clock(), _ANSWER_SECONDS
         settled = {*HOPELESS, MemberState.READY, MemberState.DRAINING}
         return LookFor([w for w in self._members.members if w.state not in settled and not w.supervised])
@@ -94,7 +94,7 @@ class Wait(Generic[M]):
 
 def closed_error() -> ClosedError:
     """Returns the error for callers of a closed membership."""
-    return ClosedError("The connections to these workers are closed; create a new context")
+    return ClosedError("Expected open connections to the workers, found closed ones; create a new context")
 
 
 def none_ready(workers: Sequence[AnyMember], seconds: float) -> Exception:
@@ -105,16 +105,16 @@ def none_ready(workers: Sequence[AnyMember], seconds: float) -> Exception:
       seconds: How long the caller has waited.
     """
     if not workers:
-        return NoWorkersError(f"The fleet had no worker within {seconds:g} s; add one")
+        return NoWorkersError(f"Expected at least one worker, found none within {seconds:g} s; add a worker")
     causes = {worker.address: worker.cause_after(seconds) for worker in workers}
-    is_single = len(causes) == 1  # the same address may have been given twice
+    is_single = len(causes) == 1  # the same address may have been passed twice
     mistakes = [w.cause for w in workers if w.cause and not isinstance(w.cause, RetryableError)]
     error: FedstackError
     if not mistakes and all(worker.state is MemberState.GONE for worker in workers):
         ended = "The worker process has" if is_single else f"All {len(causes)} worker processes have"
         error = NoWorkersError(
-            f"{ended} ended, likely because of a client function (os._exit, a crash, too much memory); fix that, and "
-            "start a new pool:"
+            f"{ended} ended, likely because of a client function (os._exit, a crash, or lack of memory); fix the "
+            "function, and start a new pool:"
             f"{listed(causes)}"
         )
         error.is_final = True
@@ -123,12 +123,15 @@ def none_ready(workers: Sequence[AnyMember], seconds: float) -> Exception:
             "The worker is not ready; start it" if is_single else f"None of {len(causes)} workers is ready; start them"
         )
         error = NoWorkersError(
-            f"{away} with `fedstack serve`, and ask {'it' if is_single else 'one'} with `fedstack check`:"
+            f"{away} with `fedstack serve`, and test {'it' if is_single else 'one'} with `fedstack check`:"
             f"{listed(causes)}"
         )
     elif len(set(map(str, mistakes))) == 1 or not isinstance(mistakes[0], AuthenticationError):
         return mistakes[0]
     else:
-        error = AuthenticationError(f"None of {len(causes)} workers lets us in:{listed(causes)}")
+        error = AuthenticationError(
+            f"None of {len(causes)} workers accepts the credentials; check the token and the certificates:"
+            f"{listed(causes)}"
+        )
     error.causes = causes
     return error

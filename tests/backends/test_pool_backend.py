@@ -152,7 +152,7 @@ def test_a_broken_pool_is_not_tried_again_and_names_the_clients() -> None:
     message = str(caught.value)
     assert message.startswith("The pool is broken and cannot be used again")
     assert "pass a function that creates pools" in message
-    assert "these may have run where a worker ended: clients 0 to 1, clients 2 to 3" in message
+    assert "these clients may have run on a worker that ended: clients 0 to 1, clients 2 to 3" in message
 
 
 def test_a_pool_that_has_answered_before_it_broke_ran_the_clients() -> None:
@@ -160,7 +160,9 @@ def test_a_pool_that_has_answered_before_it_broke_ran_the_clients() -> None:
     with sync_context(pool, 2):
         total([1])
         pool.error = BrokenExecutor("a process ended")
-        with pytest.raises(NoWorkersError, match="these ran where a worker ended: clients 0 to 1, clients 2 to 3"):
+        with pytest.raises(
+            NoWorkersError, match="these clients ran on a worker that ended: clients 0 to 1, clients 2 to 3"
+        ):
             total([1, 2, 3, 4])
 
 
@@ -219,7 +221,7 @@ def test_pools_that_break_each_time_end_the_call_and_name_the_clients() -> None:
     with sync_context(lambda: SilentPool(BrokenExecutor("gone")), 1), pytest.raises(LostWorkersError) as caught:
         total([1, 2, 3])
     assert "(limit: 3 attempts); check whether a client function ends the processes" in str(caught.value)
-    assert "these may have run where a worker ended: clients 0 to 2" in str(caught.value)
+    assert "these clients may have run on a worker that ended: clients 0 to 2" in str(caught.value)
 
 
 def test_what_a_cancelled_call_has_not_begun_is_cancelled_and_what_runs_is_counted() -> None:

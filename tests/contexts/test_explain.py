@@ -193,7 +193,7 @@ def test_a_context_shows_its_executors():
 def test_a_context_over_workers_shows_them_without_asking_them():
     with fedstack.create_async_remote_execution_context(["localhost:1", "localhost:2"]) as context:
         text = str(fedstack.explain(context, 10))
-    assert "10 clients, workers: localhost:1 (not asked yet), localhost:2 (not asked yet)" in text
+    assert "10 clients, workers: localhost:1 (not contacted yet), localhost:2 (not contacted yet)" in text
 
 
 def test_a_closed_context_says_so():

@@ -144,7 +144,7 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
         assert time.monotonic() - begun < 3 + 2 + SOON
     assert isinstance(found, errors.NoWorkersError)
     head, *lines = str(found).splitlines()
-    assert head == ("None of 4 workers is ready; start them with `fedstack serve`, and ask one with `fedstack check`:")
+    assert head == ("None of 4 workers is ready; start them with `fedstack serve`, and test one with `fedstack check`:")
     assert [line.split(": ")[0].strip() for line in lines] == targets
     assert lines[0] == f"  {nobody}: no server is listening (connection refused)"
     assert lines[1] == f"  {targets[1]}: the socket does not exist"
@@ -161,7 +161,7 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
 def test_one_worker_that_is_away_is_not_spoken_of_as_several(times: int, nobody: str) -> None:
     found = failure([nobody] * times, connect_seconds=3, retry_policy=fedstack.RetryPolicy.none())
     assert str(found) == (
-        "The worker is not ready; start it with `fedstack serve`, and ask it with "
+        "The worker is not ready; start it with `fedstack serve`, and test it with "
         f"`fedstack check`:\n  {nobody}: no server is listening (connection refused)"
     )
 
@@ -192,7 +192,7 @@ def test_a_server_without_executors_is_said_to_be_one() -> None:
 def test_a_pool_that_is_closed_is_noticed_at_once() -> None:
     with local_worker_pool(1) as pool:
         context = fedstack.create_sync_remote_execution_context(pool, connect_seconds=CONNECT_SECONDS)
-        assert "not asked yet" in repr(context)
+        assert "not contacted yet" in repr(context)
     begun = time.monotonic()
     with context, fedstack.use_context(context), pytest.raises(errors.ClosedError, match=CLOSED_POOL):
         total([1, 2])
@@ -242,14 +242,14 @@ def test_a_function_that_has_ended_all_workers_of_a_pool_is_not_tried_again(
         with context, fedstack.use_context(context), pytest.raises(errors.NoWorkersError) as caught:
             dying([1, 2])
     head, *lines, told = str(caught.value).splitlines()
-    assert "likely because of a client function (os._exit, a crash, too much memory)" in head
+    assert "likely because of a client function (os._exit, a crash, or lack of memory)" in head
     assert lines == [
         f"  {target}: the worker process with pid {pid} ended with exit status 7"
         for target, pid in zip(pool.targets, pool.pids)
     ]
     retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Retrying a computation")]
     assert 1 <= len(retries) <= 2
-    assert told.startswith("  these ran where ")
+    assert told.startswith("  these clients ran on ")
     assert "client" in told
 
 
@@ -272,5 +272,5 @@ def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
         f"  {pool.targets[0]}: the connection was lost",
         f"  {pool.targets[0]}: the worker process with pid {pool.pids[0]} ended with exit status 7",
     )
-    assert told == "  these ran where a worker ended: clients 0 to 1"
+    assert told == "  these clients ran on a worker that ended: clients 0 to 1"
     assert list(caught.value.causes) == list(pool.targets)

@@ -78,7 +78,7 @@ def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, 
         assert (found.client_index, found.computation_name) == (KILLER, "crash")
         assert str(found).startswith(
             "'crash' ended its process with signal 11 (SIGSEGV); at "
-            "client 13; it ended 2 workers before it was found; fix the function\n"
+            "client 13; it ended 2 workers before the search found it; fix the function\n"
         )
         assert "killing_leaves.py" in str(found)
         assert "ctypes.string_at(0)" in str(found)
@@ -148,7 +148,7 @@ def test_without_a_worker_to_search_with_the_clients_that_may_have_been_are_name
     with pool_of(2, respawn=False) as pool:
         with pytest.raises(NoWorkersError) as caught:
             Background(lambda: total_of(crash)(CLIENTS)).result(60.0)
-        assert str(caught.value).splitlines()[-1] == "  these ran where two workers ended: clients 8 to 15"
+        assert str(caught.value).splitlines()[-1] == "  these clients ran on two workers that ended: clients 8 to 15"
         assert caught.value.is_final
         assert repr(pool) == "<WorkerPool of 2 processes, 0 of them alive>"
 
@@ -163,7 +163,7 @@ def test_workers_that_crash_of_themselves_are_no_clients_fault(door: Door, caplo
         door.open()
         found = running.result(120.0)
     assert np.asarray(found).tobytes() == np.asarray(locally(mean_visit, arguments)).tobytes()
-    assert any("ends its process; going on" in record.getMessage() for record in caplog.records)
+    assert any("ended its process in the search" in record.getMessage() for record in caplog.records)
 
 
 def until_it_searches(running: "Background[object]", pool: WorkerPool, door: Door, caplog) -> psutil.Process:
@@ -190,7 +190,7 @@ def test_workers_of_a_pool_that_others_kill_start_no_search(door: Door, caplog) 
         door.open()
         found = running.result(120.0)
     assert np.asarray(found).tobytes() == np.asarray(locally(mean_visit, arguments)).tobytes()
-    assert not any("looks for one" in record.getMessage() for record in caplog.records)
+    assert not any("is searching in child processes" in record.getMessage() for record in caplog.records)
 
 
 def test_clients_that_are_not_suspected_run_while_a_search_does(fleet: Fleet, door: Door, caplog) -> None:
@@ -211,7 +211,7 @@ def test_clients_that_are_not_suspected_run_while_a_search_does(fleet: Fleet, do
         door.open()
         found = running.result(120.0)
     assert np.asarray(found).tobytes() == np.asarray(locally(mean_visit, arguments)).tobytes()
-    assert any("ends its process; going on" in record.getMessage() for record in caplog.records)
+    assert any("ended its process in the search" in record.getMessage() for record in caplog.records)
 
 
 def test_a_search_whose_call_is_cancelled_leaves_no_process(door: Door, caplog) -> None:

@@ -98,7 +98,9 @@ def test_a_worker_that_is_stopped_is_done_without_and_comes_back(
             for count, _ in enumerate(as_completed(values, timeout=15.0), 1):  # in 20 s it would count as lost
                 if count == 60 - 8:
                     break
-            await_until(lambda: f"{servers[0].target} has not answered for 2 s; it gets no more calls" in caplog.text)
+            await_until(
+                lambda: f"{servers[0].target} has not answered for 2 s; it receives no further calls" in caplog.text
+            )
         finally:
             os.kill(servers[0].process.pid, signal.SIGCONT)
         coordinator.join(timeout=60.0)

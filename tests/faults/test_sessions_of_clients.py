@@ -83,7 +83,7 @@ def test_a_worker_that_has_no_room_is_done_without_until_it_has_some(fleet: Flee
                 assert doubled_sum([1, 2]) == 6
             assert list(map(clients_at, (free, full, spare))) == [[1], [1], [1]]
             assert [record.getMessage().partition(": Expected at most 1 session")[0] for record in caplog.records] == [
-                f"Doing without the worker at {full}"
+                f"Continuing without the worker at {full}"
             ]  # and nothing of trying again
             other.close()
             monkeypatch.setattr("fedstack.membership.members.FULL_SECONDS", 0.0)

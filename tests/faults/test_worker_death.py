@@ -30,7 +30,7 @@ def check_one_retry(caplog: pytest.LogCaptureFixture, lost: WorkerProcess) -> No
     (warning,) = warnings(caplog)
     assert warning.startswith("Retrying a computation in ")
     assert "WorkerUnavailableError: The worker at " in warning
-    assert "was lost during its part" in warning
+    assert "was lost while it ran its part" in warning
 
 
 @pytest.mark.long
@@ -139,7 +139,7 @@ def test_a_worker_that_dies_at_the_last_attempt_is_the_cause_of_its_failure(flee
         ) as caught:
             running.result()
     assert isinstance(caught.value.__cause__, WorkerUnavailableError)
-    assert f"The worker at {worker.target} was lost during its part" in str(caught.value.__cause__)
+    assert f"The worker at {worker.target} was lost while it ran its part" in str(caught.value.__cause__)
 
 
 def test_the_only_worker_may_come_back_on_its_address_while_a_round_is_tried_again(fleet: Fleet, door: Door) -> None:

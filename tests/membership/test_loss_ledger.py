@@ -59,18 +59,21 @@ def test_what_heartbeats_named_is_kept_where_it_can_be() -> None:
     ledger.lose(PHASE, "a:1", range(10, 15), running=[13, 14, 99])
     ledger.lose(PHASE, "a:1", range(12, 18), running=[13, 17])
     assert ledger.suspects(PHASE) == [Suspects(range(12, 15), [13, 14], ["a:1", "a:1"])]
-    assert ledger.told() == "\n  these ran where two workers ended: clients 12 to 14; last heard of: 13, 14"
+    assert (
+        ledger.told()
+        == "\n  these clients ran on two workers that ended: clients 12 to 14; last reported as running: 13, 14"
+    )
 
 
 def test_losses_are_told_as_far_as_they_go() -> None:
     ledger = LossLedger()
     assert (ledger.told(), bool(ledger), repr(ledger)) == ("", False, "<LossLedger of 0 losses>")
     ledger.lose(PHASE, "a:1", range(3, 4))
-    assert ledger.told() == "\n  these ran where a worker ended: client 3"
+    assert ledger.told() == "\n  these clients ran on a worker that ended: client 3"
     ledger.lose(OTHER, "a:1", range(5, 9))
-    assert ledger.told() == "\n  these ran where a worker ended: client 3, clients 5 to 8"
+    assert ledger.told() == "\n  these clients ran on a worker that ended: client 3, clients 5 to 8"
     ledger.lose(OTHER, "a:1", range(9, 10), is_sure=False)
-    assert ledger.told().startswith("\n  these may have run where a worker ended: client 3, ")
+    assert ledger.told().startswith("\n  these clients may have run on a worker that ended: client 3, ")
 
 
 def test_work_of_one_unit_is_suspected_after_two_losses_and_given_up_after_four() -> None:
@@ -90,7 +93,7 @@ def test_a_worker_that_was_killed_makes_no_suspicion_and_is_told_of_all_the_same
     for status in (-9, -9, -9, None):
         ledger.lose(PHASE, "a:1", range(5), find_status=lambda status=status: status)
     assert (ledger.suspects(PHASE), ledger.losses(PHASE, 3)) == ([], 1)
-    assert ledger.told() == "\n  these ran where a worker ended: clients 0 to 4"
+    assert ledger.told() == "\n  these clients ran on a worker that ended: clients 0 to 4"
     ledger.lose(PHASE, "b:2", range(3), find_status=lambda: -11)
     assert ledger.suspects(PHASE) == [Suspects(range(3), [], ["a:1", "b:2"])]
 

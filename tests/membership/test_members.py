@@ -261,7 +261,7 @@ def test_nobody_waits_for_longer_than_they_said() -> None:
 
 def test_a_worker_says_what_is_known_of_it(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
-    assert repr(fleet) == "<Members <Worker a not asked yet>>"
+    assert repr(fleet) == "<Members <Worker a not contacted yet>>"
     fleet.failed(worker, AWAY)
     assert repr(worker) == "<Worker a away: nobody listens there>"
 

@@ -236,7 +236,10 @@ async def test_a_fleet_may_begin_without_workers(targets: list[str]) -> None:
         (stub,) = make_stubs(targets[0], None)
         added = driver.add(Worker(stub))
         assert await asyncio.wait_for(late, WALL) == [added]
-    with driver_over(connect_seconds=0.1) as driver, pytest.raises(NoWorkersError, match="The fleet had no worker"):
+    with (
+        driver_over(connect_seconds=0.1) as driver,
+        pytest.raises(NoWorkersError, match="found none within 0.1 s; add a worker"),
+    ):
         await driver.ready()
 
 
@@ -331,7 +334,10 @@ async def test_an_observer_that_raises_is_told_nothing_more(
         assert len(raising.entries) == 1
         assert len(diary.entries) == 2
         (record,) = caplog.records
-        assert " raised ValueError: not today; it receives no more news of workers" in record.getMessage()
+        assert (
+            " raised ValueError: not today; it is removed and receives no further changes of workers"
+            in record.getMessage()
+        )
         end()
         driver.remove(driver.members[0])
         await driver.ready()
@@ -342,7 +348,7 @@ async def test_closing_ends_the_wait_of_callers(targets: list[str]) -> None:
     driver = Membership([])
     late = await waiting(driver)
     driver.close()
-    with pytest.raises(ClosedError, match="The connections to these workers are closed"):
+    with pytest.raises(ClosedError, match="Expected open connections to the workers, found closed ones"):
         await late
     with pytest.raises(ClosedError):
         await driver.ready()
@@ -413,7 +419,7 @@ async def test_callers_who_wait_for_a_worker_are_told_once_for_how_long_and_why(
         outcomes = await asyncio.gather(*(driver.ready() for _ in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [NoWorkersError] * 3
         (record,) = caplog.records
-        said = f"Waiting for the first worker that is ready, for 0.3 s at most:\n  {target}: "
+        said = f"Waiting for the first ready worker for at most 0.3 s:\n  {target}: "
         assert record.getMessage().startswith(said)
 
 

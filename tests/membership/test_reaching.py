@@ -122,7 +122,7 @@ def test_a_caller_that_waits_is_announced_once_and_after_a_moment(caplog: pytest
     with caplog.at_level(logging.WARNING, logger="fedstack"):
         run(program, there_from=1e9)
     (record,) = caplog.records
-    assert record.getMessage() == "Waiting for the worker at home, for 60 s at most: no server is listening"
+    assert record.getMessage() == "Waiting for the worker at home for at most 60 s: no server is listening"
 
 
 def test_a_call_is_made_again_once_its_peer_is_back() -> None:

@@ -125,7 +125,9 @@ def test_a_mistake_that_all_workers_share_is_raised_as_it_is(fleet: FakeMembers)
     assert Wait(fleet).decide() == GiveUp(WRONG)
     fleet.failed(fleet.join("c"), AuthenticationError("another certificate"))
     error = Wait(fleet).decide().error
-    assert str(error).startswith("None of 3 workers lets us in:\n  a: another token")
+    assert str(error).startswith(
+        "None of 3 workers accepts the credentials; check the token and the certificates:\n  a: another token"
+    )
 
 
 def test_a_fleet_without_workers_waits_for_one_to_be_added(fleet: FakeMembers) -> None:
@@ -137,7 +139,7 @@ def test_a_fleet_without_workers_waits_for_one_to_be_added(fleet: FakeMembers) -
     wait = Wait(fleet)
     fleet.time.now += 10.0
     assert wait.decide() == LookFor([])
-    assert str(wait.decide().error) == "The fleet had no worker within 10 s; add one"
+    assert str(wait.decide().error) == "Expected at least one worker, found none within 10 s; add a worker"
 
 
 def test_a_supervised_worker_is_waited_for_but_not_looked_for(fleet: FakeMembers) -> None:

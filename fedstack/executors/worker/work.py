@@ -1,10 +1,12 @@
-"""Runs work on behalf of remote callers, as long as the caller listens and within the caller's time limit.
+"""Runs the work of remote callers within the caller's time limit, and stops the work when the caller stops listening.
 
-Phases, closures and methods are all run here. Their work is a coroutine, which runs in one of two ways. Most work waits
-for something, such as several functions or other workers. It runs as an asyncio task, and each of its functions runs on
-a thread of the executor. A method that consists of a single function may be one of many calls that wait for each other,
-possibly more than an executor has threads. It therefore runs as a single job on a thread of the service, from argument
-to result. With many concurrent calls, this is also a few percent faster.
+The work of a phase, a closure or a method is a coroutine, which runs in one of two ways:
+
+* Most work waits for other work, such as several functions or other workers. It runs as an asyncio task, and each of
+  its functions runs on a thread of the executor.
+* A method that consists of a single function may be one of many calls that wait for each other, possibly more calls
+  than the executor has threads. Each call therefore runs as a single job on a thread of the service, from argument to
+  result. With many concurrent calls, this is also a few percent faster.
 """
 
 import asyncio
@@ -32,11 +34,11 @@ class Work(Generic[_T]):
 
     Args:
       work: The coroutine to run.
-      threads: The threads that run work that consists of a single function; `None` to run the work as an asyncio task,
-        for work that waits for something.
+      threads: The threads on which to run work that consists of a single function; `None` to run the work as an asyncio
+        task.
 
     Raises:
-      ClosedError: If the threads are closed.
+      ClosedError: If `threads` is closed.
     """
 
     def __init__(self, work: Coroutine[Any, Any, _T], threads: LeafThreads | None = None) -> None:
@@ -51,13 +53,13 @@ class Work(Generic[_T]):
         try:
             self._outcome = threads.submit(lambda: run_at_once(work))
         except BaseException:
-            work.close()  # Python warns of coroutines that never start
+            work.close()  # Python warns about coroutines that were never awaited
             raise
 
     async def ends_soon(self, between: float, seconds: float = 0.0) -> bool:
-        """Returns whether the work ends before `beats` would yield anything. For short work this saves time.
+        """Waits for the work, and returns whether it ends before `beats` would yield its first heartbeat.
 
-        The arguments are those of `beats`.
+        For short work, this is faster than `beats`. The arguments are the same as those of `beats`.
         """
         try:
             return await self._is_done(min(_LOOK_SECONDS, between, seconds if seconds > 0.0 else math.inf))
@@ -68,11 +70,11 @@ class Work(Generic[_T]):
     async def beats(self, progress: ProgressCounts, between: float, seconds: float = 0.0) -> AsyncIterator[Heartbeat]:
         """Yields heartbeats until the work is done, and stops the work if the consumer stops iterating.
 
-        To stop the work, a task is cancelled, and a function that has not started is not run. A function that is
-        already running continues, and its result is dropped.
+        Work that runs as a task is stopped by cancelling the task. A function that has not started does not run; a
+        function that is already running continues, and its result is discarded.
 
         Args:
-          progress: The progress of the work. A change causes an earlier heartbeat.
+          progress: The progress of the work. A change triggers an early heartbeat.
           between: The maximum number of seconds between heartbeats.
           seconds: The time limit for the work in seconds. Values that are not positive mean no limit.
 
@@ -80,7 +82,7 @@ class Work(Generic[_T]):
           DeadlineExceededError: If the work exceeds the time limit.
         """
         look = min(_LOOK_SECONDS, between)
-        allowed = seconds if 0.0 < seconds < _MOST_SECONDS else math.inf  # NaN is neither
+        allowed = seconds if 0.0 < seconds < _MOST_SECONDS else math.inf  # NaN means no limit
         now = asyncio.get_running_loop().time
         sent, due, end = None, self._begun + between, self._begun + allowed
         wait = max(0.0, self._begun + min(look, allowed) - now())
@@ -88,8 +90,8 @@ class Work(Generic[_T]):
             while not await self._is_done(wait):
                 if now() >= end:
                     raise DeadlineExceededError(
-                        f"Expected the call to end within {seconds:.3g} seconds, found it still running; allow more "
-                        "time (the effects of the call so far are not undone)"
+                        f"Expected the call to end within {seconds:.3g} seconds, found it still running; increase "
+                        "the time limit of the call (its effects so far are not undone)"
                     )
                 pieces = progress.work()
                 found = progress.done, progress.running, progress.failures
@@ -121,5 +123,5 @@ class Work(Generic[_T]):
     def result(self) -> _T:
         """Returns the result of work that is done, or raises its error."""
         if isinstance(self._outcome, Job):
-            self._work.close()  # Python warns of coroutines that never start, which happens if the job was refused
+            self._work.close()  # Python warns about coroutines that were never awaited, as after a refused job
         return self._outcome.result()

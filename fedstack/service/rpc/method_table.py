@@ -1,4 +1,4 @@
-"""The table of a server's registered methods by name, with statistics of their calls."""
+"""Defines the table of a server's registered methods, and the statistics of their calls."""
 
 import difflib
 import threading
@@ -21,7 +21,7 @@ from fedstack.proto.methods_pb2 import MethodCalls
 from fedstack.service.rpc.signatures import NOTHING, Signature, signature_of
 from fedstack.transport.wire.status import Code, StatusError
 
-# Attributes of `Client`, which therefore cannot be names of methods.
+# The attributes of `Client`, which cannot be the names of methods.
 RESERVED = frozenset({"call", "close", "create", "is_entered", "methods", "refresh", "target"})
 BLOCKING = "_blocking"
 TIMEOUT = "timeout_in_ms"
@@ -40,7 +40,7 @@ class CallTimes:
         self._last: deque[float] = deque(maxlen=_LAST_TIMES)
 
     def began(self) -> float:
-        """Counts the start of a call, and returns the time to pass to `done`."""
+        """Counts the start of a call, and returns the start time to pass to `done`."""
         self.running += 1
         return time.perf_counter()
 
@@ -52,7 +52,7 @@ class CallTimes:
         self._last.append(time.perf_counter() - begun)
 
     def message(self) -> MethodCalls:
-        """Returns the counts as a message."""
+        """Returns the counts and durations as a message."""
         times = sorted(self._last)
         median, p99 = (times[int(share * (len(times) - 1))] if times else 0.0 for share in (0.5, 0.99))
         numbers = {"ended": self.ended, "failed": self.failed, "running": self.running}
@@ -69,8 +69,8 @@ class Method:
 
     Attributes:
       signature: The name, parameters and result of the method.
-      source: The registered object, which keeps a Python function alive.
-      computation: The computation as a message.
+      source: The registered computation. The reference keeps its Python function alive.
+      computation: The registered computation as a message.
       inline: Whether the method runs on the server's event loop.
       has_clients: Whether the argument may determine the number of clients.
       calls: The statistics of the method's calls.
@@ -126,13 +126,13 @@ class MethodTable:
         with self._lock:
             if name in self._methods:
                 raise InvalidValueError(
-                    f"Expected a new name, found {name!r}, already registered as {self._methods[name].signature}; "
-                    "choose another name"
+                    f"Expected a new name, found {name!r}, which is already registered as "
+                    f"{self._methods[name].signature}; choose another name"
                 )
             self._methods = {**self._methods, name: method}
 
     def find(self, name: str) -> Method:
-        """Returns the method with a name.
+        """Returns the method with the given name.
 
         Raises:
           StatusError: With code NOT_FOUND, if no method has the name.
@@ -153,7 +153,7 @@ class MethodTable:
 
 
 def check_layer(rpc_layer: object) -> None:
-    """Checks the name of a transport for calls.
+    """Checks the name of the transport for calls.
 
     Raises:
       InvalidValueError: If the transport is not supported.
@@ -181,18 +181,19 @@ def check_name(name: object) -> None:
     """Checks the name of a new method.
 
     Raises:
-      InvalidValueError: If the name is not a printable string of allowed length, or would hide an attribute of clients.
+      InvalidValueError: If the name is not a printable string of valid length, or is reserved.
     """
     if not isinstance(name, str) or not name or len(name) > _MOST_CHARACTERS:
         raise InvalidValueError(
-            f"Expected a name of 1 to {_MOST_CHARACTERS} characters for a method, found {describe(name)}"
+            f"Expected a name of 1 to {_MOST_CHARACTERS} characters for the method, found {describe(name)}; "
+            "choose another name"
         )
     if name in RESERVED or name.endswith(BLOCKING) or name.startswith("_"):
         raise InvalidValueError(
             f"Expected a name that clients can expose as a method, found the reserved name {name!r}; choose a name "
             f"other than {', '.join(sorted(RESERVED))} that neither starts with '_' nor ends with '{BLOCKING}'"
         )
-    if not name.isprintable():  # this also excludes text that UTF-8 cannot encode
+    if not name.isprintable():  # also rejects text that UTF-8 cannot encode
         raise InvalidValueError(f"Expected a name of printable characters, found {name!r}; choose another name")
 
 
@@ -202,8 +203,8 @@ def _computation_of(
     if isinstance(given, ConcreteComputation):
         if parameter_types is not None or result_type is not None:
             raise InvalidValueError(
-                f"Expected no types for {name!r}, because a computation has its own types, found parameter_types or "
-                "result_type; omit both arguments"
+                f"Expected no parameter_types or result_type for {name!r}, because a computation has its own types, "
+                "found at least one; omit both arguments"
             )
         return given
     if not callable(given):

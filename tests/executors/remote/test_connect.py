@@ -132,7 +132,7 @@ async def test_a_worker_that_comes_is_waited_for_and_the_wait_is_announced(monke
     try:
         calling = asyncio.ensure_future(called(executor))
         await asyncio.wait_for(said.wait(), LIMIT)
-        assert re.match(rf"Waiting for the worker at .*, for {LIMIT:g} s at most: .*no server is listening", heard[0])
+        assert re.match(rf"Waiting for the worker at .* for at most {LIMIT:g} s: .*no server is listening", heard[0])
         assert target in heard[0]
         with worker(port=int(target.rpartition(":")[2])):
             assert await asyncio.wait_for(calling, LIMIT) == 12

@@ -41,7 +41,9 @@ def test_an_address_to_listen_at_has_a_host_and_a_port(address):
 
 def test_a_duplicate_name_is_refused_and_told_what_it_is(unstarted):
     unstarted.register("add", add)
-    with pytest.raises(InvalidValueError, match=r"'add', already registered as add\(x: int32, y: int32\) -> int32"):
+    with pytest.raises(
+        InvalidValueError, match=r"'add', which is already registered as add\(x: int32, y: int32\) -> int32"
+    ):
         unstarted.register("add", add)
     assert unstarted.methods == ("add",)
 

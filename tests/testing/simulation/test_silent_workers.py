@@ -29,7 +29,7 @@ def test_a_worker_that_stands_still_is_named_long_before_it_is_lost(
             await asyncio.sleep(1.9)
             assert not caplog.records
             await asyncio.sleep(0.2)
-            assert f"The worker at {silent.address} has not answered for 2 s; it gets no more calls" in caplog.text
+            assert f"{silent.address} has not answered for 2 s; it receives no further calls" in caplog.text
             assert sum(value.done() for value in values) >= 32  # all but those that it had been given
             if resumes:
                 silent.resume()

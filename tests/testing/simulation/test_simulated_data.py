@@ -51,7 +51,7 @@ def test_each_guarantee_is_held_whatever_happens(tens: int) -> None:
 def test_what_is_given_up_for_elements_that_end_workers_is_counted() -> None:
     told = "".join(fatal_passes(seed).trace for seed in (7, 8))
     assert re.search(r"at_most_once: [1-9]\d* of 400 elements, [1-9]\d* missing, None", told)
-    assert "4 workers in a row were lost over element" in told
+    assert "4 workers in a row were lost at element" in told
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Connects to a dispatcher and its workers, and calls the dispatcher even if it is temporarily unavailable."""
+"""Connects to a dispatcher and its workers, and repeats calls to the dispatcher while it is unavailable."""
 
 import functools
 import logging
@@ -34,15 +34,15 @@ from fedstack.transport.wire.addresses import Target
 
 
 class Connections:
-    """The connections to one dispatcher and its workers. They are closed when nothing refers to this object any more.
+    """The connections to one dispatcher and its workers. They are closed when this object is garbage-collected.
 
     Args:
       service: The dispatcher's address, or a channel to it.
-      credentials: Certificates and the token.
+      credentials: The certificates and the token for calls to the dispatcher and the workers.
       only_local: Whether to use only workers in this process.
 
     Attributes:
-      dispatcher: Calls the dispatcher.
+      dispatcher: The stub that calls the dispatcher.
 
     Raises:
       InvalidValueError: If the address is invalid.
@@ -60,33 +60,33 @@ class Connections:
 
     @property
     def io(self) -> IoLoop:
-        """The loop on which all connections are used."""
+        """The event loop that runs all connections."""
         return self.dispatcher.io
 
     def may_ask(self, worker: bytes, address: str) -> bool:
-        """Returns whether to read from a worker."""
+        """Returns whether this consumer may read from a worker."""
         return not self._only_local or is_here(address, worker)
 
     def reader(self, worker: bytes, address: str) -> Reader:
         """Returns the reader for a worker. Call it on the loop."""
         known, reader = self._readers.get(address, (b"", None))
         if reader is None or known != worker:
-            if reader is not None:  # another worker has that address now
+            if reader is not None:  # another worker has taken over the address
                 start_apart(reader.close())
             reader = reader_at(address, self._credentials, worker, self.dispatcher.address)
             self._readers[address] = worker, reader
         return reader
 
     def __reduce__(self) -> tuple[Callable[[str | Target, bool], "Connections"], tuple[str | Target, bool]]:
-        """Supports pickling: functions carry a dataset to other processes.
+        """Supports pickling, because functions may carry a dataset to other processes.
 
         Raises:
-          CarrierError: If the dispatcher is given as a channel.
+          CarrierError: If the dispatcher was specified as a channel.
         """
         if not isinstance(self._service, (str, Target)):
             raise CarrierError(
-                "Expected a dispatcher's address in a dataset sent to another process, found a channel; give "
-                "distribute the address, or send a function that makes the dataset there"
+                "Expected the address of a dispatcher in a dataset that is sent to another process, found a channel; "
+                "pass the address to distribute, or send a function that creates the dataset in the other process"
             )
         return _connected_there, (self._service, self._only_local)
 
@@ -95,12 +95,12 @@ class Connections:
 
 
 def _connected_there(service: str | Target, only_local: bool) -> Connections:
-    """Connects from this process. Keys and tokens are not sent along: functions use the credentials of their server."""
+    """Connects from the receiving process with the credentials of its server. Keys and tokens are not pickled."""
     return Connections(service, current_scope().client_credentials, only_local)
 
 
 def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) -> None:
-    """Closes the connections of an object that no longer exists; a finalizer."""
+    """Closes the connections of an object that was garbage-collected. Used as a finalizer."""
 
     async def close() -> None:
         await dispatcher.close()
@@ -112,15 +112,15 @@ def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) 
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-# How long to try to tell an unavailable dispatcher that a pass has ended; after that its lease expires.
+# How long to try to report the end of a pass to an unavailable dispatcher. Later, the lease of the pass expires.
 _GOODBYE_SECONDS = 5.0
-# How many signs of life a consumer sends per lease.
+# The number of requests per lease with which a consumer renews the lease.
 _SIGNS_IN_A_LEASE = 3
 _LEAST_SECONDS = 0.1
 
 
 def taken_range(message: SplitRange) -> TakenRange:
-    """Returns a range in the form that plans use."""
+    """Converts a range of a message to the form that plans use."""
     return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)
 
 
@@ -134,7 +134,7 @@ class Opening:
       element: The type of the elements that workers send.
       position: The position to continue from, for a pass that resumes.
       timeout: How long the dispatcher may be unavailable, in seconds.
-      ahead: How many blocks of a range are requested at a time.
+      ahead: The number of blocks of a range that are requested at a time.
     """
 
     request: OpenPassRequest
@@ -146,15 +146,16 @@ class Opening:
 
 
 class PassClient:
-    """One consumer in one pass. Its coroutines run on the loop of the stub.
+    """The dispatcher calls of one consumer in one pass. The coroutines run on the loop of the stub.
 
     Args:
-      stub: Calls the dispatcher.
+      stub: The stub that calls the dispatcher.
       opening: The parameters of the pass.
-      register: Ensures that the dispatcher has the dataset.
+      register: Registers the dataset with the dispatcher if necessary.
 
     Attributes:
-      commit: The latest commit of the dispatcher that this consumer has heard of; number 0 before the pass has begun.
+      commit: The latest commit of the dispatcher that this consumer has received; its number is 0 before the pass has
+        begun.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class PassClient:
         self._workers_version = 0
 
     async def open(self) -> OpenPassResponse:
-        """Opens the pass."""
+        """Registers the dataset if necessary, opens the pass, and returns the dispatcher's response."""
         request = self._opening.request
         if not request.HasField("commit"):
             request.commit.CopyFrom((await self._answered(self._register)).commit)
@@ -176,8 +177,8 @@ class PassClient:
         self._hear(self._pass.commit)
         if self._pass.is_over:
             _logger.warning(
-                "The pass %d of the job %r is over: other consumers have read all its elements, and there are none "
-                "for this one; iterate again for the next pass, or choose another job_name",
+                "Pass %d of the job %r has ended: other consumers have read all elements, and none remain; "
+                "iterate again for the next pass, or choose another job_name",
                 request.repetition,
                 request.job_name,
             )
@@ -185,7 +186,7 @@ class PassClient:
 
     @property
     def pass_id(self) -> bytes:
-        """The id of the pass; empty before it has begun."""
+        """The id of the pass; empty before the pass has begun."""
         return self._pass.pass_id
 
     @property
@@ -194,7 +195,7 @@ class PassClient:
         return max(_LEAST_SECONDS, self._pass.lease_seconds / _SIGNS_IN_A_LEASE)
 
     async def take(self, take: Take) -> TakeResponse:
-        """Reports what has been read, and takes more; the answer lists workers only if they have changed."""
+        """Reports the progress and requests ranges. The response lists workers only if the list has changed."""
         response = await self.tell(take)
         if response.workers_version == self._workers_version:
             response.workers_version = 0
@@ -203,7 +204,7 @@ class PassClient:
         return response
 
     async def tell(self, take: Take) -> TakeResponse:
-        """Reports what has been read, and returns the answer unchanged."""
+        """Reports the progress, and returns the response of the dispatcher unchanged."""
         request = TakeRequest(
             commit=self.commit,
             pass_id=self._pass.pass_id,
@@ -229,7 +230,7 @@ class PassClient:
 
         Args:
           last: The last request to the dispatcher.
-          may_resume: Whether this consumer may come back, so that the dispatcher keeps the ranges that it has taken.
+          may_resume: Whether this consumer may return later, so that the dispatcher keeps its ranges.
         """
         if not self._pass.pass_id:
             return
@@ -242,10 +243,10 @@ class PassClient:
             may_resume=may_resume,
         )
         try:
-            # A dispatcher that is stopped right after its last consumer is not worth a warning.
+            # Failures are not logged as warnings, because a dispatcher is often stopped right after its last consumer.
             await answered(self._stub, functools.partial(self._stub.release, request), _GOODBYE_SECONDS)
         except FedstackError as error:
-            _logger.info("The dispatcher has not heard of the end of a pass: %s", error)
+            _logger.info("Could not report the end of a pass to the dispatcher: %s", error)
 
     async def _answered(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         return await answered(self._stub, ask, self._opening.timeout)

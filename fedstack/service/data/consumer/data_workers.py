@@ -1,4 +1,4 @@
-"""Keeps track of a dispatcher's data workers, and chooses the worker to read a client's elements from."""
+"""Tracks the data workers of a dispatcher, and chooses the worker to read a client's elements from."""
 
 import asyncio
 import hashlib
@@ -21,14 +21,14 @@ from fedstack.transport.peers.io_loop import IoLoop, start_apart
 LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 
 _logger = logging.getLogger(__name__)
-# How old the list of workers may be before it is refreshed in the background.
+# The maximum age of the list of workers, after which it is refreshed in the background.
 _FRESH_SECONDS = 2.0
 _PAUSE_SECONDS = 0.05
 _DISPATCHER_SECONDS = 10.0
 
 
 class LostWorkers:
-    """The data workers that were lost, each until it answers again. Used on the transport's loop only.
+    """The lost data workers. Each is removed when it answers again. Used only on the transport's loop.
 
     Args:
       on_back: Called with the id of a worker that answers again.
@@ -42,7 +42,7 @@ class LostWorkers:
         return worker in self._waits
 
     def add(self, worker: bytes, reader: Reader) -> None:
-        """Adds a worker, which `reader` reads from."""
+        """Adds a worker, and waits for its return with `reader`, which reads from the worker."""
         if worker not in self._waits:
             self._waits[worker] = start_apart(self._wait_for(worker, reader))
 
@@ -50,27 +50,27 @@ class LostWorkers:
         try:
             await reader.back()
         except FedstackError as error:  # the worker remains lost for as long as the dispatcher lists it
-            _logger.debug("Waiting for the data worker of %r has ended: %s", reader, error)
+            _logger.debug("Stopped waiting for the data worker of %r: %s", reader, error)
             return
         del self._waits[worker]
         self._on_back(worker)
 
     def keep(self, listed: Collection[bytes]) -> None:
-        """Drops all workers that the dispatcher no longer lists."""
+        """Removes all workers that the dispatcher no longer lists."""
         for worker in self._waits.keys() - listed:
             self._waits.pop(worker).cancel()
 
     async def close(self) -> None:
-        """Drops all workers, and returns once no task waits for them. Idempotent."""
+        """Removes all workers, and returns once all tasks that waited for them have ended. Idempotent."""
         tasks = list(self._waits.values())
         self.keep(())
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class DataWorkers:
-    """The workers of one dispatcher. Everything but the constructor runs on the transport's loop.
+    """The workers of one dispatcher. All methods except the constructor run on the transport's loop.
 
-    While the dispatcher is unavailable, the workers that are known remain in use.
+    While the dispatcher is unavailable, the known workers remain in use.
 
     Args:
       dispatcher: The address of the dispatcher.
@@ -91,18 +91,18 @@ class DataWorkers:
 
     @property
     def io(self) -> IoLoop:
-        """The loop."""
+        """The transport's loop."""
         return self._stub.io
 
     async def describe(self, request: DescribeDatasetRequest) -> DatasetDescription:
-        """Asks the dispatcher for the description of a registered dataset."""
+        """Returns the dispatcher's description of a registered dataset."""
         return await answered(self._stub, lambda: self._stub.describe(request), _DISPATCHER_SECONDS)
 
     async def preferred(self, key: bytes) -> bytes:
-        """Returns the worker to read a key from, which is the same for all callers that see the same workers.
+        """Returns the worker to read a key from. All callers that know the same workers choose the same worker.
 
         Raises:
-          RemoteError: If there is no worker for too long.
+          RemoteError: If no worker becomes available in time.
         """
         return max(await self._there(), key=lambda worker: hashlib.blake2b(worker + key, digest_size=8).digest())
 
@@ -120,24 +120,24 @@ class DataWorkers:
         Args:
           worker: The id of the worker.
           error: The error that revealed the loss.
-          since: When the first attempt was made, at this worker or another, on the clock of `io`.
+          since: The time of the first attempt, on this worker or another, on the clock of `io`.
 
         Raises:
-          RemoteError: If that is longer ago than the patience allows.
+          RemoteError: If more than `patience` seconds have passed since then.
         """
         if self.io.time() - since > self._patience:
             raise RemoteError(
-                f"Expected elements from the data worker at {self._addresses.get(worker)}, found none within "
+                f"Expected elements from the data worker at {self._addresses.get(worker)}, found no answer within "
                 f"{self._patience:g} s: {error}",
                 code="UNAVAILABLE",
             )
         if worker in self._readers and worker not in self._lost:
             self._lost.add(worker, self._readers[worker])
-            _logger.warning("Reading from data workers other than that at %s: %s", self._addresses.get(worker), error)
+            _logger.warning("Continuing without the data worker at %s: %s", self._addresses.get(worker), error)
         self._fresh_until = 0.0
 
     async def _there(self) -> Sequence[bytes]:
-        """Returns the usable workers; waits until there is one."""
+        """Returns the usable workers; waits until at least one worker is usable."""
         patience, dispatcher = self._patience, self.dispatcher
         notice = WaitNotice(f"a data worker of the dispatcher at {dispatcher}", patience, self.io.time)
         async for _ in Deadline(patience, self.io.time).attempts(itertools.repeat(_PAUSE_SECONDS)):
@@ -147,17 +147,17 @@ class DataWorkers:
             there = [worker for worker in self._addresses if worker not in self._lost]
             if there:
                 return there
-            notice.waits("there is none")
+            notice.waits("no data worker is available")
             if self._asking is not None and not self._addresses:
                 await asyncio.shield(self._asking)
         raise RemoteError(
-            f"Expected a data worker of the dispatcher at {dispatcher}, found none within {patience:g} s; start one "
-            f"with fedstack serve --data-worker {dispatcher}",
+            f"Expected a reachable data worker of the dispatcher at {dispatcher}, found none within {patience:g} s; "
+            f"start one with `fedstack serve --data-worker {dispatcher}`",
             code="UNAVAILABLE",
         )
 
     async def _ask(self) -> None:
-        """Asks the dispatcher for its workers. If it is unavailable, the known workers remain."""
+        """Refreshes the list of workers. If the dispatcher is unavailable, the known workers remain listed."""
         try:
             response = await answered(self._stub, self._stub.list_workers, 0.0 if self._addresses else self._patience)
         except LOSSES as error:
@@ -173,7 +173,7 @@ class DataWorkers:
             self._fresh_until = self.io.time() + (_FRESH_SECONDS if self._addresses else _PAUSE_SECONDS)
 
     async def close(self) -> None:
-        """Ends the connections. Idempotent."""
+        """Closes the connections. Idempotent."""
         await self._lost.close()
         readers, self._readers = self._readers, {}
         for reader in readers.values():

@@ -1,4 +1,4 @@
-"""Carries out the plan of a pass: calls the dispatcher and the workers, and hands elements to a thread."""
+"""Carries out the plan of a pass: calls the dispatcher and the workers, and passes elements to a thread."""
 
 import asyncio
 import logging
@@ -31,19 +31,19 @@ from fedstack.transport.peers.io_loop import calls_on, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
 _logger = logging.getLogger(__name__)
-# The interval between requests for workers while there are none.
+# The interval between requests to the dispatcher while no worker is reachable.
 _LOOK_SECONDS = 0.1
 _ALIVE_SECONDS = 1.0
 
 
 class PassDriver:
-    """One pass. It belongs to the loop of its connections, except for the methods that other threads call.
+    """The driver of one pass. It runs on the loop of its connections, except for the methods for the consumer's thread.
 
     Args:
-      plan: Makes the decisions.
+      plan: The plan, which makes the decisions.
       connections: The connections to the dispatcher and to workers.
       opening: The parameters of the pass.
-      register: Ensures that the dispatcher has the dataset.
+      register: Registers the dataset with the dispatcher if necessary.
 
     Attributes:
       opening: The parameters of the pass.
@@ -73,24 +73,26 @@ class PassDriver:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._lost = LostWorkers(self._found)
         self._ending: asyncio.Task[None] | None = None
-        # While there is no worker: the deadline for finding one, and the notice that is logged.
+        # While no worker is reachable: the deadline for finding a worker, and the notice that is logged.
         self._search: tuple[Deadline, WaitNotice] | None = None
 
-    # For the thread that consumes.
+    # For the consumer's thread.
 
     def begin(self) -> None:
         """Begins the pass."""
         calls_on(self._io.loop).add(lambda: self._start(self._run()))
 
     def take(self) -> Column | None:
-        """Waits for the next elements; `None` after the last.
+        """Waits for the next elements and returns them; returns `None` after the last element.
 
         Raises:
           FedstackError: The error that ended the pass.
           ClosedError: If the pass was closed.
         """
         if self._io.is_current():
-            raise RuntimeError("Expected a wait outside the transport's loop, found one on the loop")
+            raise RuntimeError(
+                "Expected a call from outside the transport's loop, found a call on that loop; wait on another thread"
+            )
         with self._arrived:
             while not self.has_news():
                 self.ask()
@@ -98,15 +100,15 @@ class PassDriver:
             return self.next()
 
     def has_news(self) -> bool:
-        """Returns whether `take` would not wait."""
+        """Returns whether `take` would return or raise without waiting."""
         return self._plan.is_over or self._plan.has_arrived or self._error is not None or self._closed
 
     def ask(self) -> None:
-        """Records that the consumer waits for news."""
+        """Records that the consumer is waiting for elements."""
         self._note(self._plan.ask)
 
     def work_on(self, blocks: int) -> None:
-        """Records how many blocks the consumer is processing while it asks for more, as a prefetch does."""
+        """Records the number of blocks that the consumer is processing while it requests more, as a prefetch does."""
         self._note(lambda: self._plan.work_on(blocks))
 
     def _note(self, what: Callable[[], None]) -> None:
@@ -117,55 +119,55 @@ class PassDriver:
             calls_on(self._io.loop).add(self._wake.set)
 
     def next(self) -> Column | None:
-        """Does the same as `take`, but does not wait: call it only if there is news."""
+        """Does the same as `take` without waiting. Call it only if `has_news` returns true."""
         column = self._plan.next()
         if column is not None:
             calls_on(self._io.loop).add(self._turn)
         elif self._error is not None:
             raise raised_again(self._error)
         elif self._closed:
-            raise ClosedError("Expected an open iterator, found one that has been closed; make a new one")
+            raise ClosedError("Expected an open iterator, found a closed one; create a new iterator")
         return column
 
     def acknowledge(self, rows: int | None) -> None:
-        """Acknowledges the first `rows` elements, or all that were handed out if `None`."""
+        """Acknowledges the first `rows` elements, or all elements returned so far if `rows` is `None`."""
         self._note(lambda: self._plan.acknowledge(rows))
 
     def position(self, rows: int) -> Position:
-        """Returns the position after `rows` elements since the beginning; from now on the pass can be resumed there.
+        """Returns the position after the first `rows` elements, and makes the pass resumable from then on.
 
         Raises:
-          ClosedError: If the pass was closed, so that other consumers may have the rest.
+          ClosedError: If the pass was closed, because other consumers may have received the remaining elements.
         """
         with self._arrived:
             if self._closed and not self._is_resumable:
                 raise ClosedError(
-                    "Expected the cursor of an open iterator, found one that has been closed; take the cursor "
-                    "before close()"
+                    "Expected an open iterator to return a cursor, found a closed one; request the cursor before "
+                    "calling close()"
                 )
             self._is_resumable = True
             return self._plan.position(rows)
 
     def keep(self) -> None:
-        """Makes the pass resumable from now on, at any position of its consumer."""
+        """Makes the pass resumable from then on, at any position of its consumer."""
         with self._arrived:
             self._is_resumable = self._is_resumable or not self._closed
 
     @property
     def missing(self) -> int | None:
-        """The number of lost elements; `None` if some were lost, but it is not known how many."""
+        """The number of lost elements; `None` if elements were lost, but their number is not known."""
         return self._plan.missing
 
     @property
     def commit(self) -> Commit:
-        """The latest commit of the dispatcher that this consumer has heard of; number 0 before the pass has begun."""
+        """The dispatcher's latest commit that this consumer has received; its number is 0 before the pass begins."""
         return self._client.commit
 
     def close(self, seconds: float = 0.0) -> None:
-        """Ends the pass and tells the dispatcher which ranges are finished. Idempotent; never raises.
+        """Ends the pass and reports the finished ranges to the dispatcher. Idempotent; never raises.
 
         Args:
-          seconds: How long to wait for the dispatcher; by default not at all.
+          seconds: How long to wait for the dispatcher, in seconds; 0 means not to wait.
         """
         with self._arrived:
             self._closed = True
@@ -190,7 +192,7 @@ class PassDriver:
         self._wake.set()
 
     def _turn(self) -> None:
-        """Sends the workers the requests that the plan wants now."""
+        """Sends the requests of the plan to the workers."""
         if self._closed or self._error is not None:
             return
         with self._arrived:
@@ -212,7 +214,7 @@ class PassDriver:
             self._plan.resume(map(taken_range, response.taken), self.opening.position, response.next_number)
 
     async def _go_on(self) -> None:
-        """Takes ranges, and regularly shows the dispatcher a sign of life."""
+        """Takes ranges from the dispatcher, with regular requests that renew the lease of the pass."""
         due = 0.0
         while not (self._closed or self._error is not None):
             now = self._io.time()
@@ -232,7 +234,7 @@ class PassDriver:
                 due = self._io.time() + pause
 
     async def _answer(self, take: Take) -> TakeResponse:
-        """Waits for the dispatcher's answer, and meanwhile sends it news that other consumers wait for."""
+        """Waits for the dispatcher's answer; meanwhile, sends it news that other consumers are waiting for."""
         asking = asyncio.ensure_future(self._client.take(take))
         try:
             while not asking.done():
@@ -241,7 +243,7 @@ class PassDriver:
                     await asyncio.wait([asking, waking], return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     waking.cancel()
-                self._wake.clear()  # before the news is read: more may come while it is sent
+                self._wake.clear()  # before the news is read, because more news may follow while it is sent
                 with self._arrived:
                     news = self._plan.news_for_others()
                 if news is not None and not asking.done():
@@ -276,10 +278,10 @@ class PassDriver:
             self._start(self._check_alive(worker))
 
     def _check_workers(self) -> None:
-        """Checks how long there has been no worker.
+        """Checks for how long no worker has been reachable.
 
         Raises:
-          NoWorkersError: If there has been none for too long.
+          NoWorkersError: If no worker has been reachable within the time limit of the pass.
         """
         if self._plan.has_workers or self._plan.is_over:
             self._search = None
@@ -290,10 +292,10 @@ class PassDriver:
         deadline, notice = self._search
         if deadline.is_over:
             raise NoWorkersError(
-                f"Expected a reachable data worker, found none at the dispatcher {dispatcher} for "
-                f"{seconds:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
+                f"Expected a reachable data worker of the dispatcher at {dispatcher}, found none within "
+                f"{seconds:g} s; start one with `fedstack serve --data-worker {dispatcher}`"
             )
-        notice.waits(f"none attends at the dispatcher {dispatcher}")
+        notice.waits(f"no data worker is registered with the dispatcher at {dispatcher}")
 
     async def _read(self, read: Read) -> None:
         try:
@@ -342,7 +344,7 @@ class PassDriver:
         except FedstackError as failure:
             self._fail(failure)
             return
-        left_out = "" if not missing else f", and leaves out {counted(missing, 'element') if missing > 0 else 'some'}"
+        left_out = "" if not missing else f", and skips {counted(missing, 'element') if missing > 0 else 'elements'}"
         _logger.warning("This pass continues without the data worker at %s%s: %s", address, left_out, error)
         reading = self._readings.pop(worker, None)
         if reading is not None:
@@ -357,17 +359,19 @@ class PassDriver:
         self._turn()
 
     async def _check_alive(self, worker: bytes) -> None:
-        """Gives up a worker that is no longer listed, unless it still answers here."""
+        """Gives up a worker that the dispatcher no longer lists, unless the worker still answers this consumer."""
         try:
             await self._reader(worker).reach(_ALIVE_SECONDS)
         except FedstackError:
             task = self._reads.get(worker)
             if task is not None:
                 task.cancel()
-            self._lose(worker, NoWorkersError("the dispatcher has not heard of it for a while, and it does not answer"))
+            self._lose(
+                worker, NoWorkersError("the dispatcher no longer lists the worker, and the worker does not answer")
+            )
 
     async def _end(self) -> None:
-        """Ends everything. Idempotent."""
+        """Ends the pass, its tasks and its readings. Idempotent."""
         if self._ending is None:
             self._ending = start_apart(self._leave())
         await asyncio.shield(self._ending)
@@ -381,7 +385,7 @@ class PassDriver:
         for reading in self._readings.values():
             await reading.close()
         with self._arrived:
-            # A cursor may be older: even a pass that was read to its end can be resumed.
+            # Even a pass that was read completely can be resumed, because a cursor may refer to an earlier position.
             last = self._plan.leave(self._is_resumable)
         await self._client.leave(last, self._is_resumable)
 

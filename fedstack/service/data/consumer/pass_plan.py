@@ -1,6 +1,7 @@
-"""Makes a consumer's decisions in a pass: which ranges it takes, where it reads them, what it hands out or gives up.
+"""Decides for a consumer in a pass which ranges to take, which workers to read from, and which elements to give up.
 
-A plan has no tasks, threads or clocks: events go in, decisions come out. A driver does the rest.
+A plan is a state machine without tasks, threads or clocks: it receives events and returns decisions, which a driver
+carries out.
 """
 
 import enum
@@ -15,12 +16,12 @@ from fedstack.membership.ledger import LossLedger
 from fedstack.service.data.consumer.acknowledgements import Acknowledgements, Position
 from fedstack.service.data.reading.budget import AHEAD
 
-# How many ranges are kept ready for each worker, so that reading continues for a while if the dispatcher is lost.
+# The number of ranges to keep ready for each worker, so that reading continues for a while if the dispatcher is lost.
 _RANGES_AHEAD = 2
 
 
 class Guarantee(enum.Enum):
-    """How often elements arrive if workers or consumers are lost."""
+    """How often each element arrives if workers or consumers are lost."""
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -29,17 +30,17 @@ class Guarantee(enum.Enum):
 
 @attrs.define(eq=False)
 class TakenRange:
-    """A range of consecutive splits, and how far it has been read.
+    """A range of consecutive splits, and the progress of reading it.
 
     Attributes:
       id: The id of the range.
       first: The first split.
       last: The end of the splits, exclusive.
-      whole: Whether it is the whole dataset, including the steps that need all elements.
-      worker: The id of the worker that is to read it; empty for any.
-      shard: Whether it is every `last`-th element of the whole dataset, starting with element `first`.
-      rows: The number of its elements that have arrived, counted from its beginning.
-      most_rows: The largest value of `rows` at the loss of a worker.
+      whole: Whether the range is the whole dataset, including the steps that need all elements.
+      worker: The id of the worker that must read the range; empty for any worker.
+      shard: Whether the range is every `last`-th element of the whole dataset, starting with element `first`.
+      rows: The number of elements of the range that have arrived, counted from its beginning.
+      most_rows: The maximum of `rows` over all losses of a worker.
     """
 
     id: int
@@ -59,7 +60,7 @@ class Read:
     Attributes:
       worker: The id of the worker.
       range: The range.
-      begins: Whether the worker begins the range, with the element after those that have arrived.
+      begins: Whether the worker starts reading the range here, after the elements that have already arrived.
     """
 
     worker: bytes
@@ -69,14 +70,14 @@ class Read:
 
 @attrs.frozen
 class Take:
-    """A request to the dispatcher, which stays the same until it has been answered.
+    """A request to the dispatcher. It stays the same until the dispatcher has answered.
 
     Attributes:
-      number: The number of the request, one more each time.
-      want: How many ranges to ask for.
+      number: The sequence number of the request, which increases by one with each request.
+      want: The number of ranges to request.
       finished: The ids of ranges that have been read, or are not to be read further.
-      given_back: The ids of ranges that others are to read.
-      waits: Whether the consumer can do nothing until it gets an answer, but has elements that it has not acknowledged.
+      given_back: The ids of ranges that other consumers should read.
+      waits: Whether the consumer cannot proceed without an answer, although it has unacknowledged elements.
     """
 
     number: int
@@ -88,7 +89,7 @@ class Take:
 
 @attrs.define(eq=False)
 class _Place:
-    """A worker, whether it is reachable and still listed, the range it reads, and the pending request."""
+    """A worker: whether it is reachable and listed, the range that it reads, and its pending request."""
 
     id: bytes
     is_there: bool = True
@@ -98,17 +99,17 @@ class _Place:
 
 
 class PassPlan:
-    """One pass of one consumer.
+    """The plan of one pass of one consumer.
 
     Args:
-      guarantee: Determines what becomes of the elements that a lost worker was about to send.
-      max_requests: The maximum number of blocks that are requested or wait to be consumed; by default a few for each
-        worker.
+      guarantee: Determines whether the elements that a lost worker was about to send are read again.
+      max_requests: The maximum number of blocks that are requested or waiting for the consumer; by default a few for
+        each worker.
       one_each: Whether each split is one element, so that the number of elements of a range is known.
 
     Attributes:
-      is_exhausted: Whether there are no more ranges to take.
-      missing: The number of lost elements; `None` if some were lost, but it is not known how many.
+      is_exhausted: Whether the dispatcher has no more ranges to assign.
+      missing: The number of lost elements; `None` if elements were lost, but their number is not known.
     """
 
     def __init__(
@@ -123,9 +124,9 @@ class PassPlan:
         self._guarantee = guarantee
         self._max_requests = max_requests
         self._one_each = one_each
-        self._ranges: deque[TakenRange] = deque()  # not being read at the moment
+        self._ranges: deque[TakenRange] = deque()  # the ranges that no worker is reading at the moment
         self._places: dict[bytes, _Place] = {}
-        # Elements of a range, or `None` for its end.
+        # Pairs of a range and some of its elements, or `None` for the end of the range.
         self._waiting: deque[tuple[TakenRange, Column | None]] = deque()
         self._blocks_waiting = 0
         self._acknowledgements = Acknowledgements()
@@ -134,13 +135,13 @@ class PassPlan:
         self._told_others: tuple[int, bool] = (0, False)
         self._is_asked = False
         self._in_work = 0
-        # Counts consecutive losses over the same element of a range.
+        # Counts consecutive losses of workers at the same element of a range.
         self._ledger = LossLedger()
 
     # The dispatcher.
 
     def resume(self, ranges: Iterable[TakenRange], positions: Position, next_number: int) -> None:
-        """Continues with ranges that were taken earlier, after the position that the consumer has reached."""
+        """Continues with ranges that were taken earlier, after the position of the consumer."""
         self._next_number = next_number
         for one in ranges:
             if one.id in positions.finished:
@@ -151,10 +152,12 @@ class PassPlan:
                 self._ranges.append(one)
 
     def take(self, must: bool = False) -> Take | None:
-        """Returns the request to the dispatcher, the same until it has answered; `None` if there is none to send.
+        """Returns the request to send to the dispatcher, or `None` if no request is necessary.
+
+        The request stays the same until the dispatcher has answered.
 
         Args:
-          must: Whether to send a request in any case, as a sign of life.
+          must: Whether to return a request in any case, because the lease must be renewed.
         """
         if self._asking is None:
             ahead = _RANGES_AHEAD * max(1, len(self._usable))
@@ -169,20 +172,23 @@ class PassPlan:
 
     @property
     def others_wait(self) -> bool:
-        """Whether other consumers may be waiting for this one to finish all its ranges."""
+        """Whether other consumers may be waiting until this consumer has finished all its ranges."""
         is_idle = not (self.is_exhausted or self._waiting or self.has_work)
         return is_idle and self._guarantee is Guarantee.AT_LEAST_ONCE
 
     @property
     def waits(self) -> bool:
-        """Whether the consumer can do nothing until it gets an answer, but has elements that it has not acknowledged.
+        """Whether the consumer cannot proceed without an answer, although it has unacknowledged elements.
 
-        That remains so until the dispatcher answers: a step holds elements back until it gets more, or the end.
+        The cause is a step that keeps elements until it receives more elements or the end of the pass.
         """
         return self._is_asked and not self._in_work and self.others_wait and not self._acknowledgements.is_done
 
     def news_for_others(self) -> Take | None:
-        """Returns a request with news for other consumers while an answer is pending; the next `take` repeats them."""
+        """Returns a request with news for other consumers, or `None` if there is no news or no pending request.
+
+        The next `take` repeats the news.
+        """
         finished = tuple(self._acknowledgements.finished_since)
         news = len(finished), self.waits
         if self._asking is None or not self.others_wait or news <= self._told_others:
@@ -191,33 +197,33 @@ class PassPlan:
         return Take(self._asking.number, 0, finished, waits=self.waits)
 
     def took(self, ranges: Iterable[TakenRange], is_exhausted: bool) -> None:
-        """Handles the dispatcher's answer."""
+        """Records the dispatcher's answer."""
         self._asking = None
         self._ranges.extend(ranges)
         self.is_exhausted = self.is_exhausted or is_exhausted
 
     def pass_over(self, id: int) -> None:
-        """Marks a range that is not to be read as finished."""
+        """Marks a range as finished that this consumer does not read."""
         self._acknowledgements.finish(id)
 
     def leave(self, may_resume: bool = False) -> Take:
-        """Returns the last request to the dispatcher: which ranges are finished, and which ones others may read.
+        """Returns the last request to the dispatcher, with the finished ranges and the ranges to return.
 
         Args:
-          may_resume: Whether this consumer may come back and continue with the ranges that it has taken.
+          may_resume: Whether this consumer may return later and continue with its ranges, so that it keeps them.
         """
         unheard = () if self._asking is None else self._asking.finished
         finished = (*unheard, *self._acknowledgements.take_finished())
         begun = (place.range for place in self._places.values() if place.range is not None)
         all_taken = {one.id for one in (*self._ranges, *begun, *(one for one, _ in self._waiting))}
-        # No element of these ranges has been handed out.
+        # The consumer has not received any element of these ranges.
         untouched = () if may_resume else sorted(id for id in all_taken if not self._acknowledgements.has_begun(id))
         return Take(self._next_number, 0, finished, tuple(untouched))
 
     # The workers.
 
     def list_workers(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Handles the dispatcher's list of workers; returns those that still read here but are no longer listed."""
+        """Records the dispatcher's list of workers; returns the unlisted workers that are still reading a range."""
         for id in ids:
             self._places.setdefault(id, _Place(id))
         for place in list(self._places.values()):
@@ -241,18 +247,18 @@ class PassPlan:
         return [place.id for place in self._places.values() if not place.is_there]
 
     def lose(self, worker: bytes, error: Exception, was_there: bool = True) -> int:
-        """Handles the loss of a worker.
+        """Records the loss of a worker.
 
         Args:
           worker: The id of the worker.
           error: The error that revealed the loss.
-          was_there: Whether it may have received the request, so that the request may have crashed it.
+          was_there: Whether the worker may have received the request, so that the request may have crashed it.
 
         Returns:
-          The number of elements that are missing as a result; −1 if some are, but it is not known how many.
+          The number of elements that are lost as a result; −1 if elements are lost, but their number is not known.
 
         Raises:
-          WorkerUnavailableError: If too many workers have been lost over the same element.
+          WorkerUnavailableError: If too many workers have been lost at the same element.
         """
         place = self._places.get(worker)
         if place is None:
@@ -283,19 +289,19 @@ class PassPlan:
             self.missing = None if missing < 0 or self.missing is None else self.missing + missing
             return missing
         raise WorkerUnavailableError(
-            f"{self._ledger.losses(one)} workers in a row were lost over element {one.most_rows} of "
-            f"splits {one.first} to {one.last - 1}; see their logs for the cause; the last error: {error}"
+            f"{self._ledger.losses(one)} workers in a row were lost at element {one.most_rows} of "
+            f"splits {one.first} to {one.last - 1}; check their logs for the cause; the last error was: {error}"
         ) from error
 
     def found(self, worker: bytes) -> None:
-        """Handles that a lost worker is reachable again."""
+        """Records that a lost worker is reachable again."""
         if worker in self._places:
             self._places[worker].is_there = True
 
     # Reading.
 
     def reads(self) -> list[Read]:
-        """Returns the requests to send to workers now, each for the elements after those that have arrived."""
+        """Returns the requests to send to workers now. Each requests the next elements of a range."""
         most = self._max_requests or AHEAD * max(1, len(self._usable))
         room = most - self._blocks_waiting - sum(place.asked is not None for place in self._places.values())
         found: list[Read] = []
@@ -319,7 +325,7 @@ class PassPlan:
         return None
 
     def arrive(self, read: Read, columns: Sequence[Column]) -> None:
-        """Handles the arrival of elements; `columns` is empty at the end of the range."""
+        """Records the answer to a request; `columns` is empty at the end of the range."""
         place = self._places.get(read.worker)
         if place is None or place.asked is not read:
             return  # the worker was lost meanwhile
@@ -340,26 +346,26 @@ class PassPlan:
         self._hand_out_ends()
 
     def _hand_out_ends(self) -> None:
-        """Hands out the ends of ranges at the head of the queue, which the consumer does not ask for."""
+        """Removes the ends of ranges from the head of the queue, because the consumer only requests elements."""
         while self._waiting and self._waiting[0][1] is None:
             self._acknowledgements.hand_out(self._waiting.popleft()[0].id, 0, True)
 
     # The consumer.
 
     def ask(self) -> None:
-        """Records that the consumer waits for elements, apart from blocks that are processed elsewhere."""
+        """Records that the consumer is waiting for elements. It may still be processing blocks; see `work_on`."""
         self._is_asked = True
 
     def work_on(self, blocks: int) -> None:
-        """Records how many blocks the consumer is processing while it asks for more, as a prefetch does."""
+        """Records the number of blocks that the consumer is processing while it requests more, as a prefetch does."""
         self._in_work = blocks
 
     def next(self) -> Column | None:
-        """Returns the next elements; `None` if none have arrived."""
+        """Returns the next elements, or `None` if no elements have arrived."""
         if not self._waiting:
             return None
         one, column = self._waiting.popleft()
-        assert column is not None, "ends have been handed out"
+        assert column is not None, "ends of ranges have already been removed from the queue"
         self._blocks_waiting -= 1
         self._is_asked = False
         self._acknowledgements.hand_out(one.id, len(column), False)
@@ -368,25 +374,25 @@ class PassPlan:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether there may be elements to hand out."""
+        """Whether elements have arrived that the consumer has not received yet."""
         return bool(self._blocks_waiting)
 
     @property
     def is_over(self) -> bool:
-        """Whether everything has been handed out."""
+        """Whether the consumer has received all elements."""
         return self.is_exhausted and not (self._blocks_waiting or self.has_work)
 
     @property
     def has_work(self) -> bool:
-        """Whether there are ranges left to read."""
+        """Whether any taken range has not been read completely."""
         return bool(self._ranges) or any(place.range for place in self._places.values())
 
     def acknowledge(self, rows: int | None) -> None:
-        """Acknowledges the first `rows` elements, or all that were handed out if `None`."""
+        """Acknowledges the first `rows` elements, or all elements returned so far if `rows` is `None`."""
         self._acknowledgements.acknowledge(rows)
 
     def position(self, rows: int) -> Position:
-        """Returns the position after `rows` elements since the beginning."""
+        """Returns the position after the first `rows` elements of the pass."""
         return self._acknowledgements.position(rows)
 
     def __repr__(self) -> str:

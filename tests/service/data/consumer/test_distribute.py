@@ -412,7 +412,7 @@ def soon(is_so: Callable[[], bool]) -> None:
 @pytest.mark.long
 def test_without_workers_a_pass_ends_after_the_time_that_the_user_gives(dispatcher: DispatchServer) -> None:
     dataset = Dataset.range(3).apply(distribute(DYNAMIC, dispatcher, dispatcher_timeout_ms=300))
-    with pytest.raises(NoWorkersError, match=r"found none at the dispatcher .* for 0\.3 s; start some with"):
+    with pytest.raises(NoWorkersError, match=r"of the dispatcher at .*, found none within 0\.3 s; start one with"):
         list(dataset)
 
 
@@ -456,7 +456,7 @@ def test_a_late_consumer_gets_nothing_and_is_told_why(
     late = Dataset.range(10).apply(distribute(DYNAMIC, service, job_name="late"))
     assert len(list(early)) == 10
     assert list(late) == []
-    assert "pass 0 of the job 'late' is over" in caplog.text
+    assert "Pass 0 of the job 'late' has ended" in caplog.text
     assert len(list(late)) == 10, "the next pass"
 
 
@@ -613,7 +613,7 @@ def test_a_closed_iterator_has_a_cursor_only_if_it_had_one_before(service: Dispa
     elements = iter(local.apply(exactly))
     next(elements)
     elements.close()
-    with pytest.raises(ClosedError, match=r"take the cursor before close\(\)"):
+    with pytest.raises(ClosedError, match=r"request the cursor before calling close\(\)"):
         elements.cursor()
 
 

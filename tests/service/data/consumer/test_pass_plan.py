@@ -259,7 +259,7 @@ def test_an_element_that_ends_every_worker_ends_the_pass() -> None:
         plan.lose(bytes([number]), ConnectionError("gone"))
     plan.list_workers([b"x"])
     plan.reads()
-    with pytest.raises(WorkerUnavailableError, match="^4 workers in a row were lost over element 0 of splits 3 to 4"):
+    with pytest.raises(WorkerUnavailableError, match="^4 workers in a row were lost at element 0 of splits 3 to 4"):
         plan.lose(b"x", ConnectionError("gone"))
 
 

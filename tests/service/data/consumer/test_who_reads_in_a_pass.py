@@ -144,7 +144,7 @@ def test_losses_count_from_the_last_element_on() -> None:
         send(plan, 1)
         consume(plan)
     lose_in_a_row(plan, 3)
-    with pytest.raises(WorkerUnavailableError, match="over element 3 of splits 10 to 19"):
+    with pytest.raises(WorkerUnavailableError, match="at element 3 of splits 10 to 19"):
         lose_in_a_row(plan, 1)
 
 
@@ -159,7 +159,7 @@ def test_losses_count_on_where_what_was_here_before_is_read_again() -> None:
         consume(plan)
         lose_in_a_row(plan, 1)
     send(plan, 3)
-    with pytest.raises(WorkerUnavailableError, match="4 workers in a row were lost over element 4 of splits 10"):
+    with pytest.raises(WorkerUnavailableError, match="4 workers in a row were lost at element 4 of splits 10"):
         lose_in_a_row(plan, 1)
 
 
