@@ -144,4 +144,4 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     )
     done = run_script(script)
     assert done.returncode == 1
-    assert "has no `if __name__ == '__main__':`" in done.stderr
+    assert "should run with `if __name__ == '__main__':`" in done.stderr

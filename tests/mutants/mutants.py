@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 from machines import MACHINES, Seeds
-from mutations import ROOT, Mutant, drawn, mutants_of
+from mutations import ROOT, Mutant, bare, drawn, mutants_of
 from planting import Budget, Finding, look
 
 HERE = Path(__file__).parent
@@ -98,9 +98,7 @@ def with_bug(file: Path, before: Sequence[str], after: Sequence[str]) -> str:
     """Returns the source of a file with other lines in place of some that it must have once; indented as those."""
     lines = file.read_text().splitlines()
     found = [
-        index
-        for index in range(len(lines))
-        if [line.strip() for line in lines[index : index + len(before)]] == list(before)
+        index for index in range(len(lines)) if list(map(bare, lines[index : index + len(before)])) == list(before)
     ]
     if len(found) != 1:
         raise ValueError(f"Expected once in {file}: {before}, found it {len(found)} times; see planted.txt")

@@ -59,6 +59,7 @@ _QUERIED = (
     (r"\bOR IGNORE\b", "OR REPLACE"),
 )
 _SQL = re.compile(r"\b(SELECT|UPDATE|DELETE FROM|INSERT|WHERE|PRAGMA|COMMIT|ROLLBACK|ORDER BY|IS NULL)\b")
+_COMMENT = re.compile(r"\s{2,}#.*$")
 _NAMES = (ast.Name, ast.Tuple, ast.expr_context)
 _NOT_DECIDING = frozenset({"__repr__", "__str__", "limits", "told_of"})  # words for people
 
@@ -117,11 +118,16 @@ def drawn(mutants: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
     return sorted(mutants, key=lambda one: hashlib.sha256(f"{seed}\n{one.key}".encode()).digest())[:count]
 
 
+def bare(line: str) -> str:
+    """Returns a line without the space around it and without the comment behind it, which may be reworded."""
+    return _COMMENT.sub("", line.strip())
+
+
 def _mutant(path: str, function: str, source: str, changed: str) -> Mutant:
     old, new = source.splitlines(), changed.splitlines()
     first = next(index for index, (one, other) in enumerate(zip(old, new)) if one != other)
     last = next(index for index, (one, other) in enumerate(zip(reversed(old), reversed(new))) if one != other)
-    before, after = ("\n".join(line.strip() for line in lines[first : len(lines) - last]) for lines in (old, new))
+    before, after = ("\n".join(map(bare, lines[first : len(lines) - last])) for lines in (old, new))
     return Mutant(path, function, first + 1, before, after, changed)
 
 

@@ -191,7 +191,7 @@ class Client(ClosesOnExit):
             parameters=[*python.parameters.values(), timeout],
             return_annotation=returned if is_blocking else StatusOrResult,
         )
-        says = "Starts a call of" if not is_blocking else "Calls and waits for"
+        says = "Starts a call to" if not is_blocking else "Calls and waits for"
         call.__doc__ = f"{says} the method {signature} of the server at {self.target}." + (
             f"\n\n{signature.doc}" if signature.doc else ""
         )

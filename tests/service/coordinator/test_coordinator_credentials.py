@@ -128,7 +128,7 @@ def test_a_worker_calls_with_nothing_unless_it_is_given_something(files: Certifi
     with cluster(files, None) as coordinator:
         total = coordinator.variable(1)
         coordinator.schedule(add_one, (total,))
-        with pytest.raises(FedstackError, match="give (the right )?--call-ca") as caught:
+        with pytest.raises(FedstackError, match="pass (the correct )?--call-ca") as caught:
             coordinator.join(WALL)
         assert "client_credentials" in str(caught.value)
 

@@ -249,7 +249,7 @@ def test_certificates_and_authority_are_read_again_when_their_files_change(
         assert lets_in(new_client)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.partition(": ")[2][:40] for line in warnings] == [
-        "Expected a certificate and its private key, ",
+        "Expected a certificate and its private k",
         f"Expected {served.server_key} in PEM"[:40],
     ]
 

@@ -62,7 +62,7 @@ def test_a_dropped_client_lets_its_calls_run(server, gate):
 def test_methods_are_shown_with_docs_and_a_signature(client):
     assert client.add.__name__ == "add"
     assert client.add.__doc__.startswith(
-        "Starts a call of the method add(x: int32, y: int32) -> int32 of the server at localhost:"
+        "Starts a call to the method add(x: int32, y: int32) -> int32 of the server at localhost:"
     )
     assert client.add.__doc__.endswith("Adds two numbers.")
     assert list(inspect.signature(client.add).parameters) == ["x", "y", "timeout_in_ms"]

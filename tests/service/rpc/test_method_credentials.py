@@ -105,7 +105,7 @@ def test_what_a_method_calls_it_calls_with_the_servers_own_credentials(files: Ce
                         continue
                     with pytest.raises(
                         LeafError,
-                        match="AuthenticationError: .*--call-ca at the worker .ServerConfig.client_credentials",
+                        match="AuthenticationError: .*--call-ca on the worker .ServerConfig.client_credentials",
                     ):
                         client.total_blocking()
 
