@@ -30,7 +30,7 @@ _threads = LeafThreads(idle_seconds=1.0)
 
 
 class ComposedPhases(PhaseEngine):
-    """An engine that splits each phase among child runners by contiguous client ranges; see `ComposingExecutor`.
+    """Splits each phase into contiguous client ranges, one per child runner; see `ComposingExecutor`.
 
     Args:
       server: Runs unplaced work and work on the server.
@@ -146,7 +146,7 @@ def in_levels(
 
 
 class ComposingExecutor(VerbExecutor):
-    """An executor that runs each client phase on several children, each with a contiguous range of the clients.
+    """Runs each client phase on several children, each with a contiguous range of the clients.
 
     Each child runs the whole phase for its clients and returns partial results for the aligned blocks of its range.
     Sums and means therefore have the same bits for any number of children. If several clients fail, the error names the
@@ -171,8 +171,8 @@ class ComposingExecutor(VerbExecutor):
     ) -> None:
         if len(children) != len(clients) or any(count < 0 for count in clients):
             raise InvalidValueError(
-                f"Expected a number of clients of at least 0 for each of {len(children)} children, found "
-                f"{list(clients)}; pass one such number per child as clients"
+                f"Expected {len(children)} numbers of clients, each at least 0, found {list(clients)}; pass one number "
+                "per child as clients"
             )
         self.server, programs = with_programs(server)
         engine = ComposedPhases(programs, list(map(_phases_in, children)), list(clients))

@@ -21,7 +21,7 @@ from fedstack.executors.concurrency.coroutines import need_event_loop
 
 
 class DataBackend(Protocol):
-    """A source of the data that `data` blocks refer to."""
+    """Supplies the data that `data` blocks refer to."""
 
     async def materialize(self, data: computation_pb2.Data, type_spec: Type) -> object:
         """Returns the value that a `data` block refers to.
@@ -55,7 +55,7 @@ class _Resolved(BoundOperation):
 
 
 class DataEngine(PassingEngine):
-    """An engine that resolves the data blocks of a program before it runs the program; see `DataExecutor`."""
+    """Resolves the data blocks of a program before running the program; see `DataExecutor`."""
 
     def __init__(self, target: ProgramEngine, backend: DataBackend) -> None:
         super().__init__(target)
@@ -87,7 +87,7 @@ class DataEngine(PassingEngine):
 
 
 class DataExecutor(WrapperExecutor):
-    """An executor that resolves each `data` block once per run, and passes all other work to its target.
+    """Resolves each `data` block once per run, and passes all other work to its target.
 
     If the target has no engine, the data is resolved when a computation is created, and embedded in the computation.
 

@@ -101,7 +101,7 @@ def local_executor_factory(
 
 
 class SizingExecutorFactory(ResourceManagingExecutorFactory):
-    """A local factory that counts the data sent to and received from clients; see `sizing_executor_factory`."""
+    """Creates local stacks and counts the data sent to and received from clients; see `sizing_executor_factory`."""
 
     def __init__(self, stack: Stack, sizes: SizeInfo, default_num_clients: int) -> None:
         super().__init__(stack, default_num_clients=default_num_clients)

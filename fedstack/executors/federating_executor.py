@@ -24,7 +24,7 @@ from fedstack.foundations.error_text import counted
 
 
 class LocalPhases(PhaseEngine):
-    """An engine that runs phases over clients in this process.
+    """Runs phases over clients in this process.
 
     Args:
       server: Runs unplaced work and work on the server.
@@ -70,7 +70,7 @@ class LocalPhases(PhaseEngine):
         clients: range,
         all_clients: bool,
     ) -> frozenset[int]:
-        """Folds long vectors that are already in memory by ranges of elements; returns the indices of these folds."""
+        """Folds long vectors in memory, split into ranges of elements; returns the indices of the completed folds."""
         done: set[int] = set()
         for index, (fold, state) in enumerate(zip(phase.folds, states)):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
@@ -82,7 +82,7 @@ class LocalPhases(PhaseEngine):
 
 
 class FederatingExecutor(VerbExecutor):
-    """An executor that runs federated intrinsics over any number of clients, whole columns at a time.
+    """Runs federated intrinsics over any number of clients, processing whole columns at once.
 
     Args:
       target: The executor of unplaced work. It is closed with this executor.

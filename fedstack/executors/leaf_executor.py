@@ -37,12 +37,12 @@ _MOST_POLICIES = 100
 
 @functools.lru_cache(_MOST_POLICIES)
 def _leaves_under(rules: Rules) -> Linking:
-    """Returns the `Linking` for a carrier policy. Leaves that are linked under one policy are not used by another."""
+    """Returns the `Linking` for a carrier policy. Each policy has its own linked leaves."""
     return Linking(f"leaf computations under {rules}")
 
 
 class LeafEngine(ProgramEngine):
-    """An engine that runs programs of leaf computations; see `LeafExecutor`."""
+    """Runs programs of leaf computations; see `LeafExecutor`."""
 
     def __init__(
         self, threads: LeafThreads, clients_per_thread: int | None, max_concurrent_clients: int | None
@@ -116,7 +116,7 @@ class LeafEngine(ProgramEngine):
 
 
 class LeafExecutor(VerbExecutor):
-    """An executor that runs leaf computations in their runtimes, and the generic operators on structs of numbers.
+    """Runs leaf computations in their runtimes, and the generic operators on structs of numbers.
 
     Args:
       clients_per_thread: The minimum number of clients that a thread processes at a time. By default, it is chosen from
@@ -124,8 +124,8 @@ class LeafExecutor(VerbExecutor):
       max_concurrent_clients: The maximum number of functions that run at the same time, on clients and on the server.
         With 1, all functions run sequentially. By default, the limit is one per core for functions that compute; for
         functions that wait, it is 32 or four per core, whichever is larger.
-      threads: Threads that this executor shares with other executors, including their limit. By default, this executor
-        has threads of its own.
+      threads: A pool of threads to share with other executors, with a common limit. By default, this executor has
+        its own threads.
     """
 
     @takes_options()

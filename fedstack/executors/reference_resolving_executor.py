@@ -10,7 +10,7 @@ from fedstack.executors.base.wrapper_executor import WrapperExecutor
 
 
 class ReferenceResolvingExecutor(WrapperExecutor):
-    """An executor that interprets lambdas, blocks, references, selections and calls.
+    """Interprets lambdas, blocks, references, selections and calls.
 
     Each computation is traced once (`computations.plan.trace`). Tracing unfolds calls of lambdas, turns captured values
     into arguments and removes unused locals. The remaining calls of leaf computations and intrinsics are passed to the

@@ -37,7 +37,7 @@ class ConnectOptions(TypedDict, total=False):
 
 
 class RemoteExecutor(VerbExecutor):
-    """An executor that keeps values and runs calls in another process.
+    """Keeps values and runs calls in another process.
 
     Call `set_cardinalities` before creating values. The verbs can be awaited from any event loop. A fedstack worker
     supports values of any size, sends heartbeats during long computations, and accepts small values in the same message
@@ -83,8 +83,8 @@ class RemoteExecutor(VerbExecutor):
         stubs = make_stubs(target, credentials)
         if len(stubs) != 1:
             raise InvalidValueError(
-                f"Expected one worker, found {len(stubs)}; pass the address of one worker, or create a context for "
-                "several workers with fedstack.create_sync_remote_execution_context(...)"
+                f"Expected one worker, found {len(stubs)} workers; pass the address of one worker, or create a context "
+                "for several workers with fedstack.create_sync_remote_execution_context(...)"
             )
         executor = cls(stubs[0], options.get("dispose_batch_size", 20), options.get("stream_structs", False))
         executor._sessions.connect_seconds = seconds
@@ -93,7 +93,7 @@ class RemoteExecutor(VerbExecutor):
 
     @property
     def worker_index(self) -> int | None:
-        """The index of the peer among the workers of this client, which functions can read.
+        """The index of the peer among the workers of this client. Functions can read this index.
 
         Set it before the session opens.
         """
@@ -130,15 +130,13 @@ class RemoteExecutor(VerbExecutor):
         """
         super().check_open()
         if self._sessions.cardinalities is None:
-            raise InvalidValueError(
-                "Expected cardinalities before the first value is created, found none; call set_cardinalities() first"
-            )
+            raise InvalidValueError("The cardinalities are not set; call set_cardinalities() before creating values")
 
     def close(self) -> None:
         if not self._closed:
             super().close()
             self._sessions.close()
-            if self._closes_stub:  # after the session, which uses the stub to notify the peer
+            if self._closes_stub:  # only now, because ending the session requires the stub
                 self.stub.io.finish(self.stub.close())
 
     async def end(self) -> None:

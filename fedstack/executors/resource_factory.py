@@ -27,7 +27,7 @@ class _Entry:
 
 
 class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
-    """A factory that creates one executor per set of cardinalities and keeps the most recently used executors.
+    """Creates one executor per set of cardinalities, and keeps the most recently used executors.
 
     An executor that is evicted or cleaned up is closed immediately if it is idle, otherwise when its last lease ends.
 
@@ -74,7 +74,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         return self._default_num_clients
 
     def create_executor(self, cardinalities: CardinalitiesType) -> Executor:
-        """Returns the executor for the cardinalities, and creates it if necessary.
+        """Returns the executor for the given cardinalities, and creates it if necessary.
 
         The factory owns the executor and closes it.
 
@@ -85,7 +85,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         return self._entry(cardinalities).executor
 
     def lease(self, cardinalities: CardinalitiesType) -> Executor:
-        """Returns the executor for the cardinalities, and keeps it open until the caller releases it."""
+        """Returns the executor for the given cardinalities, and keeps it open until the caller releases it."""
         return self._entry(cardinalities, leased=True).executor
 
     def release(self, executor: Executor, *, failed: bool) -> None:
@@ -111,7 +111,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
             self.end()
 
     def clean_up_executor(self, cardinalities: CardinalitiesType) -> None:
-        """Removes the executor for the cardinalities, and closes it as soon as it is no longer leased."""
+        """Removes the executor for the given cardinalities, and closes it as soon as it is no longer leased."""
         with self._lock:
             entry = self._entries.get(self._key(cardinalities))
             if entry is None:
@@ -153,7 +153,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         if isinstance(cardinalities, dict) and (not cardinalities or list(cardinalities) == [CLIENTS]):
             count = cast(object, cardinalities.get(CLIENTS, self._default_num_clients))
             if type(count) is int and count >= 0:
-                return ((CLIENTS.uri, count),)  # the usual case, in a quarter of the time
+                return ((CLIENTS.uri, count),)  # a shortcut for the usual case, which takes a quarter of the time
         filled = {CLIENTS: self._default_num_clients, **checked_cardinalities(cardinalities)}
         return tuple(sorted((placement.uri, count) for placement, count in filled.items()))
 
@@ -177,7 +177,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
     def end(self) -> None:
         """Releases resources that the executors share.
 
-        It is called once the factory and all its executors are closed, possibly more than once.
+        Called after the factory and all its executors are closed, possibly more than once.
         """
 
     def __repr__(self) -> str:

@@ -129,7 +129,7 @@ class SequenceSum(SequenceOperation):
                         where = "" if client is None else f" of client {client}"
                         raise TypeMismatchError(
                             f"Expected all elements of a sum to have the same shape, found {list(total.shape)} and "
-                            f"{list(np.shape(leaf))}; at element{path}{where}"
+                            f"{list(np.shape(leaf))} at element{path}{where}"
                         )
                     np.add(total, leaf, out=total)
         if totals is None:
@@ -170,7 +170,7 @@ _OPERATIONS: dict[str, type[SequenceOperation]] = {
 
 
 class SequenceEngine(PassingEngine):
-    """An engine that replaces the sequence intrinsics in programs by operations, and passes on everything else."""
+    """Replaces the sequence intrinsics in programs with operations, and passes on everything else."""
 
     def runs_intrinsic(self, uri: str) -> bool:
         return uri in _OPERATIONS or super().runs_intrinsic(uri)
@@ -187,7 +187,7 @@ def _operation(operation: Operation) -> Operation:
 
 
 class SequenceExecutor(VerbExecutor):
-    """An executor that runs the sequence intrinsics and passes everything else to its target.
+    """Runs the sequence intrinsics and passes everything else to its target.
 
     Args:
       target: The executor that runs the functions of the intrinsics. It is closed with this executor.

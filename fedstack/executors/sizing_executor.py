@@ -106,7 +106,7 @@ def elements_of(payload: object) -> "Counter[str]":
 
 
 class SizingEngine(PassingEngine):
-    """An engine that counts the inputs and results of clients; see `SizingExecutor`."""
+    """Counts the inputs and results of clients; see `SizingExecutor`."""
 
     def __init__(self, target: ProgramEngine, sizes: SizeInfo) -> None:
         super().__init__(target)
@@ -125,7 +125,7 @@ class SizingEngine(PassingEngine):
 
 
 class SizingExecutor(WrapperExecutor):
-    """An executor that counts payloads shared by all clients as broadcast, and the results of clients as aggregated.
+    """Counts payloads that all clients share as broadcast, and the results of clients as aggregated.
 
     Data that belongs to a single client is not counted. If the target does not run client phases, each created value
     counts as broadcast and each computed value as aggregated, both for client 0.
@@ -169,7 +169,7 @@ def _shared_elements(column: Column) -> "Counter[str]":
 
 
 class _CountingSink:
-    """A sink that counts results and passes them on to another sink."""
+    """Counts results and passes them on to another sink."""
 
     def __init__(self, sink: Sink, sizes: SizeInfo) -> None:
         self.ordered = sink.ordered
@@ -187,7 +187,7 @@ class _CountingSink:
 
 
 class _CountingStream:
-    """A stream that counts the results of one client after another and passes them on to another stream."""
+    """Counts the results of clients one by one, and passes them on to another stream."""
 
     def __init__(self, stream: ResultStream, sizes: SizeInfo, start: int) -> None:
         self.close = stream.close

@@ -14,7 +14,7 @@ Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
 
 
 class TransformingExecutor(WrapperExecutor):
-    """An executor that applies a function to the building block of each computation, and passes on values unchanged.
+    """Applies a function to the building block of each computation, and passes on values unchanged.
 
     Args:
       transformation_fn: Returns a building block of an equivalent type for a given building block.

@@ -26,7 +26,7 @@ from fedstack.executors.base.tree_fold import LeafFold, leaf_columns
 
 
 class AggregateState(FoldState):
-    """The state of a general aggregation, which folds with `accumulate` from `zero` in client order.
+    """The state of a general aggregation, which folds the clients' values in order with `accumulate`.
 
     Blocks of clients may be fed in any order; each waits until all blocks before it have been folded. `merge` combines
     the results of different client ranges.
@@ -34,9 +34,9 @@ class AggregateState(FoldState):
     Args:
       first_client: The index of the first client of the range.
       zero: The initial accumulator.
-      accumulate: Returns a new accumulator. Its arguments are an accumulator, a client's value, and the index of the
-        client for error messages.
-      merge: Returns the combination of the accumulators of two ranges.
+      accumulate: Takes an accumulator, a client's value, and the client's index for error messages, and returns a new
+        accumulator.
+      merge: Combines the accumulators of two client ranges.
     """
 
     def __init__(
@@ -115,14 +115,14 @@ class SecureSumState(TreeState):
             if np.any(array < 0) or np.any(array > bound):
                 worst = min(array.ravel().tolist()) if np.any(array < 0) else max(array.ravel().tolist())
                 raise InvalidValueError(
-                    f"Expected values from 0 to {bound} for {self.fold.uri}, found {worst}; at client {client}"
+                    f"Expected values from 0 to {bound} for {self.fold.uri}, found {worst} at client {client}"
                     f"{', value' + leaf.path if leaf.path else ''}; clip the values or raise the bound"
                 )
 
 
 def negative_bound(uri: str, name: str, value: int, advice: str) -> InvalidValueError:
     """Returns the error for a negative bound. It names no client, because a negative bound allows no value at all."""
-    return InvalidValueError(f"Expected {name} to be at least 0, found the negative bound {value}; in {uri}; {advice}")
+    return InvalidValueError(f"Expected {name} of {uri} to be at least 0, found {value}; {advice}")
 
 
 def bounds_of(fold: Fold, bound: object) -> Iterator[int]:
@@ -142,7 +142,7 @@ def bounds_of(fold: Fold, bound: object) -> Iterator[int]:
             continue
         if not 0 <= value <= 62:
             raise InvalidValueError(
-                f"Expected a bitwidth from 0 to 62, found {value}; in {fold.uri}; pass a bitwidth within this range"
+                f"Expected a bitwidth from 0 to 62 for {fold.uri}, found {value}; pass a bitwidth within this range"
             )
         yield (1 << value) - 1
 
@@ -204,7 +204,7 @@ def slice_inputs(inputs: Sequence[object], start: int, stop: int) -> list[object
 
 
 def inputs_are_here(inputs: Sequence[object]) -> bool:
-    """Returns whether all columns among the inputs of a phase can be read without waiting."""
+    """Returns whether every column in the inputs of a phase can be read without waiting."""
     return all(value.is_here for value in inputs if isinstance(value, Column))
 
 

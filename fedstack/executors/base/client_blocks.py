@@ -33,8 +33,8 @@ _STREAMED_SECONDS = 0.03
 _HELPER_DELAY_SECONDS = 0.005
 _HELPER_MOST_DELAY_SECONDS = 0.3
 _HELPER_MIN_SECONDS = 0.0002
-# If the workers use a smaller share of one core, they are waiting for something. Even a core that other programs keep
-# busy provides more.
+# If the workers use a smaller share of one core than this, they are waiting for something. Computing workers get a
+# larger share even of a core that other programs keep busy.
 _WAITING_CPU_SHARE = 0.15
 # A helper stops unless it reduces the time per client to less than this fraction of the time on one thread.
 _HELPER_MIN_GAIN = 0.9
@@ -79,7 +79,7 @@ class ClientBlocks:
     """A single run of a program over a range of clients.
 
     A block is an aligned range of clients, which is a node of the tree that folds follow. The calling thread runs
-    blocks until none remain. Helpers are further threads that do the same in parallel. The rules are:
+    blocks until none remain. Helpers are additional threads that run blocks in parallel. The rules are:
 
       Helpers are used if   Threads are available, there are at least two clients, `max_threads` is above 1, and the run
                             is expected to take more than 10 ms or has never been measured.
@@ -138,7 +138,7 @@ class ClientBlocks:
         self._cores = scope.cores or CORES
         self._finished: threading.Event | None = None  # created when helpers are expected
         self._next = clients.start
-        self._working: dict[int, _Block] = {}  # running blocks by their start
+        self._working: dict[int, _Block] = {}  # the running blocks, by first client
         self._error: BaseException | None = None
         self._error_client = clients.stop
         self._cancelled = False
@@ -185,7 +185,7 @@ class ClientBlocks:
             if known is not None and self._pays(known) and not is_measured:
                 self._alone = known
                 self._call_helper(threads, waits=False)
-            # A weak reference, because the pool is closed with its last user, which must not be one of its own threads.
+            # A weak reference, because the last user closes the pool, and must not be one of the pool's own threads.
             finished, found = threading.Event(), weakref.ref(threads)
             self._finished = finished
             self._helpers.append(threads.submit(lambda: self._watch(found, finished)))
@@ -207,17 +207,17 @@ class ClientBlocks:
                 self._error = None  # breaks the reference cycle: the frames of the error refer to this object
         if self._done:
             each = self._seconds / self._done
-            # With two threads, a client may take longer than with one, but hardly less time.
+            # A client may take longer with two threads than with one, but not much less time.
             self.measured.seconds_per_call = each if self._alone is None else min(each, self._alone)
 
     def _is_decided(self) -> bool:
-        """Returns whether running blocks can no longer change the outcome, so that there is no need to await them."""
+        """Returns whether running blocks can no longer change the outcome, so that they need not be awaited."""
         if self._error is None:
             return False
         return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
 
     def _pays(self, seconds: float | None) -> bool:
-        """Returns whether another computing thread is worthwhile if a client takes `seconds`; `None` means unknown."""
+        """Returns whether adding a computing thread is worthwhile if a client takes `seconds`; `None` means unknown."""
         lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS
         return lasts and self._expected < self._cores and self.measured.runs_without_helpers == 0
 
@@ -250,7 +250,7 @@ class ClientBlocks:
             delay = max(delay / 2, _HELPER_DELAY_SECONDS) if calls else min(2 * delay, _HELPER_MOST_DELAY_SECONDS)
 
     def _help(self, waits: bool) -> None:
-        """Runs blocks in parallel with other workers; unless these only wait, stops if this does not help."""
+        """Runs blocks in parallel with other workers. Stops if this does not help, unless the workers only wait."""
         if self._next < self.clients.stop:
             with one_blas_thread():
                 self._work(is_judged=not waits)
@@ -375,8 +375,8 @@ class ClientBlocks:
         if self.progress is None:
             return
         found = error.client_index if isinstance(error, FedstackError) else None
-        # Each of several functions runs for the whole block before the next one. If one of them fails, no client is
-        # done.
+        # If there are several functions, each runs for the whole block before the next function starts. If one fails,
+        # no client is done.
         if not block.is_counted and found is not None and len(self.program.steps) == 1:
             first = min(max(found, block.start), block.stop)
         done, left = first - block.start, block.stop - first

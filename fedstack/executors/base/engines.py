@@ -1,7 +1,7 @@
 """Defines engines, which run traced functions for executors, and the generic operators that engines run themselves.
 
 A `ProgramEngine` runs programs in one place, either once or for whole columns of clients. A `PhaseEngine`
-(`phase_engine.py`) has clients and runs phases over them. Engines are stacked in the same way as their executors. They
+(`phase_engine.py`) has clients and runs phases over them. Engines are stacked in the same way as their executors, and
 are private until 1.0. An executor that is not part of fedstack has no engine and is driven through its verbs
 (`one_by_one.py`).
 """
@@ -105,22 +105,22 @@ class Engine(abc.ABC):
 
     @property
     def programs(self) -> "ProgramEngine | None":
-        """This engine, if it runs programs."""
+        """This engine if it runs programs, otherwise `None`."""
         return None
 
     @property
     def phases(self) -> "PhaseEngine | None":
-        """This engine, if it runs phases."""
+        """This engine if it runs phases, otherwise `None`."""
         return None
 
     @property
     def known_clients(self) -> int | None:
-        """The required number of clients of federated values; `None` if the engine does not specify it."""
+        """The number of clients that federated values must have; `None` if the engine does not specify it."""
         return None
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
-        """The threads of the leaf engine below, which can also run work of fedstack itself; `None` without threads."""
+        """The threads of the leaf engine below; `None` if there are none. They can also run fedstack's own work."""
         return None
 
     def accepts(self, computation: computation_pb2.Computation, executor: Executor) -> None:  # noqa: B027
@@ -161,7 +161,7 @@ class Engine(abc.ABC):
 
 
 class ProgramEngine(Engine):
-    """An engine that runs programs in one place, without placements."""
+    """Runs programs in one place, without placements."""
 
     @property
     def programs(self) -> "ProgramEngine":
@@ -220,7 +220,7 @@ class ProgramEngine(Engine):
         type_spec = declared_type(computation)
         if contains_federated(type_spec):
             raise InvalidComputationError(
-                f"Expected unplaced values in {executor!r}, found {type_spec}; wrap this executor in a "
+                f"Expected unplaced values in {executor!r}, found a value of type {type_spec}; wrap this executor in a "
                 "FederatingExecutor"
             )
 
@@ -245,7 +245,7 @@ class ProgramEngine(Engine):
 
 
 class PassingEngine(ProgramEngine):
-    """An engine that passes all work to another engine. Subclasses override the methods whose behavior they change.
+    """Passes all work to another engine. Subclasses override the methods whose behavior they change.
 
     Args:
       target: The engine below.

@@ -54,12 +54,12 @@ class FoldState(abc.ABC):
         """Returns the payload of the result over all clients."""
 
     def stream(self, start: int) -> "FoldStream":
-        """Returns a stream for the results of the clients from `start` on, one client at a time."""
+        """Returns a stream that accepts the results of the clients from `start` on, one client at a time."""
         return FoldStream(self, start)
 
 
 class FoldStream:
-    """A stream that adds the results of clients to a fold one by one, in client order.
+    """Adds the results of clients to a fold one by one, in client order.
 
     The results are complete only after `close`.
 
@@ -110,8 +110,8 @@ class TreeState(FoldState):
 
     @property
     def merges_in_any_order(self) -> bool:
-        # If the shape is not fully defined, the error must name the first client whose shape differs from the earlier
-        # ones, which requires client order.
+        # If the shape is not fully defined, the error must name the first client whose shape differs from those of
+        # earlier clients, which requires client order.
         return not any(leaf.open_shape for leaf in self.leaves)
 
     def _dtype(self, tensor: TensorType) -> np.dtype:
@@ -164,7 +164,7 @@ class TreeState(FoldState):
 
 
 class TreeStream(FoldStream):
-    """A stream that folds large tensors while they are in the cache, and small tensors as a column at the end."""
+    """Folds large tensors while they are in the cache, and small tensors as a column at the end."""
 
     def __init__(self, state: TreeState, start: int) -> None:
         super().__init__(state, start)
@@ -269,22 +269,22 @@ def _wide_weight(dtype: np.dtype) -> np.dtype:
 
 
 def nan_of(tensor: TensorType) -> object:
-    """Returns the mean of zero clients."""
+    """Returns the mean over zero clients, which is NaN."""
     return extreme_of(tensor, lambda _: np.nan)
 
 
 def zero_of(tensor: TensorType) -> object:
-    """Returns the sum of zero clients."""
+    """Returns the sum over zero clients, which is 0."""
     return extreme_of(tensor, lambda _: 0)
 
 
 def largest_of(tensor: TensorType) -> object:
-    """Returns the minimum of zero clients, which is the largest finite value of the dtype."""
+    """Returns the minimum over zero clients, which is the largest finite value of the dtype."""
     return extreme_of(tensor, lambda info: info.max)
 
 
 def lowest_of(tensor: TensorType) -> object:
-    """Returns the maximum of zero clients, which is the lowest finite value of the dtype."""
+    """Returns the maximum over zero clients, which is the lowest finite value of the dtype."""
     return extreme_of(tensor, lambda info: info.min)
 
 

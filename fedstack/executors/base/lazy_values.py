@@ -109,7 +109,7 @@ def _traced(
         check_result(traced, result)
     except RecursionError:
         raise ResourceLimitError(
-            "Expected nested function calls within Python's recursion limit, found deeper nesting; nest fewer calls"
+            "Function calls are nested more deeply than Python's recursion limit allows; nest fewer calls"
         ) from None
     return Function(scope, parameter, traced)
 
@@ -179,7 +179,7 @@ class FunctionValue(LazyValue):
 
 
 class StructValue(LazyValue):
-    """A struct of other values."""
+    """A struct of lazy values."""
 
     __slots__ = ("_is_known", "_pulled", "members")
 
@@ -240,7 +240,7 @@ class Frame:
       engine: Runs the call.
       call: The resolved call.
       argument: The value of the function's parameter.
-      called: The values of the call, which are kept alive until the call has run.
+      called: The values from which the call was created, which are kept alive until the call has run.
     """
 
     def __init__(self, engine: Engine, call: ResolvedCall, argument: LazyValue | None, called: object) -> None:
@@ -259,7 +259,7 @@ class Frame:
         return self._whole.done
 
     async def pull(self, path: tuple[int, ...]) -> object:
-        """Returns the payload of the result or of one of its members, and runs only the work that is needed for it.
+        """Runs the work needed for the result or for one of its members, and returns the payload.
 
         Args:
           path: The positions that lead to the member; empty for the whole result.
@@ -277,7 +277,7 @@ class Frame:
         return await part.get()
 
     def _let_go(self) -> None:
-        """Drops the inputs once the result is known; otherwise, each call of a chain would keep the previous one."""
+        """Drops the inputs once the result is known; otherwise, each call in a chain would retain the previous call."""
         if self._whole.has_value:
             self._argument = self._called = self._call.members = self._run_in_parts = None
             self._parts.clear()
@@ -330,7 +330,7 @@ async def pull_side_by_side(values: Sequence[LazyValue]) -> tuple[object, ...]:
 
 
 class LazyRecorder(Recorder[LazyValue]):
-    """A recorder of values that an engine computes once, when they are pulled.
+    """Records values, which an engine computes once, when they are pulled.
 
     Args:
       engine: Computes the values.

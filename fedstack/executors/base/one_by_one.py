@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 @attrs.frozen(eq=False)
 class _DrivenScope(SystemScope):
-    """A scope with the event loop that drives the verbs while a thread of fedstack waits for them."""
+    """A scope with an event loop, which drives an executor's verbs while a thread of fedstack waits."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -111,8 +111,8 @@ def _wait(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | 
     if loop is None or loop is _running_loop():
         coroutine.close()
         raise InvalidComputationError(
-            "Expected work of an executor without an engine to run on a thread of fedstack, found it on the thread of "
-            "the event loop or without an event loop"
+            "Work of an executor that has no engine must run on a thread of fedstack, while an event loop drives the "
+            "verbs of the executor; it ran on the thread of the loop, or there was no loop"
         )
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
@@ -125,7 +125,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class ForeignEngine(ProgramEngine):
-    """An engine that runs programs on an executor that has no engine of its own.
+    """Runs programs on an executor that has no engine.
 
     Args:
       target: Any executor of the language that accepts leaf computations.
@@ -157,8 +157,8 @@ class ForeignEngine(ProgramEngine):
             if found is None:
                 above = "SequenceExecutor" if operation.uri.startswith("sequence_") else "FederatingExecutor"
                 raise UnsupportedIntrinsicError(
-                    f"Expected only leaf computations for {self._target!r}, found {operation.uri}; wrap this executor "
-                    f"in a {above}"
+                    f"Expected only leaf computations for {self._target!r}, found the intrinsic {operation.uri}; wrap "
+                    f"this executor in a {above}"
                 )
             return found
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
@@ -184,7 +184,7 @@ class ForeignEngine(ProgramEngine):
 
 
 class OneByOneExecutor(VerbExecutor):
-    """An adapter that provides a program engine over an executor that has none.
+    """Adds a program engine to an executor that has none.
 
     Args:
       target: The executor below. It is closed with this executor.
@@ -202,7 +202,7 @@ class OneByOneExecutor(VerbExecutor):
 def with_programs(executor: Executor) -> tuple[Executor, ProgramEngine]:
     """Returns an executor that runs programs, and its program engine.
 
-    The executor is the given one if it runs programs, otherwise an adapter that drives it through its verbs.
+    The given executor is returned if it runs programs, otherwise an adapter that calls its verbs.
     """
     programs = executor.programs if isinstance(executor, VerbExecutor) else None
     if programs is not None:
@@ -216,7 +216,7 @@ _LEAVES = ("data", "xla", "tensorflow")
 
 
 class VerbEngine(Engine):
-    """An engine that runs functions through the verbs of an executor that has no engine.
+    """Runs functions through the verbs of an executor that has no engine.
 
     Args:
       target: The executor.

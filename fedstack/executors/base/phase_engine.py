@@ -1,6 +1,6 @@
 """Defines the base of engines that run schedules over clients and fold the clients' results.
 
-The engines differ only in where a phase runs: on clients of their own, or on other engines that have clients.
+The engines differ only in where a phase runs: on their own clients, or on other engines that have clients.
 """
 
 import abc
@@ -49,7 +49,7 @@ class FoldedPhase:
 
 
 class PhaseRunner(abc.ABC):
-    """A runner of phases for a range of clients: a phase engine in this process or a proxy of a remote one."""
+    """Runs phases for a range of clients. Either a phase engine in this process or a proxy for a remote engine."""
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
@@ -83,7 +83,7 @@ class PhaseRunner(abc.ABC):
 
 
 class PhaseEngine(Engine, PhaseRunner):
-    """An engine that runs functions of values placed at the server and at clients.
+    """Runs functions whose values are placed at the server and at clients.
 
     Args:
       server: Runs unplaced work and work on the server.
@@ -223,8 +223,7 @@ class PhaseEngine(Engine, PhaseRunner):
             for key in client_keys:
                 if not 0 <= key <= limit:
                     raise InvalidValueError(
-                        f"Expected keys from 0 to max_key, which is {limit}, for {task.uri}, found {key}; at client "
-                        f"{client}"
+                        f"Expected keys from 0 to max_key ({limit}) for {task.uri}, found {key} at client {client}"
                     )
                 wanted.setdefault(key, None)
         function = await self.server.linked(task.function)

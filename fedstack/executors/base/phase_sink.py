@@ -1,4 +1,4 @@
-"""Passes the results of a phase's program to its folds and kept columns, either by columns or client by client.
+"""Passes the results of a phase's program to its folds and kept columns, as whole columns or client by client.
 
 Long vectors that are all in memory before their fold bypass the program: `fold_resident_columns` folds ranges of their
 elements in parallel, with one output per tensor.
@@ -23,7 +23,7 @@ from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 
 
 class ResultStream(Protocol):
-    """A receiver of the results of a program, client by client."""
+    """Receives the results of a program, client by client."""
 
     def add(self, results: list[object]) -> None:
         """Adds the results of the next client.
@@ -39,7 +39,7 @@ class ResultStream(Protocol):
 
 
 class Sink(Protocol):
-    """A receiver of the results of a program for blocks of clients, in any order and from several threads."""
+    """Receives the results of a program for blocks of clients, in any order and from several threads."""
 
     ordered: bool
 
@@ -53,7 +53,7 @@ class Sink(Protocol):
         ...
 
     def stream(self, start: int) -> ResultStream:
-        """Returns a stream for the results of the clients from `start` on, one client at a time."""
+        """Returns a stream that accepts the results of the clients from `start` on, one client at a time."""
         ...
 
 
@@ -71,7 +71,7 @@ class PhaseResult:
 
 
 class PhaseSink:
-    """A sink that passes results to the folds of a phase and keeps the columns of the held results.
+    """Passes results to the folds of a phase and keeps the columns of the held results.
 
     Blocks of clients may be added in any order and from any thread.
 
@@ -97,7 +97,7 @@ class PhaseSink:
             self.keep(start, [results[position] for position, _ in self.phase.held])
 
     def stream(self, start: int) -> "PhaseStream | FoldStream":
-        """Returns a stream for the results of the clients from `start` on, one client at a time."""
+        """Returns a stream that accepts the results of the clients from `start` on, one client at a time."""
         folded = list(self.folded())
         if len(folded) == 1 and not self._kept:
             (fold, state), results = folded[0], len(self.phase.program.results)
@@ -127,7 +127,7 @@ class PhaseSink:
 
 
 class PhaseStream:
-    """A stream that passes the results of single clients, in client order, to the folds of a `PhaseSink`."""
+    """Passes the results of single clients, in client order, to the folds of a `PhaseSink`."""
 
     def __init__(self, sink: PhaseSink, start: int) -> None:
         self._sink = sink
@@ -219,7 +219,7 @@ def _fold_block(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarra
     others = [threads.submit(lambda index=index: fold_range(index)) for index in range(1, workers)]
     fold_range(0)
     for index, other in enumerate(others, 1):
-        # The other threads may all be busy, or there may be none. Ranges that have not started are folded here.
+        # All other threads may be busy, or there may be none. This thread folds the ranges that have not started.
         if other.cancel() or isinstance(other.exception(), FedstackError):
             fold_range(index)
         else:

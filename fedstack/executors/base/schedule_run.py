@@ -18,7 +18,7 @@ UNPULLED = object()
 
 
 class TaskRunner(Protocol):
-    """An engine that runs the tasks of a schedule."""
+    """Runs the tasks of a schedule."""
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
         """Runs server work and returns the payload of its result."""
@@ -141,7 +141,7 @@ class ScheduleRun(ScheduleValues):
         return [once for once in makers if not once.done]
 
     def _needed(self, slots: Sequence[int]) -> tuple[list[LazyTask[None]], bool]:
-        """Returns all unfinished tasks that the slots depend on, in order, and whether some could run concurrently."""
+        """Returns the unfinished tasks that the slots need, in schedule order, and whether any can run concurrently."""
         wanted = set(slots)
         forks = len(self._unfinished(slots)) > 1
         needed: list[LazyTask[None]] = []

@@ -53,7 +53,7 @@ class SpareBuffers:
     then, used buffers are returned to the allocator, where leaf functions can reuse the memory.
 
     Args:
-      free: The initial buffers, in a list from whose end buffers are taken. All buffers are returned to this list.
+      free: The list that holds the free buffers, with any initial ones. Buffers are taken from its end.
     """
 
     def __init__(self, free: list[np.ndarray] | None = None) -> None:
@@ -66,7 +66,7 @@ class SpareBuffers:
         self._wanted = True
         try:
             return self._free.pop()
-        except IndexError:  # checking first would be a race with other threads
+        except IndexError:  # checking first would race with other threads
             return np.empty(like.shape, like.dtype)
 
     def put(self, buffer: np.ndarray) -> None:
@@ -173,7 +173,7 @@ def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: 
 
 
 def aligned_blocks(clients: range) -> Iterator[tuple[int, int]]:
-    """Yields the level and position of each block in the smallest set of blocks that covers the clients, in order."""
+    """Yields the level and position of each block, in client order, of the smallest set that covers the clients."""
     start = clients.start
     while start < clients.stop:
         level = (clients.stop - start).bit_length() - 1  # the largest block that fits
@@ -184,7 +184,7 @@ def aligned_blocks(clients: range) -> Iterator[tuple[int, int]]:
 
 
 class BlockFold:
-    """A fold of the arrays of consecutive clients, client by client, with at most one partial result per level.
+    """Folds the arrays of consecutive clients one by one, with at most one partial result per level.
 
     `add` is kept short: it runs once per client, after the client's own work has evicted this code from the cache.
 
@@ -204,8 +204,8 @@ class BlockFold:
         self._waiting: list[tuple[np.ndarray, bool]] = []
 
     def add(self, array: np.ndarray, owned: bool) -> None:
-        """Adds the array of the next client, in the shape of the others. If it is `owned`, the fold may write to it."""
-        # As in a binary counter, each trailing one in the index of a client is a block that the client completes.
+        """Adds the next client's array, which has the shape of earlier arrays. If `owned`, the fold may write to it."""
+        # As in a binary counter, each trailing 1 bit of a client's index is a block that the client completes.
         position, first = self._next, self._start
         self._next = position + 1
         waiting = self._waiting
@@ -227,7 +227,7 @@ class BlockFold:
         return [Partial(*block, *folded) for block, folded in zip(blocks, self._waiting, strict=True)]
 
     def total(self) -> np.ndarray:
-        """Returns the combination of all clients so far, of which there must be at least one, and consumes the blocks.
+        """Returns the fold of all clients so far, and consumes the blocks. There must be at least one client.
 
         The blocks are combined from the smallest up, in the array of the largest block if the fold owns this array.
         """
@@ -339,13 +339,13 @@ class LeafFold(TreeFold):
 
 
 class LeafStream:
-    """A stream that adds tensors of consecutive clients to their fold one by one, while each is still in the cache.
+    """Adds tensors of consecutive clients to a fold one by one, while each is still in the cache.
 
     Args:
       leaf: The fold.
       start: The index of the first client.
-      alone: Whether the stream is the only reader, so that the fold may reuse tensors without other references.
-      waits: Whether tensors are collected and folded at the end; by default only small tensors are.
+      alone: Whether the stream is the only reader, so that the fold may reuse tensors that have no other references.
+      waits: Whether tensors are collected and folded at the end. By default, only small tensors are collected.
     """
 
     def __init__(self, leaf: LeafFold, start: int, alone: bool, waits: bool | None = None) -> None:
@@ -386,7 +386,7 @@ class LeafStream:
         self._add(value, owned)
 
     def _weighted(self, value: np.ndarray, owned: bool, weight: np.generic) -> np.ndarray:
-        """Returns the product, in a buffer that the fold has just freed and that is therefore still in the cache."""
+        """Returns the weighted tensor, in a buffer that was just freed and is therefore still in the cache."""
         leaf = self._leaf
         if weight.dtype is not leaf.dtype:
             weight = weight.astype(leaf.dtype)

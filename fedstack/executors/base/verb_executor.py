@@ -64,7 +64,7 @@ class VerbExecutor(ClosesOnExit, Executor):
 
     @property
     def phases(self) -> PhaseRunner | None:
-        """The runner of client phases; `None` if this executor has no clients."""
+        """Runs client phases; `None` if this executor has no clients."""
         return None if self.engine is None else self.engine.phases
 
     @property
@@ -80,7 +80,7 @@ class VerbExecutor(ClosesOnExit, Executor):
 
     @property
     def known_clients(self) -> int | None:
-        """The required number of clients of federated values; `None` if this executor does not specify it."""
+        """The number of clients that federated values must have; `None` if this executor does not specify it."""
         return self._recorder.known_clients
 
     @property
@@ -158,8 +158,7 @@ class VerbExecutor(ClosesOnExit, Executor):
             return await self.embed(message, declared, value)
         if declared is None:
             raise TypeMismatchError(
-                f"Expected a type for a value that is not a computation, found no type for {describe(value)}; pass "
-                "type_spec"
+                f"A value that is not a computation needs a type, found none for {describe(value)}; pass type_spec"
             )
         return await self.create_known(self.normalized(value, declared), declared)
 
@@ -192,7 +191,7 @@ class VerbExecutor(ClosesOnExit, Executor):
         if isinstance(type_spec, FunctionType) and computation.WhichOneof("computation") not in FUNCTIONS:
             raise InvalidComputationError(
                 f"Expected a computation that yields a value, found a {computation.WhichOneof('computation')} that "
-                f"yields a function {type_text(type_spec)}; call the function inside and return its result"
+                f"yields a function {type_text(type_spec)}; call this function and return its result"
             )
         return await self._recorder.computation(self, computation, type_spec, source)
 
@@ -299,7 +298,7 @@ def engine_of(executor: Executor) -> Engine | None:
 
 
 def known_clients_of(executor: Executor) -> int | None:
-    """Returns the required number of clients of an executor's federated values; `None` if it is not specified."""
+    """Returns the number of clients that an executor's federated values must have; `None` if it is not specified."""
     return executor.known_clients if isinstance(executor, VerbExecutor) else None
 
 

@@ -86,7 +86,7 @@ class Recorder(abc.ABC, Generic[V]):
 
     @property
     def known_clients(self) -> int | None:
-        """The required number of clients of federated values; `None` if it is unknown."""
+        """The number of clients that federated values must have; `None` if it is unknown."""
         return None
 
     def check(self, value: V, role: str) -> None:

@@ -33,7 +33,7 @@ class ForwardedValue(VerbValue):
 
 
 class ForwardingRecorder(Recorder[ForwardedValue]):
-    """A recorder that forwards each verb to the target executor.
+    """Forwards each verb to the target executor.
 
     Args:
       target: The executor below, which need not be part of fedstack.
@@ -81,7 +81,7 @@ Wrap: TypeAlias = Callable[[ProgramEngine], ProgramEngine]
 
 
 class WrapperExecutor(VerbExecutor):
-    """An executor that runs work on its target and changes one aspect of it.
+    """Runs work on a target executor and changes one aspect of the target's behavior.
 
     If the target has an engine, the wrapper runs work on this engine, changed by `wrap`. Otherwise it forwards the
     verbs to the target, and changes values in `create_known`, `embed` and `computed`.
@@ -103,7 +103,7 @@ class WrapperExecutor(VerbExecutor):
         recorder = ForwardingRecorder(target) if engine is None else LazyRecorder(engine)
         self._below: ProgramEngine | None = None
         if engine is None and wrap is not None:
-            # Executors with clients above this one run their programs through this wrapper, so that its change applies.
+            # Executors above this wrapper that have clients run their programs through it, so that its change applies.
             foreign = ForeignEngine(target)
             self._below = wrap(foreign)
             super().__init__(recorder, target, foreign)

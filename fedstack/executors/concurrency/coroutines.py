@@ -50,12 +50,12 @@ def runs_inline() -> bool:
 
 
 def owned_by(owner: _O) -> Callable[[], _O]:
-    """Returns a function that returns the owner of a `LazyTask` without keeping it alive. Only owners start tasks."""
+    """Returns a function that returns a `LazyTask`'s owner without keeping the owner alive. Only owners start tasks."""
     return cast("Callable[[], _O]", weakref.ref(owner))
 
 
 class LazyTask(Generic[_T]):
-    """A coroutine that starts when its value is first needed, and whose value or error is kept.
+    """Runs a coroutine when its value is first needed, and keeps the value or error.
 
     When the last waiter is cancelled, the coroutine is cancelled as well, and the next call of `get` starts a new one.
 
@@ -143,12 +143,12 @@ def raised_again(error: Exception) -> Exception:
     return again
 
 
-# Several workers may fail at the same time, each because of a different client. All failures are known after this time.
+# Several workers may fail at once, each because of a different client. All failures are known after this time.
 _TOGETHER_SECONDS = 0.1
 
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Runs coroutines concurrently and returns their results. After an error, cancels and awaits the others."""
+    """Runs coroutines concurrently and returns their results. If one fails, cancels and awaits the rest."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -245,7 +245,7 @@ def run_at_once(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _check_request(coroutine: Coroutine[Any, Any, Any], awaited: object) -> None:
-    """Checks that a coroutine outside an event loop awaits nothing but a request for a loop; otherwise closes it."""
+    """Checks that a coroutine outside a loop awaits only a request for a loop; otherwise closes the coroutine."""
     if not isinstance(awaited, _LoopRequest):
         coroutine.close()
         raise RuntimeError(
@@ -255,7 +255,7 @@ def _check_request(coroutine: Coroutine[Any, Any, Any], awaited: object) -> None
 
 
 async def wait(seconds: float) -> None:
-    """Waits for some seconds, on an event loop or, in a debugging context without a loop, on the caller's thread."""
+    """Waits `seconds` seconds on an event loop or, in a debugging context without a loop, on the caller's thread."""
     await need_event_loop()
     if runs_inline():
         time.sleep(seconds)  # noqa: ASYNC251  # this thread has no event loop that could be blocked
@@ -288,11 +288,11 @@ async def _continue(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 class SyncDriver:
-    """A runner of coroutines for synchronous callers on any number of threads.
+    """Runs coroutines for synchronous callers on any number of threads.
 
     Args:
-      allow_loop: Whether to use a thread with an event loop. If not, which helps in debugging, all work stays on the
-        caller's thread.
+      allow_loop: Whether to use a thread with an event loop. If false, all work stays on the caller's thread, which
+        helps in debugging.
     """
 
     def __init__(self, *, allow_loop: bool = True) -> None:
@@ -345,7 +345,7 @@ class SyncDriver:
                 future.cancel()
                 raise
             finally:
-                del future  # its error refers to this frame
+                del future  # breaks the reference cycle: its error refers to this frame
         finally:
             with self._lock:
                 self._running -= 1
@@ -355,7 +355,7 @@ class SyncDriver:
         """Returns the loop, which runs at least until the matching `_end_loop`."""
         with self._lock:
             if self._loop is None:
-                # An event loop keeps the context in which it is created alive. It is created in an empty context,
+                # An event loop keeps alive the context in which it is created. It is created in an empty context,
                 # because the current context refers to the driver.
                 self._loop = contextvars.Context().run(lambda: start_loop(_serve, name="fedstack-loop"))
                 # The thread holds no reference to the driver, so it also ends when the driver is garbage-collected.

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class AbandonedWork:
-    """A count of work that continues to run after it was cancelled.
+    """Counts work that continues to run after it was cancelled.
 
     A running Python function cannot be stopped, so it keeps its thread. Up to a limit, the pool replaces the threads of
     abandoned work. Beyond the limit, these threads count toward the maximum of their pool, and the pool refuses new
@@ -101,7 +101,7 @@ class Job(Outcome[_T], Seat):
         else:
             self.set(result, None)
         finally:
-            del self, work  # the error refers to this frame
+            del self, work  # breaks the reference cycle: the error refers to this frame
 
     def _taken(self) -> Callable[[], _T] | None:
         try:
@@ -138,13 +138,13 @@ class Job(Outcome[_T], Seat):
         if found is not None:
             return found.refusal(found.count)
         return ResourceLimitError(
-            "Expected a free thread, found all threads busy with work that was cancelled but is still running; wait "
-            "until this work ends, or allow more threads with max_concurrent_clients"
+            "All threads are busy with work that was cancelled but is still running; wait until this work ends, or "
+            "allow more threads with max_concurrent_clients"
         )
 
 
 def _contained(error: BaseException) -> BaseException:
-    """Returns an error of work for another process in a form that does not stop an event loop of this process.
+    """Converts an error, raised by work for another process, so that it does not stop this process's event loops.
 
     `KeyboardInterrupt`, `SystemExit` and similar exceptions become the cause of a `LeafError`.
     """

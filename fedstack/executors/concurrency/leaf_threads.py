@@ -1,4 +1,4 @@
-"""Runs leaf work on a bounded pool of daemon threads, or on the caller's thread if this thread would only wait.
+"""Runs leaf work on a bounded pool of daemon threads, or on the caller's thread if that thread would only wait.
 
 No work blocks an event loop. A synchronous context blocks its caller anyway, so it drives a computation on the caller's
 thread and runs leaf work there. This avoids switching threads, and a debugger and Ctrl-C work as in plain Python.
@@ -74,7 +74,7 @@ class LeafThreads:
       counts_callers: Whether callers that run work on their own thread (`RunInline`) count as threads, so that at most
         `max_threads` jobs run at the same time.
       for_others: The number of threads beyond `max_threads` for owners that have less than half of `max_threads`.
-        Without them, functions that never end would deny all threads to other owners, even after being cancelled.
+        Without these threads, functions that never end would block all other owners, even after being cancelled.
       work_ends: Whether all work is known to end because it runs no user code. The thread of abandoned work then
         becomes available again, so it is not replaced.
     """
@@ -116,7 +116,7 @@ class LeafThreads:
           cancel: Called when the caller is cancelled while the work runs. It should make the work end early.
         """
         if runs_inline():
-            # The work may start an event loop of its own, whose coroutines have no driver like that of this coroutine.
+            # The work may start its own event loop, whose coroutines are not driven in the same way as this coroutine.
             with RunInline(False):
                 return self.run_here(work)
         future = self.submit(work)
@@ -131,7 +131,7 @@ class LeafThreads:
         try:
             return future.result()
         finally:
-            del future  # its error refers to this frame
+            del future  # breaks the reference cycle: its error refers to this frame
 
     def run_here(self, work: Callable[[], _T]) -> _T:
         """Runs `work` on the caller's thread, which counts as a thread of the pool if callers are counted."""
@@ -204,7 +204,7 @@ LOOP_BYTES = 16 << 10
 LOOP_COPY_BYTES = 4 << 20
 # A byte of a struct or a list costs this many times as much as a byte of an array.
 PIECES_WEIGHT = 8
-# Larger work has threads of its own, so that smaller work does not wait for larger work.
+# Larger work runs on separate threads, so that smaller work does not wait for it.
 _LIGHT_BYTES = 1 << 20
 _light_threads = LeafThreads(2, idle_seconds=1.0, work_ends=True)
 _threads = LeafThreads(4, idle_seconds=1.0, work_ends=True)
@@ -298,7 +298,7 @@ _limit = _BlasLimit()
 
 @contextlib.contextmanager
 def one_blas_thread() -> Generator[None, None, None]:
-    """Limits BLAS to one thread while any thread is inside a block. The end of the last block restores the setting."""
+    """Limits BLAS to one thread during the block. The setting is restored once no thread is in such a block."""
     user = object()
     _limit.add(user)
     try:

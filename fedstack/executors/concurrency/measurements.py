@@ -75,7 +75,7 @@ def timed_run(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
     progress = current_scope().progress
     run = None if progress is None else _OneRun(program, begin)
     if progress is not None and run is not None:
-        progress.watch(run)  # a weak reference, which ends with this function
+        progress.watch(run)  # kept as a weak reference, so the entry ends with this function
     results = run_once(program, inputs)
     measurements_of(program).seconds_per_call = time.perf_counter() - begin
     return results

@@ -31,7 +31,7 @@ _MAX_NAME = 100
 
 
 class ReportsWork(Protocol):
-    """An object that performs work of an invocation and reports its running clients."""
+    """Runs work of an invocation and reports the running clients."""
 
     def work(self) -> Iterable[RunningClients]:
         """Returns the work that is currently running. May be called from any thread."""
@@ -39,7 +39,7 @@ class ReportsWork(Protocol):
 
 
 class ProgressListener(Protocol):
-    """A receiver of the progress of an invocation.
+    """Receives the progress of an invocation.
 
     Its methods are called on leaf threads and must return quickly. A listener that raises an exception is detached.
     """
@@ -70,7 +70,7 @@ class ProgressCounts:
         self._workers = weakref.WeakSet()
 
     def expect(self, clients: int) -> None:
-        """Adds the clients of a phase that starts to the total."""
+        """Adds the clients of a starting phase to the total."""
         self._change(total=clients)
 
     def started(self, clients: int) -> None:
@@ -162,7 +162,7 @@ _MOST_RUNNING = 1000
 
 
 class PhaseReport:
-    """The progress of a phase on a worker, which is added to the progress of the invocation while the block runs.
+    """Adds the progress of a phase on a worker to the progress of the invocation, during a `with` block.
 
     Inconsistent heartbeats are corrected, so that no client ends twice or before it has started.
 
@@ -244,7 +244,7 @@ class PhaseNote:
     bytes_received: int = 0
 
     def folded(self, what: str, clients: int, seconds: float) -> None:
-        """Emits the event that the aggregations of the phase are complete.
+        """Emits the event for the completed aggregations of the phase.
 
         Args:
           what: The URIs of the aggregations.

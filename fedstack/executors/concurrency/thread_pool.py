@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class TurnQueue(Generic[_T]):
-    """A queue that serves the owners of its items in turn, and returns the items of each owner in order."""
+    """A queue that serves the owners of its items in turn, and each owner's items in the order of arrival."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, deque[_T]] = OrderedDict()
@@ -93,7 +93,7 @@ _pools: "set[weakref.ref[ThreadPool]]" = set()
 
 @contextlib.contextmanager
 def waiting() -> Generator[None, None, None]:
-    """Lets the pools of the current thread use another thread while this thread waits in the block.
+    """Lets the current thread's pools use an additional thread while the current thread waits in the block.
 
     Without this, work that waits for other work of the same pool could wait forever.
     """

@@ -1,4 +1,4 @@
-"""Defines sessions on fedstack's services, which use few calls and support values of any size and leases."""
+"""Defines sessions on fedstack's services, which need few calls and support leases and values of any size."""
 
 import contextlib
 import itertools
@@ -45,7 +45,7 @@ async def open_session(
     Args:
       stub: Calls the peer.
       cardinalities: The number of participants by placement.
-      worker_index: The index of the peer among the caller's workers, which functions can read.
+      worker_index: The index of the peer among the caller's workers. Functions can read this index.
     """
     peer = await stub.handshake()
     counts = [
@@ -134,7 +134,7 @@ class ExtendedSession(RemoteSession):
 
     @contextlib.contextmanager
     def _forgotten_on_failure(self, value: str) -> Generator[None, None, None]:
-        """Releases a value if its creation fails or is cancelled in the block, because its caller never receives it."""
+        """Releases a value if its creation fails or is cancelled in the block, because no caller receives the value."""
         try:
             yield
         except BaseException:
@@ -190,7 +190,7 @@ class ExtendedSession(RemoteSession):
             assert lost is not None
             raise lost
         finally:
-            del lost  # the error refers to this frame
+            del lost  # breaks the reference cycle: the error refers to this frame
 
     async def compute(self, value: str, type_spec: Type) -> object:
         creations = self._pending.needed_for([value])
@@ -198,7 +198,7 @@ class ExtendedSession(RemoteSession):
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         creations = self._pending.needed_for(values)
-        # The same call releases dropped values, so that the peer stores only a few values of a chain of large ones.
+        # The same call releases dropped values, so that the peer stores only a few values of a chain of large values.
         with self._released() as released:
             request = extended.StartRequest(
                 executor=self.executor,

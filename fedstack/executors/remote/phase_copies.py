@@ -40,7 +40,7 @@ class PhaseCopies:
         return True
 
     def offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
-        """Requests that the peer keeps a column, if the column is large enough.
+        """Asks the peer to keep a column, if the column is large enough.
 
         Args:
           column: The column.

@@ -98,7 +98,7 @@ def write_phase(
       sends_code: Whether functions may be sent by value. Such functions may have changed since the phase was last sent.
 
     Raises:
-      CarrierError: If a leaf function of this phase or of a following phase cannot be sent.
+      CarrierError: If a leaf function of the phase or of a later phase cannot be sent.
     """
     request = PhaseRequest()
     request.CopyFrom(_kept_template(phase, portable, portable_key, sends_code))
@@ -241,7 +241,9 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) 
     for index, (message, (_, member)) in enumerate(zip(request.input, declared)):
         type_spec = type_from_proto(message.type)
         if not isinstance(type_spec, FederatedType) or not member.is_assignable_from(type_spec.member):
-            raise InvalidComputationError(f"Expected values of {member} as input {index} of a phase, found {type_spec}")
+            raise InvalidComputationError(
+                f"Expected values of {member} as input {index} of a phase, found a value of type {type_spec}"
+            )
         before = _announced(unpacker)
         if message.kept:
             inputs.append(_kept(find_kept(message.kept), type_spec.member, request.clients, index))
@@ -335,7 +337,9 @@ def _read_function(
     for capture, wanted in zip(message.capture, inputs[1:]):
         type_spec = type_from_proto(capture.type)
         if not wanted.is_assignable_from(type_spec):
-            raise InvalidComputationError(f"Expected a captured value of type {wanted}, found {type_spec}")
+            raise InvalidComputationError(
+                f"Expected a captured value of type {wanted}, found a value of type {type_spec}"
+            )
         captures.append(unpacker.unpack(capture.value, type_spec))
     return program, ProgramTypes(tuple(inputs), results[0][1]), captures
 

@@ -1,4 +1,4 @@
-"""Converts the contributions of clients to a phase to a message, and back.
+"""Converts the clients' contributions to a phase into a message, and back.
 
 The reader checks all contributions, because a worker may send wrong ones.
 """

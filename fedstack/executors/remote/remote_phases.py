@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class RemotePhases(PhaseRunner):
-    """A runner of client phases on a peer, in the current session and for any number of clients per phase.
+    """Runs client phases on a peer, in the current session and for any number of clients.
 
     Args:
       sessions: Opens the sessions in which the phases run.
@@ -45,7 +45,7 @@ class RemotePhases(PhaseRunner):
 
     @property
     def has_session(self) -> bool:
-        """Whether a session is open that is not known to have ended."""
+        """Whether a session is open and not known to have ended."""
         return self._sessions.current is not None
 
     async def open(self) -> bool:
@@ -74,11 +74,11 @@ class RemotePhases(PhaseRunner):
     async def search_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
     ) -> None:
-        """Has the peer search, in child processes, for a client that crashes the process in which it runs.
+        """Asks the peer to find, in child processes, a client that crashes its process.
 
         Args:
           phase: The phase.
-          inputs: For each input of the phase's program, a column of exactly the suspected clients.
+          inputs: For each input of the phase's program, a column of exactly the clients to search.
           arguments: The server's arguments of the folds.
           suspects: The suspected clients.
 

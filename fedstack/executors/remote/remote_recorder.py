@@ -14,7 +14,7 @@ from fedstack.executors.remote.streaming_session import StreamingSession
 
 
 class RemoteRecorder(Recorder[SessionValue]):
-    """A recorder that creates values on a peer. It does not check types; the caller passes the type of each value.
+    """Creates values on a peer. Does not check types; the caller passes the type of each value.
 
     Functions are sent immediately. With a fedstack worker, small values and values that are derived from other values
     receive an id immediately, but are sent together with the first call that needs them.
@@ -30,7 +30,7 @@ class RemoteRecorder(Recorder[SessionValue]):
 
     @property
     def known_clients(self) -> int | None:
-        # The peer also rejects any other number of clients, but only later, when it receives the value.
+        # The peer would also reject a wrong number of clients, but only later, when it receives the value.
         return (self._sessions.cardinalities or {}).get(CLIENTS)
 
     async def computation(

@@ -93,10 +93,10 @@ class CarrierRules:
 
 
 class MovesValues(Protocol):
-    """An object that creates values on a peer and fetches them."""
+    """Creates values on a peer and fetches them."""
 
     def put(self, payload: object, type_spec: Type) -> Made:
-        """Creates a value. The payload is packed immediately, on the calling thread, because packing may take long."""
+        """Creates a value. The payload is packed immediately, on the calling thread, because packing may be slow."""
         ...
 
     def compute(self, value: str, type_spec: Type) -> Coroutine[Any, Any, object]:
@@ -135,7 +135,7 @@ class RemoteSession(abc.ABC):
 
     @abc.abstractmethod
     def put(self, payload: object, type_spec: Type) -> Made:
-        """Creates a value. The payload is packed immediately, on the calling thread, because packing may take long."""
+        """Creates a value. The payload is packed immediately, on the calling thread, because packing may be slow."""
 
     @abc.abstractmethod
     def put_computation(self, computation: Computation) -> Made:
@@ -163,7 +163,9 @@ class RemoteSession(abc.ABC):
         return None
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
-        """Computes values on the peer, where the results stay. A peer without fedstack's extensions also sends them.
+        """Computes values on the peer, where the results stay.
+
+        A peer without fedstack's extensions also sends the results to this process.
 
         Args:
           values: The types of the values, by id.
@@ -203,7 +205,7 @@ class RemoteSession(abc.ABC):
 
 
 class PlainSession(RemoteSession):
-    """A session on a peer without fedstack's extensions, which transfers each value in a single message."""
+    """A session on a peer without fedstack's extensions. Transfers each value in a single message."""
 
     def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId) -> None:
         super().__init__(stub, executor, CarrierRules(stub.keeps_handles, stub.sends_code, _PLAIN_ADVICE))

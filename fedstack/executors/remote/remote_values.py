@@ -111,7 +111,7 @@ def _intrinsics_in(source: object) -> Iterator[str]:
 
 
 def _is_lowered(uri: str) -> bool:
-    """Returns whether other systems replace an intrinsic by simpler intrinsics before they send a computation."""
+    """Returns whether other systems replace an intrinsic with simpler intrinsics before they send a computation."""
     intrinsic = INTRINSICS.get(uri)
     aggregates = intrinsic is not None and intrinsic.aggregates and uri != "federated_aggregate"
     return aggregates or uri.startswith("generic_") or uri in ("sequence_sum", "federated_secure_select")

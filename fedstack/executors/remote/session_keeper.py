@@ -26,7 +26,7 @@ _END_SECONDS_IN_VAIN = 0.5
 
 
 class SessionKeeper:
-    """The background maintenance of a session, on the transport's event loop, from `start` to `end`.
+    """Maintains a session in the background, on the transport's event loop, from `start` to `end`.
 
     Args:
       session: The session.
@@ -51,7 +51,7 @@ class SessionKeeper:
         self.session.stub.io.ticks.add(self._look)
 
     def forget(self, value: str) -> None:
-        """Queues a value that is no longer referenced for disposal. It is safe to call this method in finalizers."""
+        """Queues for disposal a value that is no longer referenced. It is safe to call this method in finalizers."""
         self._queue.add(value)
 
     def give_up(self) -> None:
@@ -90,9 +90,9 @@ class SessionKeeper:
             await self.session.end()
 
     def _take_few(self) -> Sequence[str]:
-        """Returns the queued values if they are few, so that another call can include them.
+        """Returns the queued values if there are only a few, so that the next call can dispose of them.
 
-        If there are many, none are returned, and they are disposed of in batches.
+        Returns no values if there are many, because many values are disposed of in batches.
         """
         if len(self._queue) >= self._batch_size:
             return ()

@@ -26,9 +26,9 @@ _T = TypeVar("_T")
 
 
 class SessionOpener:
-    """An opener of sessions on a peer, which can be used from any thread and event loop.
+    """Opens sessions on a peer. Can be used from any thread and event loop.
 
-    At most one session is open at a time. It also ends when this object is garbage-collected.
+    At most one session is open at a time. An open session ends when this object is garbage-collected.
 
     Args:
       stub: Calls the peer. The opener does not close it.
@@ -38,7 +38,7 @@ class SessionOpener:
       stub: Calls the peer.
       cardinalities: The number of participants in the sessions, by placement; `None` if not set.
       connect_seconds: How many seconds to wait for an unreachable peer; `None` to fail immediately.
-      worker_index: The index of the peer among the caller's workers, which functions can read; `None` for no index.
+      worker_index: The index of the peer among the caller's workers, for functions to read; `None` for no index.
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20) -> None:

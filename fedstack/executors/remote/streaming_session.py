@@ -26,7 +26,7 @@ _AT_ONCE = 16
 
 
 class StreamingSession:
-    """An adapter that creates and computes values leaf by leaf, in a session that transfers whole values."""
+    """Creates and computes values leaf by leaf, in a session that transfers whole values."""
 
     def __init__(self, session: RemoteSession) -> None:
         self._session = session

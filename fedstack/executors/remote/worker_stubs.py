@@ -27,7 +27,7 @@ class WorkerSource(Protocol):
 
 @runtime_checkable
 class KnowsLosses(Protocol):
-    """A source of workers that knows which of its workers have ended."""
+    """A source of workers that knows which of these workers have ended."""
 
     def loss_of(self, target: str) -> FedstackError | None:
         """Returns the error to raise for a worker that has ended; `None` for a running worker."""

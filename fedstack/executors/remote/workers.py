@@ -1,4 +1,4 @@
-"""Defines the members of a membership that run client phases, and their features."""
+"""Defines workers that run client phases, and the features that these workers report."""
 
 from typing import TypeAlias
 

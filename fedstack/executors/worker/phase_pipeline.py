@@ -8,8 +8,8 @@ functions and runs the phase, and `reply` serializes the contributions of the cl
 `receive`.
 
 A `PhaseHost` encapsulates the differences between workers. The executor service creates a host for each session. A
-process that searches for a client that crashes workers has a host of its own, as can a worker that is started by
-another execution engine.
+process that searches for a client that crashes workers has its own host. A worker that is started by another execution
+engine can also have its own host.
 """
 
 import abc
@@ -51,7 +51,7 @@ _FEW_LEAVES = 200
 
 
 class PhaseHost(abc.ABC):
-    """A provider of the engines and resources with which phases run.
+    """Provides the engines and resources with which phases run.
 
     This base class keeps no inputs between phases; subclasses may.
 

@@ -86,7 +86,7 @@ _LOADING_THREADS = 4
 
 
 class Admission:
-    """The admission control for received computations, which accepts only leaf computations that a policy allows.
+    """Checks received computations, and accepts only leaf computations that a policy allows.
 
     This base class does not limit sizes; services add limits in subclasses.
 
@@ -135,7 +135,7 @@ class Admission:
             await self._loading.run(lambda: [self.leaves.prepare(leaf) for leaf in leaves])
 
     def differing_modules(self, computations: Iterable[computation_pb2.Computation]) -> Sequence[str]:
-        """Returns the names of modules that the computations use and of which the sender has a different version."""
+        """Returns the names of modules used by the computations that the sender has in a different version."""
         return differing_modules(computations, self.leaves)
 
     def check_clients(self, clients: int) -> None:

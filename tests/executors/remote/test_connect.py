@@ -217,7 +217,7 @@ async def test_a_stub_of_ones_own_is_closed_with_the_executor_too():
             ["localhost:1", "localhost:2"],
             {},
             InvalidValueError,
-            "Expected one worker, found 2; pass the address",
+            "Expected one worker, found 2 workers; pass the address",
         ),
         ([], {}, InvalidValueError, "Expected one worker, found 0"),
         (3, {}, InvalidValueError, "Expected the address of a worker, as in 'localhost:8000', .*found int 3"),

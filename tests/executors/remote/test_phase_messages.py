@@ -359,7 +359,7 @@ BAD = [
     ("aggregate", lambda r: r.fold[0].function[0].capture.pop(), Malformed, "Expected a function of 1 inputs"),
     ("aggregate", lambda r: r.fold[0].function[1].capture.add(), Malformed, "Expected a function of 2 inputs"),
     ("aggregate", lambda r: r.fold[0].function[0].capture[0].type.CopyFrom(FLOAT.to_proto()), Malformed,
-     "Expected a captured value of type int32, found float32"),
+     "Expected a captured value of type int32, found a value of type float32"),
     ("aggregate", set_function(1, function(lambda x: x, PAIR)), FedstackError, "Expected"),
     ("aggregate", set_function(1, function(lambda x: struct(x[0], x[0]), fl.StructType([fl.StructType([INT, INT])]))),
      Malformed, "Expected a function with one result in an aggregation, found a function with 2"),

@@ -68,7 +68,7 @@ async def called(executor, computation, argument=None, type_spec=None):
 
 async def test_cardinalities_come_first(connection):
     executor = RemoteExecutor(ExecutorStub(connection))
-    with pytest.raises(InvalidValueError, match=r"call set_cardinalities\(\) first"):
+    with pytest.raises(InvalidValueError, match=r"call set_cardinalities\(\) before creating values"):
         await executor.create_value(1, INT)
     assert connection.methods == []
     executor.set_cardinalities({})
