@@ -1,7 +1,7 @@
 """fedstack is a runtime for Federated Language: it executes federated computations.
 
 Computations are written with `federated_language`. This package provides leaf computations (`python_computation`),
-execution contexts in which computations run, and the executors of which contexts consist (`fedstack.executors`).
+execution contexts in which computations run, and the executors that make up a context (`fedstack.executors`).
 """
 
 from fedstack import errors as errors

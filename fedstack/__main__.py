@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns the exit code.
 
     Args:
-      argv: The name of the subcommand and its arguments; by default the arguments of the process.
+      argv: The name of the subcommand and its arguments; by default the arguments of this process.
     """
     return run_command_line(COMMANDS, __version__, argv)
 

@@ -1,3 +1,3 @@
-"""Defines the version of fedstack. The build reads the version from this module too."""
+"""Defines the version of fedstack, which the build reads as well."""
 
 __version__ = "0.1.0.dev0"

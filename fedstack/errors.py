@@ -4,7 +4,7 @@ The classes are grouped by the action that a user can take:
 
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
-* fix the program around it: `ClosedError`, `ClosureCancelledError`, `ContextError`;
+* fix the calling program: `ClosedError`, `ClosureCancelledError`, `ContextError`;
 * fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `JournalError`, `MembershipError`,
   `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
 * try again: all classes that also derive from the language's `RetryableError`.
@@ -30,11 +30,11 @@ class FedstackError(Exception):
       computation_name: The name of the function that raised the error or returned an invalid result; empty if the error
         does not concern a function.
       client_index: The zero-based index of the client for which the function ran, or `None` for work on the server. If
-        a client's function called another computation in which the error occurred, this is the client of the function.
+        the error occurred in a computation that a client's function called, this is the index of that client.
       executor_path: The class names of the executors through which the error passed, outermost first. If a worker sent
         the error, these are the worker's executors. The path is empty for errors that were detected before execution.
       causes: A brief reason for each worker that could not be reached or used, by the worker's address.
-      errors: All errors of a coordinator's calls, if the coordinator raises the first of them.
+      errors: The errors of all failed calls, if a coordinator raised this error as the first of several.
     """
 
     computation_name: str = ""
@@ -121,7 +121,7 @@ class AddressError(FedstackError, OSError):
 
 
 class JournalError(FedstackError, OSError):
-    """Raised if a file in which a server stores its state is damaged, in use or not a file of the server.
+    """Raised if a file in which a server stores its state is damaged, in use or not a state file.
 
     The message names the file.
     """
@@ -144,9 +144,9 @@ class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
 
     Attributes:
       comes_back: Whether the worker is known to be away only temporarily, for example because it is being restarted.
-      advice: The advice for the case that workers are lost repeatedly.
+      advice: The advice to give if workers are lost repeatedly.
       had_begun: Whether the lost worker had started to process its clients; `None` if this is unknown.
-      exit_status: The return code of the worker's process in the form of `subprocess`, if known; otherwise `None`.
+      exit_status: The return code of the worker's process, as `subprocess` reports it; `None` if unknown.
     """
 
     comes_back: bool = False
@@ -186,7 +186,7 @@ class DeadlineExceededError(FedstackError, RetryableError, TimeoutError):
 
 
 class RemoteError(FedstackError, RuntimeError):
-    """Raised if a peer fails a call with a status that no other class represents.
+    """Raised if a peer fails a call with a status for which there is no other exception class.
 
     Attributes:
       code: The name of the status code, such as `INTERNAL`.

@@ -1,9 +1,9 @@
 """Resets shared state in a forked child, because other threads of the parent may have been changing that state.
 
-A child process inherits its parent's memory, but only the thread that forked. A lock that another thread held stays
-locked forever, and the state that the lock guards may be inconsistent. Therefore every object that has a lock and
-outlives an invocation registers here. Objects that belong to one invocation do not register: their threads no longer
-exist in the child, and the child does not continue the invocation.
+A child process inherits its parent's memory, but of its threads only the one that forked. A lock that another thread
+held stays locked forever, and the state that the lock guards may be inconsistent. Therefore every object that has a
+lock and outlives an invocation registers here. Objects that belong to one invocation do not register: their threads no
+longer exist in the child, and the child does not continue the invocation.
 """
 
 import os
@@ -32,7 +32,7 @@ def renew_after_fork(owner: Renewable) -> None:
 
 
 def is_renewed() -> bool:
-    """Returns whether inherited state is safe to use: whether this process has renewed the registered objects.
+    """Returns whether this process has renewed the registered objects, so that inherited state is safe to use.
 
     The result is False in destructors that Python runs before the fork handlers, such as those of objects that only
     the lost threads referenced.

@@ -17,7 +17,8 @@ class BoundedCache(Generic[_K, _V]):
 
     Args:
       max_items: The maximum number of entries.
-      max_bytes: The maximum total size in bytes. A single larger entry is kept until the next entry is added.
+      max_bytes: The maximum total size in bytes. An entry that exceeds the maximum is kept until the next entry is
+        added.
     """
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
@@ -51,7 +52,7 @@ class BoundedCache(Generic[_K, _V]):
 
 
 class SharedCache(BoundedCache[_K, _V]):
-    """A thread-safe `BoundedCache`. A forked child starts with an empty cache if a thread was using it at the fork."""
+    """A thread-safe `BoundedCache`. Empty in a forked child if a thread was using the cache at the fork."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         super().__init__(max_items, max_bytes)
@@ -59,7 +60,7 @@ class SharedCache(BoundedCache[_K, _V]):
         renew_after_fork(self)
 
     def get(self, key: _K) -> _V | None:
-        # Repeats the inherited method instead of calling it, because every call of a computation comes through here.
+        # Repeats the inherited method instead of calling it, because every call of a computation runs this method.
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -83,10 +84,10 @@ Made: TypeAlias = dict[Callable[[Any], object], Any]
 
 
 def made_once(make: Callable[[_K], _V]) -> Callable[[_K], _V]:
-    """Decorates a function of one object, so that its result is computed once and stored in the object's `made`.
+    """Decorates a function with one argument. Its result is computed once and stored in the argument's `made`.
 
-    The result lives as long as the object. Two threads may both compute the result, but all callers receive the result
-    that was stored first. Errors are not stored.
+    The result lives as long as the argument. Two threads may both compute the result, but all callers receive the
+    result that was stored first. Errors are not stored.
     """
 
     @functools.wraps(make)

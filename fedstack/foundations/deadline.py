@@ -153,7 +153,7 @@ class Deadline:
             limit.end()
 
     async def has_ended(self, *work: "asyncio.Future[Any]") -> bool:
-        """Waits for futures and returns whether all of them ended before the deadline. It never cancels a future."""
+        """Waits for futures and returns whether all of them ended before the deadline. Never cancels a future."""
         if not all(one.done() for one in work):
             await asyncio.wait(work, timeout=self.left)
         return all(one.done() for one in work)
@@ -161,7 +161,7 @@ class Deadline:
     def wait_blocking(
         self, result: Callable[[float | None], _T], late: Callable[[], Exception] = asyncio.TimeoutError
     ) -> _T:
-        """Blocks this thread until another thread has a result, and returns the result. It does not cancel the work.
+        """Blocks this thread until another thread has a result, and returns the result. Never cancels the work.
 
         Args:
           result: Accepts a timeout in seconds, and returns the result or raises TimeoutError, as `Future.result` does.
@@ -181,8 +181,8 @@ class Deadline:
         other loops that sleep. To have a function compute each pause, pass `iter(function, None)`.
 
         Args:
-          pauses: The pause after each attempt, in seconds. The last pause is shortened to end at the deadline, so that
-            the last attempt takes place then.
+          pauses: The pause after each attempt, in seconds. The last pause is shortened so that the last attempt
+            starts at the deadline.
         """
         return _Attempts(self, pauses)
 
@@ -200,7 +200,7 @@ class Deadline:
 
 
 class _Attempts(AsyncIterator[int]):
-    """An iterator over the numbers of attempts.
+    """Iterates over the numbers of attempts, pausing between them.
 
     It is not a generator, because asyncio would create a task to close the generator when a caller leaves its loop.
     """
@@ -221,11 +221,11 @@ class _Attempts(AsyncIterator[int]):
 
 
 class _TimeLimit:
-    """A limit that cancels the current task after some time, and repeatedly until the awaited work has ended."""
+    """Cancels the current task when its time is over, and again at intervals until the awaited work has ended."""
 
     def __init__(self, seconds: float) -> None:
         task = asyncio.current_task()
-        assert task is not None, "a deadline is for a task"
+        assert task is not None, "a deadline requires a running task"
         self._task: asyncio.Task[Any] = task
         self._loop = asyncio.get_running_loop()
         self._before = _cancelling(task)

@@ -18,7 +18,7 @@ def draw_id(size: int = _BYTES) -> bytes:
 
 @contextlib.contextmanager
 def ids_from(chance: random.Random) -> Generator[None, None, None]:
-    """Returns a context manager within which `draw_id` uses the generator `chance` on this thread, for a simulation."""
+    """Makes `draw_id` on this thread draw from the generator `chance` in a `with` block, for simulations."""
     before = getattr(_drawing, "chance", None)
     _drawing.chance = chance
     try:

@@ -12,7 +12,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 # Approximately the maximum size of a worker's status message.
 _MAX_TEXT_BYTES = 4096
 _MAX_NAME = 200
-# The limits on the exceptions of a group that are written.
+# How many exceptions of a group, and how many levels of nested groups, a message describes.
 _MOST_IN_GROUP = 10
 _DEEPEST_GROUP = 3
 _FRAMES = '\n  File "'
@@ -48,7 +48,7 @@ def _text_of_group(exceptions: Sequence[object], depth: int) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Returns a text in which, above `limit` bytes, the number of omitted bytes replaces the middle."""
+    """Returns a text. If it exceeds `limit` bytes, its middle is replaced by the number of omitted bytes."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text
@@ -95,7 +95,7 @@ def size_text(number: float) -> str:
 
 
 def with_place(error: _Error, place: str) -> _Error:
-    """Returns a copy of an error whose message also contains the place where it was raised, or advice.
+    """Returns a copy of an error with a place or advice added to its message.
 
     The original stays unchanged, because it may be stored as the outcome of a value and raised again.
 

@@ -15,7 +15,7 @@ import numpy as np
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe
 
-# The limits of the corresponding message fields.
+# The limits of the protobuf fields that hold these numbers.
 MOST_CLIENTS = (1 << 31) - 1
 MOST_BYTES = (1 << 63) - 1
 MOST_MESSAGE_BYTES = (1 << 31) - 1
@@ -26,7 +26,7 @@ Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", object], None]
 
 
 def check_whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
-    """Checks a whole number of Python or NumPy and returns it as an `int`.
+    """Returns a whole number of Python or NumPy as an `int`, after checking its range.
 
     Args:
       name: The name of the parameter, for the message.
@@ -41,7 +41,7 @@ def check_whole_number(name: str, value: object, least: int, most: int | None = 
     if number is None or number < least or (most is not None and number > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         found = describe(value) if number is None else value
-        raise InvalidValueError(f"Expected {name} {bounds}{' as a whole number' * (number is None)}, found {found}")
+        raise InvalidValueError(f"Expected {name}{' to be a whole number' * (number is None)} {bounds}, found {found}")
     return number
 
 
@@ -58,7 +58,7 @@ def whole_number_of(value: object) -> int | None:
 
 
 def check_number(name: str, value: object, *, positive: bool = False, endless: bool = False) -> None:
-    """Checks a number that need not be whole, such as a duration.
+    """Checks the range of a number that need not be whole, such as a duration.
 
     Args:
       name: The name of the parameter, for the message.
@@ -71,7 +71,7 @@ def check_number(name: str, value: object, *, positive: bool = False, endless: b
     """
     bounds = "of more than 0" if positive else "of at least 0"
     if isinstance(value, _BOOLS) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidValueError(f"Expected {name} {bounds} as a number, found {describe(cast(object, value))}")
+        raise InvalidValueError(f"Expected {name} to be a number {bounds}, found {describe(cast(object, value))}")
     try:
         number = float(cast(float, value))
     except OverflowError:  # a whole number with hundreds of digits

@@ -32,7 +32,7 @@ def ending_of(code: int) -> str:
 def wait_for_end(process: "subprocess.Popen[Any]") -> None:
     """Waits until a process has ended. On platforms with `os.waitid`, the exit status can still be read afterwards."""
     if hasattr(os, "waitid"):
-        with contextlib.suppress(ChildProcessError):  # another caller has already read its status
+        with contextlib.suppress(ChildProcessError):  # another caller has already read the process's status
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     else:
         process.wait()

@@ -72,7 +72,7 @@ def _refuse(given: Mapping[str, object], known: Collection[str]) -> None:
     names = {name: name for name in known} | {old: new for old, new in _OTHER_NAMES.items() if new in known}
     close = difflib.get_close_matches(unknown[0], names, 1)
     advice = f"; write {names[close[0]]}" if close else "; remove it"
-    raise TypeError(f"Expected options among {', '.join(sorted(known))}, found {', '.join(unknown)}{advice}")
+    raise TypeError(f"Expected no options other than {', '.join(sorted(known))}, found {', '.join(unknown)}{advice}")
 
 
 def lazy_names(

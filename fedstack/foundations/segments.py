@@ -20,8 +20,8 @@ class Rows:
     kilobytes.
 
     Attributes:
-      arrays: The contiguous arrays. They have the same shape and the same dtype, which Python's buffer protocol
-        supports.
+      arrays: The contiguous arrays. They have the same shape and the same dtype, and the dtype is one that Python's
+        buffer protocol supports.
       row_bytes: The size of each array in bytes; at least 1.
     """
 
@@ -80,7 +80,7 @@ def joined(segments: Iterable[Segment], *before: bytes) -> bytes:
 
 
 class SegmentReader:
-    """A reader that fills buffers, one after another, with the data of a stream.
+    """Fills buffers, one after another, with the data of a stream.
 
     Args:
       buffers: The memory of the arrays that the header announced, as writable one-dimensional contiguous bytes.
@@ -110,7 +110,8 @@ class SegmentReader:
         """Writes the next bytes of the stream into the buffers.
 
         Raises:
-          InvalidValueError: If the stream has more bytes than the header announced. Then no byte of `data` is written.
+          InvalidValueError: If the stream has more bytes than the header announced. In this case, no byte of `data` is
+            written.
         """
         if self.received + len(data) > self.expected:
             raise InvalidValueError(
@@ -134,8 +135,8 @@ class SegmentReader:
         """
         if not self.complete:
             raise InvalidValueError(
-                f"Expected {self.expected} bytes of data, as the header announced, found the end of the stream after "
-                f"{self.received} bytes; check whether the peer stopped while it was sending"
+                f"The stream ended after {self.received} of the {self.expected} bytes that the header announced; "
+                "check whether the peer stopped while it was sending"
             )
 
     def __repr__(self) -> str:

@@ -64,13 +64,13 @@ def without_frames(error: _E) -> _E:
 
 
 def consume_exception(outcome: "Future[Any]") -> None:
-    """Retrieves the exception of a future as a done callback, so that asyncio does not log it as never retrieved."""
+    """A done callback that retrieves the exception of a future, so that asyncio does not log it as never retrieved."""
     if not outcome.cancelled():
         outcome.exception()
 
 
 def drop_outcome(outcome: Any) -> None:
-    """Drops the traceback of a failed future whose result is not used. Call it when the future is done."""
+    """Drops the traceback of a future that is done, if it failed. For futures whose results are not used."""
     try:
         outcome.result()  # exception() would not release the future's own traceback or cancellation error
     except BaseException as error:

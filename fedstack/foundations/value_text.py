@@ -1,4 +1,4 @@
-"""Describes users' values in messages, and recognises tables among these values."""
+"""Describes users' values in messages, and recognizes tables among these values."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable

@@ -105,7 +105,7 @@ def test_a_wrong_stream_is_an_invalid_value(change, complaint) -> None:
 
 
 def test_a_stream_that_ends_before_its_data_is_an_invalid_value() -> None:
-    with pytest.raises(InvalidValueError, match="found the end of the stream after 0"):
+    with pytest.raises(InvalidValueError, match="The stream ended after 0 of"):
         round_with(stream(lambda frames: [header_of(frames)]), models)
 
 

@@ -27,7 +27,7 @@ def test_a_whole_number_may_be_one_of_numpys(value: object) -> None:
     ids=str,
 )
 def test_what_is_no_whole_number_is_said_to_be_none(value: object, found: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"^Expected n of at least 1 as a whole number, found {found}$"):
+    with pytest.raises(InvalidValueError, match=f"^Expected n to be a whole number of at least 1, found {found}$"):
         check_whole_number("n", value, 1)
 
 
@@ -50,9 +50,9 @@ def test_a_number_need_not_be_whole(value: object) -> None:
         (-1, False, "of at least 0, found -1"),
         (float("-inf"), False, "of at least 0.*, found -inf"),
         (float("inf"), False, "of at least 0, and finite, found inf"),
-        ("x", False, "of at least 0 as a number, found str 'x'"),
-        (None, False, "of at least 0 as a number, found None"),
-        (True, False, "of at least 0 as a number, found bool True"),
+        ("x", False, "to be a number of at least 0, found str 'x'"),
+        (None, False, "to be a number of at least 0, found None"),
+        (True, False, "to be a number of at least 0, found bool True"),
         (0, True, "of more than 0, found 0"),
     ],
 )

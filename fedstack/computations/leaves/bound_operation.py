@@ -16,7 +16,7 @@ _calls: dict[int, list[tuple[int, Sized]]] = {}
 
 
 class ColumnCall:
-    """A context manager that records that this thread calls a function for one client after another.
+    """Records that this thread calls a function for one client after another. Used in a `with` block.
 
     Args:
       first_client: The index of the first client.

@@ -2,8 +2,9 @@
 
 A reference can name any function that a module defines, including private functions, and the caller chooses the
 arguments. Therefore allowing a module that loads code, evaluates text, starts processes or writes files is equivalent
-to allowing arbitrary code. The table lists modules of this kind that an administrator might want to allow, and modules
-that are installed with fedstack. The table cannot be complete, because libraries are not written for untrusted callers.
+to allowing arbitrary code. `_PACKAGES` lists modules of this kind that an administrator might want to allow, and
+modules that are installed with fedstack. The list cannot be complete, because libraries are not written for untrusted
+callers.
 """
 
 import sys
@@ -38,8 +39,8 @@ _tree colorama threadpoolctl tree typer wrapt
 """
 
 AS_GOOD_AS_CODE = frozenset(_PACKAGES.split()) | sys.stdlib_module_names
-# Clients may call only the training example of fedstack itself, because other modules unpickle data, start processes
-# and so on.
+# Clients may call no modules of fedstack except the training example, because other modules unpickle data, start
+# processes and so on.
 _OWN, _OWN_EXAMPLE = "fedstack", "fedstack.demo"
 
 
@@ -71,7 +72,7 @@ class CarrierPolicy:
 
     Attributes:
       modules: The modules whose functions may be loaded by reference, including all submodules; `*` stands for all
-        modules. Apart from its example, fedstack itself is never allowed.
+        modules. The modules of fedstack itself are never allowed, except `fedstack.demo`.
       python_code: Whether functions may be loaded by value, which executes the sender's code. If so, references to any
         module are allowed as well, since the sender's code could import the module anyway.
       runtimes: The carriers of other runtimes that may be loaded, as full names of messages or names of protobuf
@@ -123,7 +124,7 @@ class CarrierPolicy:
     def runs_anything(self) -> bool:
         """Whether clients can run arbitrary code, directly or through modules with functions such as `eval`.
 
-        The result is also True if any other runtime is allowed, since the abilities of these runtimes are unknown.
+        The result is also True if `runtimes` lists any runtime, since what those runtimes can run is unknown.
         """
         in_modules = any(module == "*" or is_as_good_as_code(module) for module in self.modules)
         return self.python_code or bool(self.runtimes) or in_modules
@@ -137,7 +138,7 @@ def checked_carrier_policy(policy: object) -> CarrierPolicy:
     """
     if not isinstance(policy, CarrierPolicy):
         raise TypeMismatchError(
-            f"Expected policy as a fedstack.leaves.CarrierPolicy, found {describe(policy)}; specify which functions "
+            f"Expected policy to be a fedstack.leaves.CarrierPolicy, found {describe(policy)}; specify which functions "
             "may run, as in CarrierPolicy(modules=['mine'])"
         )
     return policy

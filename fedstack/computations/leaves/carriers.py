@@ -52,7 +52,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class HandleRuntime(LeafRuntime):
-    """The runtime that loads functions by handle."""
+    """Loads functions by handle."""
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
         return True
@@ -64,9 +64,8 @@ class HandleRuntime(LeafRuntime):
         handle = _unpack(computation, carriers_pb2.PythonHandle)
         if handle.process != PROCESS:
             raise CarrierError(
-                f"Expected a function of this process, found {name_text(handle.name)!r} by handle of another process; "
-                "send the function by reference or by value: define it at the top level of an installed module, or "
-                "allow Python code"
+                f"Expected a function of this process, found a handle to {name_text(handle.name)!r} in another "
+                "process; define the function at the top level of an installed module, or allow Python code"
             )
         return handle
 
@@ -84,12 +83,12 @@ class HandleRuntime(LeafRuntime):
         signature = FunctionType(found.parameter, found.result)
         declared = type_from_proto(computation.type)
         if not signature.is_equivalent_to(declared):
-            raise CarrierError(f"Expected {found.name!r} with its declared type {signature}, found the type {declared}")
+            raise CarrierError(f"Expected the declared type {signature} for {found.name!r}, found {declared}")
         return PythonLeaf(found.function, found.name, found.parameter, found.result)
 
 
 class ReferenceRuntime(LeafRuntime):
-    """The runtime that loads functions by module and qualified name, from allowed modules only."""
+    """Loads functions by module and qualified name, from allowed modules only."""
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
         return True
@@ -107,8 +106,8 @@ class ReferenceRuntime(LeafRuntime):
             check_unchanged(function)
         if reference.digest and function_digest(function) != reference.digest:
             raise CarrierError(
-                f"Expected the sender's version of {shown}, found another version; install the same version on both "
-                "sides"
+                f"Expected the sender's version of {shown}, found another version; install the same version on "
+                "the client and the worker"
             )
         own = module_digest(reference.module)
         differs = bool(own and reference.module_digest) and own != reference.module_digest
@@ -116,7 +115,7 @@ class ReferenceRuntime(LeafRuntime):
             raise CarrierError(
                 f"Expected the sender's version of the module {name_text(reference.module)}, found a version in which "
                 f"{name_text(reference.qualname)} is the same but other lines differ; install the same version on "
-                "both sides, or start the worker without --strict-modules"
+                "the client and the worker, or start the worker without --strict-modules"
             )
         containers = from_message(reference.parameter, allowed.check_module)
         leaf = _leaf_of_type(function, name_text(reference.qualname), computation, containers)
@@ -125,7 +124,7 @@ class ReferenceRuntime(LeafRuntime):
 
 
 class PickledRuntime(LeafRuntime):
-    """The runtime that loads functions by value, if the policy allows code."""
+    """Loads functions by value, if the policy allows code."""
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
         return policy.python_code
@@ -134,8 +133,8 @@ class PickledRuntime(LeafRuntime):
         if not policy.python_code:
             pickled = _unpack(computation, carriers_pb2.PickledPython)
             raise CarrierError(
-                f"Expected no Python functions by value, found {name_text(pickled.name)!r}; define the function in an "
-                f"installed module, or {ALLOW_CODE}"
+                f"Expected a Python function by reference, found {name_text(pickled.name)!r} by value; define the "
+                f"function in an installed module, or {ALLOW_CODE}"
             )
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
@@ -145,7 +144,7 @@ class PickledRuntime(LeafRuntime):
         if pickled.python_version != version:
             raise CarrierError(
                 f"Expected code for Python {version}, found code for Python {pickled.python_version}; run the same "
-                "version of Python on both sides"
+                "version of Python on the client and the worker"
             )
         try:
             function, containers = loads(pickled.function)
@@ -153,7 +152,8 @@ class PickledRuntime(LeafRuntime):
             raise CarrierError(f"Loading {name_text(pickled.name)!r} raised {describe_error(error)}") from error
         if not isinstance(containers, Containers | None):
             raise CarrierError(
-                f"Expected containers with the function {name_text(pickled.name)!r}, found {describe(containers)}"
+                f"Expected the pickle of {name_text(pickled.name)!r} to contain Containers or None, found "
+                f"{describe(containers)}"
             )
         return _leaf_of_type(function, name_text(pickled.name), computation, containers)
 
@@ -167,7 +167,7 @@ def _leaf_of_type(
     try:
         return PythonLeaf(function, name, with_containers(signature.parameter, containers), signature.result)
     except (TypeError, ValueError) as error:  # a function in C may have no signature
-        raise CarrierError(f"Expected a Python function, found {name!r}: {error}") from error
+        raise CarrierError(f"Expected a function with a signature, found {name!r}: {error}") from error
 
 
 def _unpack(computation: computation_pb2.Computation, message: type[_M]) -> _M:
@@ -177,7 +177,7 @@ def _unpack(computation: computation_pb2.Computation, message: type[_M]) -> _M:
     try:
         return message.FromString(content.value)
     except DecodeError as error:
-        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found malformed content: {error}") from error
+        raise CarrierError(f"The content is not a valid {message.DESCRIPTOR.full_name}: {error}") from error
 
 
 def _python_version() -> str:
@@ -234,7 +234,7 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
             pickled = dumps((function, containers))
         except Exception as error:  # objects that the function refers to may raise anything
             variable = unwritable_variable(function)
-            where = f"; at its variable {variable!r}" if variable else ""
+            where = f" (in its variable {variable!r})" if variable else ""
             raise CarrierError(
                 f"Pickling {found.name!r} raised {type(error).__name__}: {error}{where}; do not refer to objects that "
                 "belong to this process, such as locks and open files"

@@ -140,7 +140,7 @@ def from_message(message: PythonContainer, check_module: Callable[[str, str], No
         container = resolve_reference(module, qualname)
         if not isinstance(container, type) or not takes_keywords(container):
             raise CarrierError(
-                f"Expected a named tuple, an attrs class or a dataclass as {name_text(message.type)}, found "
+                f"Expected {name_text(message.type)} to be a named tuple, an attrs class or a dataclass, found "
                 f"{container!r}"
             )
     return Containers(container, members)
@@ -198,7 +198,7 @@ def _write_known_type(type_spec: Type) -> WrittenType:
 
 
 class CarriedComputation(ConcreteComputation):
-    """A computation that was unpickled with a function. It keeps the functions of its leaves alive."""
+    """A computation that was unpickled together with a function. It keeps the functions of its leaves alive."""
 
     def __init__(
         self, message: computation_pb2.Computation, signature: FunctionType, functions: Mapping[int, PythonFunction]
@@ -206,8 +206,8 @@ class CarriedComputation(ConcreteComputation):
         super().__init__(computation_proto=message, context_stack=get_context_stack(), annotated_type=signature)
         self._functions = functions
 
-    # The language calls these methods when it builds this computation into another one. The other computation then has
-    # copies of the handles.
+    # The language calls these methods when it builds this computation into a larger one, which then has copies of the
+    # handles.
 
     def to_building_block(self) -> object:
         self._keep()

@@ -50,7 +50,7 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     if isinstance(types, Mapping):
         if set(types) != set(parameters):
             raise InvalidComputationError(
-                f"Expected types for the parameters {list(parameters)} of {name!r}, found {list(types)}"
+                f"Expected types for the parameters {list(parameters)} of {name!r}, found types for {list(types)}"
             )
         types = {parameter: types[parameter] for parameter in parameters}
     if len(types) == 1:
@@ -61,7 +61,7 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     named = [member for member, _ in fields_of(struct) if member is not None]
     if named and set(named) != set(parameters):
         raise InvalidComputationError(
-            f"Expected types for the parameters {list(parameters)} of {name!r}, found types named {named}"
+            f"Expected types for the parameters {list(parameters)} of {name!r}, found types for {named}"
         )
     _check_kinds(parameters, name, by_name=calls_by_name(function, struct))
     return struct

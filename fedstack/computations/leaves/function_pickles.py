@@ -56,7 +56,7 @@ def loads(content: bytes, find: Callable[[Any], object] | None = None) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that resolves ids of parts.
+    """Unpickles values and resolves the ids of parts that were left out.
 
     It is a class because `persistent_load` must be a method, rather than an attribute, since Python 3.13.
     """
@@ -95,7 +95,7 @@ def _pickler() -> Any:
 
 
 def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> object:
-    """Returns a cached function whose cache is empty."""
+    """Returns the function with an empty `lru_cache` that has the given parameters."""
     return functools.lru_cache(**parameters)(function)
 
 

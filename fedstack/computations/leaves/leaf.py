@@ -2,7 +2,7 @@
 
 | guarantee | implementation |
 | --- | --- |
-| the result has exactly the declared dtypes, shapes and structure | `normalize_argument`; errors have path and name |
+| the result has exactly the declared dtypes, shapes and structure | `normalize_argument`; errors state path and name |
 | a buffer that the function may fill again is copied | `snapshot_of`, only if something else references the buffer |
 | an error of the function names the computation and the client | `raise_leaf_error` |
 | the traceback of the error has only the user's frames | `raise_leaf_error` |
@@ -184,7 +184,7 @@ class Leaf(BoundOperation):
         if payload is None:
             payload = self._checked(value, client)
         if self._snapshot is not None:
-            del value  # so that only references from elsewhere remain
+            del value  # so that only references from outside this frame remain
             payload = self._snapshot(payload, argument)
         return payload
 

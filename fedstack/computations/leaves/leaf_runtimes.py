@@ -45,7 +45,7 @@ _MAX_LEAF_BYTES = 128 << 20
 
 @attrs.frozen
 class Destination:
-    """The destination of a leaf computation that is sent.
+    """Where a leaf computation is sent, and whether code is accepted there.
 
     Attributes:
       takes_code: Whether the destination accepts carriers that execute the sender's code.
@@ -248,8 +248,8 @@ def unknown_carrier(name: str) -> CarrierError:
     known = ", ".join(sorted(_runtimes))
     return CarrierError(
         f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; decorate the function with "
-        f"fedstack.python_computation, or install the package that has a runtime for it as an entry point in "
-        f"{ENTRY_POINT_GROUP!r}"
+        f"fedstack.python_computation, or install the package with "
+        f"its runtime, which is an entry point in the group {ENTRY_POINT_GROUP!r}"
     )
 
 

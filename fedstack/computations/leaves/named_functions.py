@@ -14,7 +14,7 @@ from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text, text_of
 from fedstack.foundations.value_text import shorten
 
-# Loading runs code of other authors, which may raise any error or exit. KeyboardInterrupt comes from the user instead.
+# Loading runs other authors' code, which may raise any error or exit. KeyboardInterrupt is raised by the user only.
 LOADING_ERRORS = (Exception, SystemExit)
 # The names of modules that run as programs under Python, `multiprocessing` (the parent's program) and `runpy`.
 _PROGRAMS = ("__main__", "__mp_main__", "<run_path>")
@@ -67,9 +67,9 @@ def _function_in(imported: object, module: str, qualname: str) -> Callable[..., 
     shown = name_text(f"{module}:{qualname}")
     # If a module that imports `os` is allowed, `os.system` must not become allowed too.
     if _names_of(found) != (module, qualname):
-        raise CarrierError(f"Expected a function defined as {shown}, found {_shown(found)} under this name")
+        raise CarrierError(f"Expected {shown} to be a function that its module defines, found {_shown(found)}")
     if not callable(found):
-        raise CarrierError(f"Expected a function as {shown}, found {_shown(found)} under this name")
+        raise CarrierError(f"Expected {shown} to be a function, found {_shown(found)}")
     return found
 
 
@@ -88,7 +88,7 @@ def _member_of(imported: object, module: str, qualname: str) -> object:
         else:
             found = _NOTHING
         if found is _NOTHING:
-            raise _not_found(module, qualname, AttributeError(f"it has no member {name_text(name)!r}"))
+            raise _not_found(module, qualname, AttributeError(f"there is no member {name_text(name)!r}"))
         if type(found) is staticmethod:
             found = cast("staticmethod[..., object]", found).__func__
     return inspect.getattr_static(found, "__wrapped__", found) if issubclass(type(found), Decorated) else found
@@ -123,11 +123,11 @@ def _shown(found: object) -> str:
 
 
 def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:
-    advice = "install the same version on both sides"
+    advice = "install the same version on the client and the worker"
     if isinstance(error, ModuleNotFoundError):
         advice = "install the module where the function runs, or add the module's folder to PYTHONPATH there"
     return CarrierError(
-        f"Expected an installed function {name_text(f'{module}:{qualname}')}, found an error: {type(error).__name__}: "
+        f"Cannot find the function {name_text(f'{module}:{qualname}')}: {type(error).__name__}: "
         f"{text_of(error)}; {advice}"
     )
 
@@ -139,7 +139,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, ImportError):
         advice = "; install the missing dependency"
     elif isinstance(error, AttributeError) and text.startswith("Can't get attribute"):  # the text of pickle's error
-        advice = "; move the object that it refers to into a module that is installed on the worker"
+        advice = "; move this object into a module that is installed on the worker"
     return f"{type(error).__name__}: {text}".removesuffix(": ") + advice
 
 
@@ -237,8 +237,8 @@ def check_unchanged(function: Callable[..., object]) -> None:
     file, state = _file_of(function)
     if state is not None and _files_as_imported.get(file, state) != state:
         raise CarrierError(
-            f"Expected an unmodified file of {function.__module__}:{function.__qualname__}, found one that has changed "
-            "since it was imported; restart the worker"
+            f"The file that defines {function.__module__}:{function.__qualname__} has changed since it was imported; "
+            "restart the worker"
         )
 
 

@@ -66,7 +66,7 @@ def _parts(computation: Computation, kind: str | None) -> Iterator[Computation]:
 
 
 def used_locals(block: computation_pb2.Block) -> list[computation_pb2.Block.Local]:
-    """Returns the locals on which the result of a block depends, in the order of the block."""
+    """Returns the locals on which the result of a block depends, in the order in which the block binds them."""
     wanted = free_references(block.result)
     used: list[computation_pb2.Block.Local] = []
     for local in reversed(block.local):
@@ -133,7 +133,7 @@ def check_received(computation: Computation, policy: CarrierPolicy) -> None:
         runtime = find_runtime(name)
         if runtime is not None:
             runtime.admit(leaf, policy)
-        elif leaf.WhichOneof("computation") != "data":  # a data executor may handle an unknown data block
+        elif leaf.WhichOneof("computation") != "data":  # a data executor may support an unknown data block
             raise unknown_carrier(name)
 
 
@@ -171,8 +171,8 @@ def warn_of_differing(modules: Iterable[str], address: str) -> None:
             _warned_of.add(module)
             _logger.warning(
                 "The module %s on the worker at %s differs from the local version, so its functions may return "
-                "different results on the worker; install the same version on both sides, or start the worker with "
-                "--strict-modules to reject such functions",
+                "different results on the worker; install the same version here and on the worker, or start the "
+                "worker with --strict-modules to reject such functions",
                 module,
                 address,
             )

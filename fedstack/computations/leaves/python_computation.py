@@ -67,8 +67,8 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
         self._function = function
         self._serial = serial
 
-    # The language calls these methods when it builds this computation into another one. The other computation then has
-    # a copy of the handle.
+    # The language calls these methods when it builds this computation into a larger one, which then has a copy of the
+    # handle.
 
     def to_building_block(self) -> object:
         registry.keep(self._serial)
@@ -162,7 +162,7 @@ def python_computation(
         computation is the declared type for a function with one parameter, and a struct for several parameters.
       result_type: The type of the function's result. By default, the return annotation is used. Without a usable
         annotation, the type is inferred from a call with zeros. If the parameters have unknown dimensions or sequences
-        and the result is not a scalar, the type is inferred from two such calls, and dimensions that differ are
+        and the result is not a scalar, the type is inferred from two such calls, and dimensions whose sizes differ are
         unknown. In an inferred type, Python's own numbers count as float32 and int32, as everywhere in the language. A
         later result that does not match the inferred type is an error.
 
@@ -232,12 +232,10 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
         found = call_on_zeros(1)
     except FedstackError as error:
         raise InvalidComputationError(
-            f"Expected to infer the result type of {name!r} from a call with zeros, found an error; {advice}: {error}"
+            f"Cannot infer the result type of {name!r} from a call with zeros; {advice}: {error}"
         ) from error
     except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
-        raise InvalidComputationError(
-            f"Expected a result with a type of the language, found an error: {error}; {advice}"
-        ) from error
+        raise InvalidComputationError(f"Cannot infer the type of the result: {error}; {advice}") from error
     if parameter is None or not has_open_sizes(parameter) or (isinstance(found, TensorType) and is_scalar(found)):
         return found
     # A call with another size shows which sizes of the result depend on the parameter's unknown sizes.

@@ -41,11 +41,11 @@ class PythonFunction:
 
 
 class HandleRegistry:
-    """A registry of the functions of this process, by the serial number of their handles.
+    """The decorated functions of this process, by the serial number of their handles.
 
     The registry references a function weakly as long as only the decorated object has its handle. When the decorated
-    object is built into another computation, copies of the handle may exist anywhere. From then on the registry keeps
-    the function alive permanently.
+    object is built into another computation, copies of the handle may exist anywhere. From then on, the registry keeps
+    the function alive until the process ends.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,9 @@ def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
 class PythonLeaf(Leaf):
     """A leaf that runs a Python function with its declared types."""
 
-    result_advice = "if the function is right, pass another result_type= (the default is inferred from a call on zeros)"
+    result_advice = (
+        "if the function is right, pass another result_type (the default is inferred from a call with zeros)"
+    )
 
     def __init__(self, function: Callable[..., object], name: str, parameter: Type | None, result: Type) -> None:
         super().__init__(name, parameter, result)

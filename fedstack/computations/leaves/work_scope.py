@@ -20,7 +20,7 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.observe.events import NO_SPAN, Span
 
 if TYPE_CHECKING:
-    from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # a module that imports this one
+    from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # it imports `work_scope`
 
 MAX_STEPS = 1_000_000
 _E = TypeVar("_E", bound="SystemScope")
@@ -49,7 +49,7 @@ class ClientCounter(Protocol):
         ...
 
     def watch(self, worker: Any) -> None:
-        """Registers a `progress.ReportsWork` that works for the invocation."""
+        """Registers a `progress.ReportsWork` that does work for the invocation."""
         ...
 
 
@@ -89,8 +89,8 @@ class WorkScope:
         of a few kilobytes could unfold to any number of steps.
       leaves: The leaves that a service has loaded in advance; `None` if executors load leaves themselves.
       environment: Creates the context manager that a thread of a pool enters around each piece of work. It sets up the
-        language's context stack, so that computations that are called inside a leaf have a context.
-      abandoned: The `AbandonedWork` that limits the cancelled work that still runs; `None` if only the limit of each
+        language's context stack, so that computations called inside a leaf find a context.
+      abandoned: The `AbandonedWork` that limits how much cancelled work may still run; `None` if only the limit of each
         pool applies.
       progress: The counter of clients; `None` if clients are not counted.
       losses: The `LossLedger` of the invocation, which records lost workers; `None` if there is no further attempt.
@@ -205,7 +205,7 @@ def set_scope(scope: WorkScope) -> None:
 
 
 def change_scope(**changes: Any) -> None:
-    """Replaces some fields of the current scope, with the same effect as `set_scope`."""
+    """Replaces some fields of the current scope for the rest of the task, like `set_scope`."""
     _scope.set(_scope.get().replace(**changes))
 
 

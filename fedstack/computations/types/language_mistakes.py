@@ -1,4 +1,4 @@
-"""Adds advice to the language's errors about mistakes in federated computations. `docs/troubleshooting.md` lists it.
+"""Adds advice to the language's errors about mistakes in federated computations, as `docs/troubleshooting.md` lists it.
 
 The language raises these errors while it builds a computation. fedstack sees an error only if fedstack is among the
 callers: when a leaf is called, in a `with` block of a context, or at the end of the program. There it adds the advice
@@ -172,7 +172,7 @@ def fix_of(error: BaseException) -> str | None:
 
 
 def note_fix(error: BaseException) -> None:
-    """Adds the advice on an error to the error as a note, at most once. Does nothing before Python 3.11."""
+    """Adds advice to an error as a note, at most once. Does nothing before Python 3.11."""
     if sys.version_info >= (3, 11):
         fix = fix_of(error)
         if fix is not None and fix not in getattr(error, "__notes__", ()):
@@ -246,7 +246,7 @@ def _explain_in_cell(
 
 
 def set_default_context(context: SyncContext | AsyncContext) -> None:
-    """Sets this thread's default context, and installs the hooks that explain mistakes which end a script or cell."""
+    """Sets this thread's default context, and installs hooks that add advice to errors that end a script or cell."""
     language.set_default_context(context)
     if not isinstance(sys.excepthook, _ExplainingHook):
         sys.excepthook = _ExplainingHook(sys.excepthook)

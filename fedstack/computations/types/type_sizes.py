@@ -32,8 +32,8 @@ _MAX_TEXT_BYTES = 4096  # the names of members have no maximum length
 def count_leaves(type_spec: Type) -> int:
     """Returns the number of tensors in a type.
 
-    The element type of a sequence and the types of a function count once each. Repeated types count each time. An empty
-    struct counts as one tensor.
+    The element type of a sequence and the types of a function count once each. A type that occurs several times counts
+    each time. An empty struct counts as one tensor.
     """
     return _sizes(type_spec)[0]
 
@@ -177,6 +177,7 @@ def matched_members(expected: StructType, names: Sequence[str | None], path: str
         if given is not None and given != wanted:
             where = join_path(path, wanted, index)
             raise TypeMismatchError(
-                f"Expected {type_text(expected)}, found a member named {name_text(given)!r}; at {where}"
+                f"Expected the member names of {type_text(expected)}, found a member named {name_text(given)!r}; "
+                f"at {where}"
             )
     return [(join_path(path, name, index), member) for index, (name, member) in enumerate(fields)]

@@ -37,7 +37,7 @@ _MOST_RECENT_BYTES = 64 << 20
 
 
 class TypeMemo(Generic[_T]):
-    """A cache of one value per type, found by the identity of the type.
+    """A cache of one value per type, keyed by the identity of the type.
 
     A value is kept as long as its type is alive, so the value must not reference the type.
     """
@@ -62,7 +62,7 @@ class TypeMemo(Generic[_T]):
 
 
 class _RecentTypes:
-    """References to the most recently created types; dropped when `_MOST_RECENT_BYTES` of types were received."""
+    """References to the most recently created types; dropped after `_MOST_RECENT_BYTES` of types have been received."""
 
     def __init__(self) -> None:
         self._types: deque[Type] = deque(maxlen=_MOST_RECENT)
@@ -136,7 +136,7 @@ def type_from_proto(proto: computation_pb2.Type) -> Type:
     try:
         key = proto.SerializeToString()
     except EncodeError as error:
-        raise InvalidComputationError(f"Expected a type, found a type that is nested too deeply: {error}") from error
+        raise InvalidComputationError(f"The type is nested too deeply: {error}") from error
     found = _types_by_bytes.get(key)
     if found is None:
         if not key:
@@ -144,9 +144,7 @@ def type_from_proto(proto: computation_pb2.Type) -> Type:
         try:
             found = Type.from_proto(proto)
         except _NO_TYPE as error:
-            raise InvalidComputationError(
-                f"Expected a type that the language knows, found a type that it rejects: {error}"
-            ) from error
+            raise InvalidComputationError(f"The language rejects the type: {error}") from error
         if len(_types_by_bytes) >= _MAX_CACHED_TYPES:
             _types_by_bytes.clear()
         _types_by_bytes[key] = found
@@ -371,10 +369,10 @@ def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDA
 
 
 def no_memory_for(array: str, size: int) -> ResourceLimitError:
-    """Returns the error for an array that fedstack has to create but that exceeds the memory."""
+    """Returns the error for an array that fedstack has to create but that does not fit into memory."""
     return ResourceLimitError(
-        f"Expected enough memory for an array of {array}, found less than the required {size:,} bytes; declare fewer "
-        "elements, because fedstack creates such an array for a sum of no values or for a call with zeros"
+        f"An array of {array} requires {size:,} bytes, but less is available; declare fewer elements, "
+        "because fedstack creates such an array for a sum over no clients or for a call with zeros"
     )
 
 
@@ -383,8 +381,8 @@ def zeros(type_spec: Type, open_size: int = 1) -> object:
 
     Args:
       type_spec: The type.
-      open_size: The size of unknown dimensions and the length of sequences. The default is 1, so that a function that
-        is called with the result receives data.
+      open_size: The size of unknown dimensions and the length of sequences. The default is 1, so that a function
+        called with the zeros receives data.
     """
     if isinstance(type_spec, StructType):
         return tuple(zeros(member, open_size) for _, member in fields_of(type_spec))

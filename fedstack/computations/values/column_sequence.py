@@ -204,7 +204,7 @@ class HasBlocks:
         raise NotImplementedError
 
     def large_blocks(self) -> Iterator[Column]:
-        """Yields the elements in columns that may be larger, as far as no copy is needed, for users of all elements."""
+        """Like `blocks`, but in larger columns where this needs no copy. For callers that read all elements."""
         return self.blocks()
 
     def __len__(self) -> int:

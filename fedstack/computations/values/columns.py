@@ -38,7 +38,7 @@ class Column:
         return True
 
     def here(self) -> "Column":
-        """Returns the column with all payloads in this process."""
+        """Returns a column with the same payloads, all of which are in this process."""
         return self
 
     def items(self) -> Sequence[Payload]:

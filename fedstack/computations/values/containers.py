@@ -66,7 +66,7 @@ def _converted(
 
 
 def to_elements(payload: object, type_spec: Type) -> object:
-    """Returns the result of `to_result`, for receivers that read only the elements of sequences, in one order.
+    """Returns the result of `to_result`, for receivers that read all passes of a sequence in one order.
 
     Raises:
       InvalidValueError: If a sequence has a different order in each pass.
@@ -89,12 +89,12 @@ def _check_orders(payload: object, type_spec: Type) -> None:
 
 
 def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> object:
-    """Returns the result of `ExecutorValue.compute()`: the language's `Struct` for structs, lists and NumPy values.
+    """Returns the result of `ExecutorValue.compute()`: structs as the language's `Struct`, and lists and NumPy values.
 
     Args:
       payload: The payload.
       type_spec: The type of the payload.
-      kept: Whether the payload is kept for another `compute()`. If so, its arrays are copied.
+      kept: Whether the payload is kept for later calls of `compute()`. If so, its arrays are copied.
     """
     return _converted(payload, type_spec, _copied if kept else _own, _struct_maker)
 
@@ -140,8 +140,8 @@ def _make_result_maker(struct: StructType) -> Maker:
     container = struct.python_container
     if any(name is None for name in names) and any(name is not None for name in names):
         raise InvalidComputationError(
-            f"Expected a result in which either all members or no members have names, found {struct}; name all members "
-            "or no members"
+            f"Expected a result in which either all members or no members have names, found {struct}; name all "
+            "members or none"
         )
     if container is None:
         container = OrderedDict if names and names[0] is not None else tuple

@@ -31,7 +31,7 @@ _E = TypeVar("_E", bound="Elsewhere")
 _standing_for: "dict[str, type[Elsewhere]]" = {}
 # Descriptions of objects of other packages that are not accepted as values, and advice, by the names of their classes.
 _refused: dict[str, tuple[str, str]] = {}
-# The classes of most values. Their instances are never elsewhere.
+# The classes of most values. Their instances are never in another store.
 _USUAL = frozenset({int, float, bool, str, bytes, tuple, list, dict, np.ndarray, np.float32, np.float64, np.int32})
 _FIRST = "[client 0]"
 
@@ -263,7 +263,7 @@ def deferred(
 
 
 def _standing_in(value: object, member: Type, where: Where, index: int) -> object:
-    """Returns the stand-in for a value that is, or has members, in another store. Returns other values unchanged."""
+    """Returns the stand-in for a value that is in another store or has members there. Other values stay as they are."""
     if type(value) not in _USUAL and (made := _standing(type(value), member)) is not None:
         return made(value)
     if not isinstance(member, StructType):
@@ -332,7 +332,7 @@ def _names(element: Type) -> "set[str | None] | None":
 
 
 def _arrays(column: Column, element: Type, place: str) -> Any:
-    """Returns the arrays of rows in the containers of an element. The first dimension of each array is the row."""
+    """Returns a column as arrays with one row per element, in a dict or tuple of arrays if the elements are structs."""
     if isinstance(element, StructType):
         fields = [(name, _arrays(column.field(i), t, place)) for i, (name, t) in enumerate(fields_of(element))]
         return dict(fields) if all(name for name, _ in fields) else tuple(member for _, member in fields)
@@ -342,7 +342,7 @@ def _arrays(column: Column, element: Type, place: str) -> Any:
     shapes = list(dict.fromkeys(map(np.shape, items)))
     if len(shapes) > 1:
         advice = "pad the rows, or declare a sequence of rows as the type"
-        mismatch("rows of one shape", f"{list(shapes[0])} and {list(shapes[1])}", place, advice)
+        mismatch("rows of the same shape", f"the shapes {list(shapes[0])} and {list(shapes[1])}", place, advice)
     tensor = cast(TensorType, element)
     rows = np.empty((len(items), *(shapes or [()])[0]), np.object_ if is_string(tensor) else tensor.dtype)
     for index, item in enumerate(items):

@@ -219,7 +219,7 @@ def _array_column(values: Sequence[object], kinds: set[type[object]], member: Te
     dtype, shape = member.dtype, member.shape
     if kinds == {np.ndarray}:
         arrays = cast("Sequence[np.ndarray]", values)
-        # The usual case is arrays of exactly this dtype with a matching shape.
+        # Usually the values are arrays of exactly this dtype with a matching shape.
         if set(map(_dtype_of, arrays)) == {dtype} and all(shape_fits(s, shape) for s in set(map(_shape_of, arrays))):
             return ListColumn(all_read_only(arrays), list_is_own=True)
     return ListColumn([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)], list_is_own=True)
@@ -275,7 +275,7 @@ def _split_alike(
 
 
 def _sequence_column(values: Sequence[object], kinds: set[type[object]], member: SequenceType, where: Where) -> Column:
-    """Returns a column of sequences. The elements of all clients are normalised together if all sequences are lists."""
+    """Returns a column of sequences. The elements of all clients are normalized together if all sequences are lists."""
     if not kinds <= {list}:
         return ListColumn([_sequence(value, member, where(i)) for i, value in enumerate(values)])
     lists = cast("Sequence[list[object]]", values)

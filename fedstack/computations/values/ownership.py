@@ -122,7 +122,7 @@ def snapshot_of(result: Type) -> Snapshot | None:
 def _sequence_stays(payload: object, argument: object, element: Snapshot | None) -> object:
     given = cast("tuple[object, ...]", argument) if isinstance(argument, tuple) else (argument,)
     if any(payload is member for member in given):
-        return payload  # it belongs to the caller, and the function cannot write to it
+        return payload  # the payload belongs to the caller, and the function cannot write to it
     snapshot = cast("Callable[[Callable[[np.ndarray], object]], object] | None", getattr(payload, "snapshot", None))
     if snapshot is not None:
         return snapshot(lambda array: _stays(array, None))
@@ -143,7 +143,7 @@ def _stays(payload: object, argument: object) -> object:
         if not base.flags.writeable:
             return payload
         if any(array is payload or array is base or array.base is base for array in _arrays_in(argument)):
-            return payload  # it belongs to the caller, and the function cannot write to it
+            return payload  # the payload belongs to the caller, and the function cannot write to it
     # Payloads are read-only, but the memory that they show may be writable.
     elif base is None or type(base) is bytes:
         return payload

@@ -53,7 +53,7 @@ class Record(tuple[object, ...]):
             try:
                 return _Tuple.__getitem__(self, self.__names__.index(key))
             except ValueError:
-                raise KeyError(f"Expected one of {list(self.__names__)}, found {key!r}") from None
+                raise KeyError(f"Expected one of the fields {list(self.__names__)}, found {key!r}") from None
         return _Tuple.__getitem__(self, key)
 
     def keys(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def _record_class(names: tuple[str | None, ...]) -> type[Record]:
 
 
 class KeyedTuple:
-    """A mixin that adds access by key and unpacking with `**` to a named tuple class of the user."""
+    """Adds access by key and unpacking with `**` to a user's named tuple class, as a mixin."""
 
     __slots__ = ()
     _fields: ClassVar[tuple[str, ...]]
@@ -121,7 +121,7 @@ class KeyedTuple:
         try:
             return _Tuple.__getitem__(members, self._fields.index(key))
         except ValueError:
-            raise KeyError(f"Expected one of {list(self._fields)}, found {key!r}") from None
+            raise KeyError(f"Expected one of the fields {list(self._fields)}, found {key!r}") from None
 
     def keys(self) -> tuple[str, ...]:
         """Returns the names of the fields. With `__getitem__`, this enables `f(**value)`."""
@@ -209,7 +209,7 @@ def _attribute_of(mapping: Mapping[str, object], name: str) -> object:
     try:
         return mapping[name]
     except KeyError:
-        raise AttributeError(f"Expected one of {list(mapping)}, found {name!r}") from None
+        raise AttributeError(f"Expected one of the keys {list(mapping)}, found {name!r}") from None
 
 
 def split_struct(value: object, struct: StructType, path: str) -> Sequence[object]:

@@ -19,7 +19,7 @@ from fedstack.foundations.error_text import counted
 T = TypeVar("T")
 # The number of elements that are created at a time if the elements take up no memory of their own.
 AHEAD = 16
-# The limits of the corresponding message fields.
+# The limits of the protobuf fields that hold these numbers.
 MAX_SEED_BYTES = 128
 MAX_SEED = 256**MAX_SEED_BYTES - 1
 MAX_ROUND = 2**64 - 1
@@ -38,7 +38,7 @@ def check_re_iterable(sequence: object, path: str = "value") -> None:
     name = type(sequence).__name__
     if isinstance(sequence, (str, bytes, bytearray, Mapping)) or not isinstance(sequence, Iterable):
         raise TypeMismatchError(
-            f"Expected a re-iterable object of elements, found `{name}`; at {path}; pass a list of the elements"
+            f"Expected a list or another re-iterable object, found `{name}`; at {path}; pass a list of the elements"
         )
     # Calling `iter` on an iterator is free, whereas for other objects the call may open files.
     if isinstance(sequence, Iterator) and iter(cast("Iterator[object]", sequence)) is sequence:
@@ -128,7 +128,7 @@ def check_one_order(sequence: object, path: str) -> None:
     """
     if reshuffles(sequence):
         raise InvalidValueError(
-            f"Expected a sequence with a fixed order, since only its elements can be passed on here, found "
+            f"Expected a sequence with a fixed order, since only its elements are passed on, found "
             f"{sequence!r}, which has a new order in each pass; at {path}; pass reshuffle=False to fedstack.batches, "
             "or use workers of the same fedstack release and map over the batches on the clients that read them"
         )

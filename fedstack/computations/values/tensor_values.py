@@ -45,7 +45,7 @@ def kind_of_dtype(dtype: np.dtype) -> str:
 
 
 def mismatch(expected: object, found: object, path: str, advice: str = "") -> NoReturn:
-    """Raises a TypeMismatchError that contains both sides and the path. Types are formatted by `type_text`."""
+    """Raises a TypeMismatchError that names what was expected and found. Types are formatted by `type_text`."""
     shown, seen = (type_text(what) if isinstance(what, Type) else what for what in (expected, found))
     raise TypeMismatchError(f"Expected {shown}, found {seen}; at {path}" + (f"; {advice}" if advice else ""))
 
@@ -99,7 +99,7 @@ def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
         kind = type(value)
         if kind.__module__.partition(".")[0] == "jax" and kind.__name__.endswith("Tracer"):
             raise TypeMismatchError(
-                f"Expected {tensor}, found a {kind.__name__} of JAX; at {path}; call jax.jit, jax.grad and jax.vmap "
+                f"Expected {tensor}, found a JAX {kind.__name__}; at {path}; call jax.jit, jax.grad and jax.vmap "
                 "inside the decorated function, not on the computation"
             ) from None
         shown = f"{kind.__name__}, whose conversion to an array raised {type(error).__name__}: {error}"
@@ -197,7 +197,7 @@ def _cast_python(array: np.ndarray, leaves: Sequence[object], tensor: TensorType
 
 def _nest_leaves(nest: Sequence[object], depth: int = 1) -> Iterator[object]:
     if depth > _MAX_RANK:
-        raise ValueError(f"NumPy has arrays of at most {_MAX_RANK} dimensions")
+        raise ValueError(f"NumPy arrays have at most {_MAX_RANK} dimensions")
     for item in nest:
         if isinstance(item, (list, tuple)):
             yield from _nest_leaves(cast("Sequence[object]", item), depth + 1)
@@ -277,7 +277,7 @@ def to_bytes(value: object, path: str) -> bytes:
             return value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise TypeMismatchError(
-                f"Expected text that UTF-8 can encode, found {describe(value)}; at {path}; {error.reason}; pass bytes"
+                f"Expected text that UTF-8 can encode, found {describe(value)} ({error.reason}); at {path}; pass bytes"
             ) from error
     if isinstance(value, bytes):
         return bytes(value)

@@ -69,7 +69,7 @@ def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTenso
 
 
 class SequenceView(HasPasses):
-    """A re-iterable sequence of payloads that normalises the elements of its source during iteration."""
+    """A re-iterable sequence of payloads that normalizes the elements of its source during iteration."""
 
     __slots__ = ("element", "path", "read", "source")
 

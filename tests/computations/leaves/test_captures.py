@@ -102,7 +102,7 @@ def test_a_variable_that_cannot_be_written_is_named_wherever_it_is(number: int) 
     function = over({"a": [threading.Lock()]})[number]
     with pytest.raises(
         CarrierError,
-        match=r"Pickling .* raised TypeError: cannot pickle '_thread.lock' object.*; at its variable 'source'; do not "
+        match=r"Pickling .* raised TypeError: cannot pickle '_thread.lock'.* \(in its variable 'source'\); do not "
         "refer to objects that belong to this process, such as locks and open files$",
     ):
         send(function)

@@ -199,14 +199,14 @@ def test_a_reference_gets_in_if_its_module_is_allowed(allowed, module, gets_in):
 
 def test_code_gets_in_if_that_is_allowed():
     check_received(inside(pickled()), CarrierPolicy(python_code=True))
-    with pytest.raises(CarrierError, match="Expected no Python functions by value, found 'evil'") as caught:
+    with pytest.raises(CarrierError, match="Expected a Python function by reference, found 'evil' by value") as caught:
         check_received(inside(pickled()), CarrierPolicy(modules=["*"]))
     assert "--allow-python-code" in str(caught.value)
 
 
 def test_a_handle_of_another_process_does_not_get_in():
     check_received(handle(PROCESS), CarrierPolicy())
-    with pytest.raises(CarrierError, match="found 'lost' by handle of another process; send the function by"):
+    with pytest.raises(CarrierError, match="found a handle to 'lost' in another process; define the function"):
         check_received(handle("another"), OPEN)
 
 
@@ -229,7 +229,7 @@ def test_what_is_no_function_gets_in_for_the_data_executor_to_look_at():
 @pytest.mark.parametrize("url", ["type.googleapis.com/", "", "/"])
 def test_a_carrier_that_is_garbage_does_not_get_in(message, url):
     content = any_pb2.Any(type_url=url + message.DESCRIPTOR.full_name, value=b"\x0a\xff")
-    with pytest.raises(CarrierError, match=f"Expected a {message.DESCRIPTOR.full_name}, found malformed content"):
+    with pytest.raises(CarrierError, match=f"The content is not a valid {message.DESCRIPTOR.full_name}"):
         check_received(inside(of_content(content)), CarrierPolicy())
 
 

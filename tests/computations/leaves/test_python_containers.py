@@ -89,9 +89,9 @@ def test_a_class_of_a_function_has_no_name_elsewhere():
     ("name", "expected"),
     [
         ("builtins:eval", "not allowed"),
-        ("test_python_containers:containers_in", "Expected a named tuple, an attrs class or a dataclass"),
-        ("test_python_containers:Missing", "Expected an installed function"),
-        ("test_python_containers", "Expected an installed function"),
+        ("test_python_containers:containers_in", "to be a named tuple, an attrs class or a dataclass"),
+        ("test_python_containers:Missing", "Cannot find the function"),
+        ("test_python_containers", "Cannot find the function"),
         (":", "Expected"),
     ],
 )

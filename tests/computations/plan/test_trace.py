@@ -601,7 +601,7 @@ def test_data_of_an_unknown_kind_is_refused_when_it_is_needed(fedstack_context, 
 def test_a_type_that_the_language_does_not_know_is_refused(fedstack_context):
     strange = computation_pb2.Type()
     strange.tensor.dtype = 77
-    with pytest.raises(InvalidComputationError, match="Expected a type that the language knows"):
+    with pytest.raises(InvalidComputationError, match="The language rejects the type: "):
         type_from_proto(strange)
     with pytest.raises(InvalidComputationError, match="Expected a type that the language knows"):
         type_from_proto(computation_pb2.Type())

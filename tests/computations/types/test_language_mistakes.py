@@ -205,7 +205,7 @@ def test_a_transformation_of_jax_on_a_computation_is_refused_with_its_place(tran
     jax = pytest.importorskip("jax")
     error = error_of(lambda: getattr(jax, transform)(half)(np.ones(1 if transform == "vmap" else (), np.float32)))
     assert isinstance(error, TypeMismatchError)
-    assert "Tracer of JAX; at arg; call jax.jit, jax.grad and jax.vmap inside the decorated function" in str(error)
+    assert "Tracer; at arg; call jax.jit, jax.grad and jax.vmap inside the decorated function" in str(error)
 
 
 class UnreadableError(Exception):

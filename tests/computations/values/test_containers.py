@@ -188,7 +188,7 @@ def test_a_record_is_a_tuple_and_a_mapping_at_once():
     assert record.values() == (1, 2)
     assert list(record.items()) == [("b", 1), ("a", 2)]
     assert repr(record) == "Record(b=1, a=2)"
-    with pytest.raises(KeyError, match=r"Expected one of \['b', 'a'\], found 'c'"):
+    with pytest.raises(KeyError, match=r"Expected one of the fields \['b', 'a'\], found 'c'"):
         record["c"]
 
 
@@ -204,7 +204,7 @@ def test_a_named_tuple_stays_what_it_is_and_is_read_by_key_too():
     assert (found[0], found[-1], found[:]) == (1, 2, (1, 2))
     assert found._replace(b=3)["b"] == 3
     assert repr(found) == repr(Model(1, 2))
-    with pytest.raises(KeyError, match=r"Expected one of \['b', 'a'\], found 'c'"):
+    with pytest.raises(KeyError, match=r"Expected one of the fields \['b', 'a'\], found 'c'"):
         found["c"]
     copied = pickle.loads(pickle.dumps(argument_maker(fl.StructWithPythonType(FIELDS, Named))((1, 2))))
     assert (type(copied), copied) == (Named, Named(1, 2))

@@ -104,7 +104,11 @@ def test_nan_stays_nan():
         ("1", np.int32, "Expected int32, found str '1'; at arg; convert the text to a number first"),
         (None, np.int32, "Expected int32, found None; at arg; a function without a return statement returns None"),
         (1, np.str_, "Expected a string, found int 1; at arg"),
-        ("\ud800", np.str_, "Expected text that UTF-8 can encode, found str '\\ud800'; at arg"),
+        (
+            "\ud800",
+            np.str_,
+            "Expected text that UTF-8 can encode, found str '\\ud800' (surrogates not allowed); at arg",
+        ),
         (object, np.int32, "Expected int32, found type <class 'object'>; at arg"),
         ({"a": 1}, np.int32, "Expected int32, found dict {'a': 1}; at arg"),
         ([1], np.int32, "Expected shape [] of int32, found shape [1]; at arg"),
@@ -204,7 +208,7 @@ def test_a_nest_that_is_too_deep_for_an_array_is_refused(depth):
     refused(
         nest,
         vector(np.int32, 1),
-        "list that cannot become an array; at arg; NumPy has arrays of at most 64 dimensions",
+        "list that cannot become an array; at arg; NumPy arrays have at most 64 dimensions",
     )
 
 
@@ -823,7 +827,7 @@ def test_cardinalities_become_a_dict_of_their_own() -> None:
         ({"clients": 2}, "Expected placements as keys, found the key str 'clients'; pass"),
         ({fl.CLIENTS: -1}, "Expected a number of clients from 0 to 9, found -1"),
         ({fl.CLIENTS: 10}, "Expected a number of clients from 0 to 9, found 10"),
-        ({fl.CLIENTS: 1.5}, "Expected a number of clients from 0 to 9 as a whole number, found float 1.5"),
+        ({fl.CLIENTS: 1.5}, "Expected a number of clients to be a whole number from 0 to 9, found float 1.5"),
     ],
 )
 def test_cardinalities_that_are_none_are_refused(cardinalities: object, message: str) -> None:

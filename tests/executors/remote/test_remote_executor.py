@@ -406,7 +406,7 @@ async def test_a_composing_executor_spreads_phases_over_remote_executors(make_re
 @pytest.mark.parametrize("count", [-1, 1.5, 10**12, "2", None, float("nan")])
 def test_a_number_of_participants_that_cannot_be_is_refused_when_it_is_set(count: object) -> None:
     executor = RemoteExecutor(ExecutorStub(InMemoryConnection(ExecutorService(fedstack.local_executor_factory()))))
-    with pytest.raises(CardinalityError, match="Expected a number of clients from 0 to 2147483647"):
+    with pytest.raises(CardinalityError, match="Expected a number of clients.* from 0 to 2147483647"):
         executor.set_cardinalities({fl.CLIENTS: count})  # type: ignore[dict-item]
     with pytest.raises(CardinalityError, match="found the key str 'clients'"):
         executor.set_cardinalities({"clients": 2})  # type: ignore[dict-item]
@@ -416,7 +416,7 @@ def test_a_number_of_participants_that_cannot_be_is_refused_when_it_is_set(count
 @pytest.mark.parametrize("size", ["a", None, 1.5, 0])
 def test_a_batch_of_no_size_is_refused(size: object) -> None:
     stub = ExecutorStub(InMemoryConnection(ExecutorService(fedstack.local_executor_factory())))
-    with pytest.raises(InvalidValueError, match="Expected dispose_batch_size of at least 1"):
+    with pytest.raises(InvalidValueError, match="Expected dispose_batch_size.* of at least 1"):
         RemoteExecutor(stub, dispose_batch_size=size)  # type: ignore[arg-type]
 
 

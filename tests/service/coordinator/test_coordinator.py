@@ -318,9 +318,9 @@ def test_bad_options_are_refused() -> None:
     ("option", "wrong", "expected"),
     [
         ("max_queued", 0, "of at least 1, found 0"),
-        ("max_queued", "many", "as a whole number, found str 'many'"),
+        ("max_queued", "many", "to be a whole number of at least 1, found str 'many'"),
         ("max_running", 0, "of at least 1, found 0"),
-        ("max_running", None, "as a whole number, found None"),
+        ("max_running", None, "to be a whole number of at least 1, found None"),
         ("connect_seconds", -1.0, "of at least 0, found -1.0"),
         ("connect_seconds", float("nan"), "of at least 0, found nan"),
     ],

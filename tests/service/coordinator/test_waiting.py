@@ -119,7 +119,10 @@ def test_values_are_taken_one_after_the_other_until_none_is_left(coordinator: Cl
         (lambda value: wait([value], num_returns=2), "Expected num_returns from 1 to 1, found 2"),
         (lambda value: wait([value], num_returns=0), "Expected num_returns from 1 to 1, found 0"),
         (lambda value: wait([value], timeout=-1), "Expected timeout of at least 0, found -1"),
-        (lambda value: as_completed([value], timeout="1"), "Expected timeout of at least 0 as a number, found str '1'"),
+        (
+            lambda value: as_completed([value], timeout="1"),
+            "timeout to be a number of at least 0, found str '1'",
+        ),
     ],
 )
 def test_what_cannot_be_waited_for_is_refused(

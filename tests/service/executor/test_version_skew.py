@@ -125,8 +125,8 @@ def test_another_constant_at_the_worker_is_warned_of_once_a_module(
     assert run(lenient, found.scaled, found.squared, found.scaled) == [9.0, 5.0, 9.0]  # the worker's, with 3 for 2
     assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == [
         f"The module skew_constant on the worker at {lenient.target} differs from the local version, so its functions "
-        "may return different results on the worker; install the same version on both sides, or start the worker with "
-        "--strict-modules to reject such functions"
+        "may return different results on the worker; install the same version here and on the worker, or start "
+        "the worker with --strict-modules to reject such functions"
     ]
 
 
@@ -167,7 +167,8 @@ def test_a_strict_worker_refuses_another_constant(strict: Server, module: Callab
     with pytest.raises(
         CarrierError,
         match="Expected the sender's version of the module skew_constant, found a version in which scaled is the same "
-        "but other lines differ; install the same version on both sides, or start the worker without --strict-modules",
+        "but other lines differ; install the same version on the client and the worker, or start "
+        "the worker without --strict-modules",
     ):
         run(strict, module("skew_constant").scaled)
 

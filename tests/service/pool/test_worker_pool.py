@@ -258,7 +258,7 @@ def test_a_closed_pool_is_not_entered() -> None:
 @pytest.mark.parametrize(
     ("n", "told"),
     [
-        (1.5, "Expected a number of workers of at least 1 as a whole number, found float 1.5"),
+        (1.5, "Expected a number of workers to be a whole number of at least 1, found float 1.5"),
         (1 << 40, "Expected at most [0-9]+ workers for the [0-9]+ cores of this machine, found 1099511627776;"),
     ],
 )

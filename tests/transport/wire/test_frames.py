@@ -217,7 +217,7 @@ def test_an_early_end_is_refused():
     reader.feed(memoryview(b"abcdef"))
     assert not reader.complete
     assert repr(reader) == "<SegmentReader 6 of 8 bytes>"
-    with pytest.raises(InvalidValueError, match="Expected 8 bytes of data, .* found the end of the stream after 6"):
+    with pytest.raises(InvalidValueError, match="The stream ended after 6 of the 8 bytes"):
         reader.finish()
 
 

@@ -72,7 +72,7 @@ def test_a_policy_is_an_object_and_no_word(service: DispatchServer) -> None:
         lambda policy: from_dataset_id("distributed_epoch", service, dataset_id, policy=policy),
         lambda policy: WorkerConfig(service.target, policy=policy),
     ):
-        with pytest.raises(TypeMismatchError, match=r"policy as a fedstack\.leaves\.CarrierPolicy, found str 'all'"):
+        with pytest.raises(TypeMismatchError, match=r"policy to be a fedstack\.leaves\.CarrierPolicy, found str 'all'"):
             give("all")
 
 
