@@ -1,7 +1,7 @@
 """Creates test certificates for TLS: one for a certificate authority, one for a server and one for a client.
 
-The certificates are for tests and first steps. The authority's private key is discarded, so it can never sign another
-certificate.
+The certificates are for tests and first steps. The authority's private key is discarded, so the authority can never
+sign further certificates.
 """
 
 import datetime
@@ -28,7 +28,7 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
 _MAX_NAME = 253
 _CLOCKS_DIFFER_BY = datetime.timedelta(hours=1)
-# The positional arguments are all key usages in order; only signing certificates and revocation lists are enabled.
+# One argument per key usage: only signing certificates and signing revocation lists are enabled.
 _SIGNS_CERTIFICATES = x509.KeyUsage(*[False] * 5, *[True] * 2, *[False] * 2)
 _CRITICAL = (ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE)
 
@@ -37,7 +37,7 @@ class CertificateFiles(NamedTuple):
     """The paths of the certificate and key files, which are in PEM format.
 
     Attributes:
-      ca: The authority's certificate. Clients verify the server with it, and the server verifies its clients.
+      ca: The authority's certificate, with which clients verify the server and the server verifies its clients.
       server_cert: The server's certificate, which is valid for the requested names and addresses.
       server_key: The server's private key.
       client_cert: The client's certificate.
@@ -61,7 +61,7 @@ def make_test_certificates(
 ) -> CertificateFiles:
     """Creates certificates for an authority, a server and a client, and writes them to `folder` with their keys.
 
-    The key of the authority is not written.
+    The private key of the authority is not written to a file.
 
     Args:
       folder: The folder to write to. It is created if it does not exist.
@@ -104,10 +104,9 @@ def make_test_certificates(
 
 
 def _unusable(folder: Path, error: OSError) -> InvalidValueError:
-    where = f" with {error.filename}" if error.filename and Path(error.filename) != folder else ""
+    where = f" ({error.filename})" if error.filename and Path(error.filename) != folder else ""
     return InvalidValueError(
-        f"Cannot write certificates to {folder}{where}: {error.strerror or error}; "
-        "choose another folder, or fix the problem"
+        f"Cannot write certificates to {folder}{where}: {error.strerror or error}; choose another folder"
     )
 
 

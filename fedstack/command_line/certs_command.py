@@ -11,8 +11,8 @@ from fedstack.command_line.command import SUCCESS, option, subcommand, whole_num
 
 
 def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
-    """Creates the certificates, prints the paths of the files to standard output and usage hints to standard error."""
-    from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # requires an extra
+    """Creates the certificates. Prints the paths of the files to standard output, and usage hints to standard error."""
+    from fedstack.command_line.certificates import DEFAULT_NAMES, make_test_certificates  # requires the extra `certs`
 
     names = name or DEFAULT_NAMES
     files = make_test_certificates(folder, names, days=days, force=force)

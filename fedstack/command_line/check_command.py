@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fedstack.transport.wire.addresses import Target
 
 _ROUND_TRIPS = 5
-# The minimum time limit for a further call to a server that has already answered.
+# The minimum time limit, in seconds, of a call after the server has answered the first calls.
 _LEAST_SECONDS = 0.1
 
 
 class Answer(TypedDict):
-    """The result of checking any usable server."""
+    """The facts that `fedstack check` reports about every usable server."""
 
     target: str
     service: str
@@ -34,7 +34,7 @@ class Answer(TypedDict):
 
 
 class Details(TypedDict):
-    """The additional information that a fedstack server reports about itself."""
+    """The facts that `fedstack check` reports only about a server with fedstack's extensions."""
 
     version: str
     python_version: str
@@ -44,7 +44,7 @@ class Details(TypedDict):
 
 
 def run(**given: Any) -> int:
-    """Checks a server; prints its properties to standard output and problems to standard error."""
+    """Checks a server. Prints its properties to standard output, and problems to standard error."""
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 

@@ -4,8 +4,8 @@ The modules of all subcommands are imported whichever subcommand is called, so e
 when its subcommand runs. A subcommand writes results to standard output and all other text to standard error, and
 returns its exit code. If a subcommand raises an error, the user sees only the message of the error.
 
-Options can also be set by environment variables, which suits containers: `FEDSTACK_MAX_SESSIONS` sets `--max-sessions`.
-An option on the command line takes precedence. An empty variable counts as unset.
+Options can also be set by environment variables, for example in containers: `FEDSTACK_MAX_SESSIONS` sets
+`--max-sessions`. An option on the command line takes precedence. An empty variable counts as unset.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from fedstack.foundations.error_text import printable
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # A key in the `meta` of a context. If present, the command prints only JSON lines, including its errors.
 LOGS_JSON = "fedstack.logs_json"
-# Kubernetes sets FEDSTACK_PORT=tcp://10.0.0.1:8000 in pods beside a service named fedstack.
+# Kubernetes sets FEDSTACK_PORT=tcp://10.0.0.1:8000 in pods next to a service named fedstack.
 _OF_KUBERNETES = ("tcp://", "udp://", "sctp://")
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def run_command_line(commands: Sequence[click.Command], version: str, arguments: Sequence[str] | None) -> int:
-    """Runs the subcommand that `arguments` name.
+    """Runs the subcommand that `arguments` specify.
 
     Args:
       commands: The subcommands.
@@ -66,7 +66,7 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
         _print_error("interrupted", context, before="\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has closed the pipe. Without this, Python would report an error on exit when it
+        # The reader of our output has closed the pipe. Without this call, Python would report an error on exit when it
         # flushes the remaining output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
@@ -78,7 +78,7 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
 
 
 def say(text: str = "", *, to_error: bool = False) -> None:
-    """Prints text that may come from a peer, and escapes its control characters."""
+    """Prints text. Control characters are escaped, because the text may come from a peer."""
     print(printable(text), file=sys.stderr if to_error else sys.stdout)
 
 
@@ -118,7 +118,7 @@ class _Subcommand(click.Command):
 def subcommand(
     name: str, run: Callable[..., int], summary: str, parameters: Iterable[click.Parameter], more: str = ""
 ) -> click.Command:
-    """Returns a subcommand.
+    """Returns a click command for a subcommand.
 
     Args:
       name: The name of the subcommand.
@@ -187,7 +187,7 @@ class EnvironmentOption(click.Option):
       name: The name of the option, such as `--port`.
       metavar: The placeholder for the value in the help.
       description: The help text of the option.
-      group: The group in which the help of the subcommand lists the option.
+      group: The heading under which the help of the subcommand lists the option.
       more: Further arguments of `click.Option`.
     """
 
@@ -204,7 +204,7 @@ class EnvironmentOption(click.Option):
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, click.Parameter]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
-        ctx.set_parameter_source(self.name, source)  # some releases set the source only after checking the value
+        ctx.set_parameter_source(self.name, source)  # some releases of click set it only after the check
         return value, source
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
@@ -224,7 +224,7 @@ class Switch(EnvironmentOption):
 
 
 class RepeatableOption(EnvironmentOption):
-    """An option that may be repeated. Commas separate several values, both in the option and in the variable."""
+    """An option with several values. The option may be repeated, and each value may be a list separated by commas."""
 
     def __init__(self, name: str, metavar: str, description: str, group: str = "Options") -> None:
         description = f"{description}; may be repeated, or separated by commas"
@@ -242,7 +242,8 @@ def _parts(_: click.Context, option: click.Parameter, values: Sequence[str]) -> 
 def options_of(context: click.Context) -> SimpleNamespace:
     """Returns the values of all options and arguments.
 
-    Its attribute `given` maps the name of each option that was set to the option or environment variable that set it.
+    The attribute `given` of the result maps the name of each option that was set to the source of its value: the option
+    or the environment variable.
     """
     options = [option for option in context.command.params if isinstance(option, EnvironmentOption)]
     given = {o.name: o.given_as(context) for o in options if context.get_parameter_source(o.name) in _GIVEN}

@@ -10,7 +10,7 @@ from fedstack.command_line.command import SUCCESS, option, subcommand, whole_num
 
 
 def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Path) -> int:
-    """Runs the demo; prints the table to standard output and other text to standard error, and writes the files."""
+    """Runs the demo and writes the files. Prints the table to standard output, and other text to standard error."""
     begin = time.perf_counter()
     # Imported here because these modules are slow to import and require an extra.
     from fedstack.demo.picture import draw_curve
@@ -22,7 +22,7 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Pa
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(
-            f"Expected --out to name a folder or a new path, found a file in the path {out}; choose another path"
+            f"Expected --out to be a folder or a new path, found a file at or above {out}; choose another path"
         ) from error
     except OSError as error:
         raise OSError(f"Cannot create the folder {out} for --out: {error.strerror}; choose another path") from error

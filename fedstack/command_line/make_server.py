@@ -1,4 +1,4 @@
-"""Creates the server of `fedstack serve` from the options, and describes the server to the user."""
+"""Creates the server of `fedstack serve` from the options, and the line that announces the server."""
 
 import importlib.util
 import logging
@@ -37,7 +37,7 @@ _ONLY_BESIDE = {
 
 
 def task_in(options: SimpleNamespace) -> "ClusterTask | None":
-    """Returns the task that the options select; `None` if the options name no cluster.
+    """Returns the task that the options select; `None` if the options specify no cluster.
 
     Raises:
       click.UsageError: If the cluster has no such task, or an option is given without the option that it requires.
@@ -46,9 +46,7 @@ def task_in(options: SimpleNamespace) -> "ClusterTask | None":
         alone = [options.given[name] for name in names if options.given.get(name, "").startswith("--")]
         if alone and (getattr(options, needed) is None or getattr(options, needed) is False):
             missing = f"--{needed.replace('_', '-')}"
-            raise click.UsageError(
-                f"Expected {missing} with {' and '.join(alone)}, found no such option; add {missing}"
-            )
+            raise click.UsageError(f"Cannot use {' and '.join(alone)} without {missing}; add {missing}")
     if options.cluster is None:
         return None
     from fedstack.service.cluster.task import ClusterTask, task_of
@@ -110,7 +108,7 @@ def ready_line(target: str, options: SimpleNamespace, task: "ClusterTask | None"
 
 
 def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> "Host":
-    """Returns a server that is configured by the options and has not been started.
+    """Creates a server from the options, but does not start it.
 
     Raises:
       click.UsageError: If the options conflict, or name files that cannot be read.
@@ -182,14 +180,14 @@ def _data_services(options: SimpleNamespace, config: "ServerConfig", listens: Ta
 def _check_address(options: SimpleNamespace) -> None:
     """Checks that the options specify a single address to listen on.
 
-    If the address is an option on the command line, it overrides environment variables, which then cause no conflict.
+    If the command line specifies the cluster or socket, environment variables with other addresses are ignored.
     """
     given: Mapping[str, str] = options.given
     ways = [way for way in ("cluster", "unix_socket") if way in given]
     if not ways:
         return
     chosen = given[ways[0]]
-    # A task may have --host: behind NAT, others dial another host.
+    # A task may also have --host, because behind NAT the host to listen on differs from the host to dial.
     places = ("port",) if ways[0] == "cluster" else ("host", "port")
     others = [given[name] for name in (*ways[1:], *places) if name in given]
     if chosen.startswith("--"):
@@ -237,9 +235,9 @@ def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":
 
 
 def _credentials(options: SimpleNamespace) -> "ServerCredentials":
-    """Returns the credentials of the server; logs a warning about certificates that make every client fail.
+    """Returns the credentials of the server; logs a warning about certificates that would make all clients fail.
 
-    An invalid certificate is not an error, because the clock of this machine may be wrong.
+    A certificate that is not valid today is not an error, because the clock of this machine may be wrong.
     """
     from fedstack.transport.grpc.credential_files import why_no_authority, why_not_valid
     from fedstack.transport.grpc.credentials import ServerCredentials
@@ -256,7 +254,7 @@ def _credentials(options: SimpleNamespace) -> "ServerCredentials":
     ):
         if why is not None:
             _logger.warning(
-                "Expected a certificate that is valid today in %s, found %s, but %s; provide a new certificate, or "
+                "Expected a certificate that is valid today for %s, found %s: %s; provide a new certificate, or "
                 "correct the clock",
                 *(name, file, why),
             )

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO, cast
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
-# Additional attributes of log records, passed as `extra` to the logger.
+# The attributes of log records that fedstack passes as `extra` to the logger.
 _FIELDS = ("call", "function", "client")
 
 
@@ -42,7 +42,7 @@ def json_line(level: str, logger: str, message: str, *, when: float | None = Non
       logger: The name of the logger.
       message: The message.
       when: The time in seconds since the epoch, as from `time.time`; by default the current time.
-      more: Additional members of the object. Members that are `None` are omitted.
+      more: Further members of the object. Members that are `None` are omitted.
     """
     moment = datetime.datetime.fromtimestamp(time.time() if when is None else when, datetime.timezone.utc)
     entry = {"time": moment.isoformat(), "level": level, "logger": logger, "message": message, **more}
@@ -68,7 +68,7 @@ def configure_logging(level: str, form: str, out: TextIO) -> None:
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.captureWarnings(True)  # including warnings in functions, because every line must have the format
+    logging.captureWarnings(True)  # warnings in functions are logged too, because every line must have the format
 
 
 # The maximum number of bytes of an unfinished line to buffer.
@@ -76,7 +76,7 @@ _LONGEST_LINE = 2**20
 
 
 class _ForgivingFile(io.RawIOBase):
-    """A file that ignores errors of its descriptor.
+    """A file that ignores errors when it writes to its descriptor.
 
     It has no lock, because a child process that a function forks could inherit the lock in its locked state.
     """
@@ -105,8 +105,8 @@ class _ForgivingFile(io.RawIOBase):
 class _ConvertingFile(_ForgivingFile):
     """A file that converts whole lines with `convert` before it writes them.
 
-    An unfinished line is buffered until it is completed, its thread flushes the file, or `end` is called, because one
-    call of `print` writes several times. Each thread has its own buffer, so no lock is needed.
+    One call of `print` writes several times, so an unfinished line is buffered until it is complete, its thread flushes
+    the file, or `end` is called. Each thread has its own buffer, so no lock is needed.
     """
 
     def __init__(self, descriptor: int, convert: Callable[[bytes], bytes]) -> None:
@@ -144,7 +144,7 @@ class _ConvertingFile(_ForgivingFile):
 
 @contextlib.contextmanager
 def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None) -> Generator[TextIO]:
-    """Redirects all output of the block to standard error, and ignores errors of writing.
+    """Redirects all output of the block to standard error, and ignores write errors.
 
     If standard error has been replaced by an object without a descriptor, the object is used unchanged: lines are not
     converted, and errors are not ignored.

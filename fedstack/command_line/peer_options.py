@@ -1,4 +1,4 @@
-"""Shared code of the subcommands that dial a server: its address, the credentials, and the diagnosis of failures."""
+"""Code shared by subcommands that dial a server: options for the address and credentials, and diagnosis of failures."""
 
 import asyncio
 import json
@@ -111,13 +111,13 @@ def ask(
     async def dial() -> _T:
         deadline = Deadline(timeout)
         connection = GrpcConnection(target, credentials, words=OPTIONS, patience=patience)
-        # Calls have a longer time limit than this function, so that this function reports a missing answer.
+        # Calls have a longer time limit than this function, so that this function is the one to report a timeout.
         working = asyncio.ensure_future(work(ExecutorStub(connection, control_seconds=2 * timeout)))
         diagnosis: asyncio.Task[FedstackError | None] | None = None
         try:
             await Deadline(timeout - patience.step_seconds).has_ended(working)
             if not working.done() and explains:
-                diagnosis = asyncio.ensure_future(connection.diagnosis())  # meanwhile, the server may answer
+                diagnosis = asyncio.ensure_future(connection.diagnosis())  # the server may still answer
             await deadline.has_ended(working)
             if working.done():
                 return working.result()
@@ -155,10 +155,10 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
     """Returns a description of a server that does not have fedstack's extensions of the executor service.
 
     Returns:
-      `PLAIN` for a server with the executor service; otherwise the names of its other fedstack services.
+      `PLAIN` for a server with the executor service; otherwise descriptions of its fedstack services.
 
     Raises:
-      RemoteError: If the server has neither the executor service nor other fedstack services.
+      RemoteError: If the server has neither the executor service nor a fedstack service.
     """
     from fedstack.computations.types.language import CLIENTS, computation_pb2
     from fedstack.proto.executor_pb2 import Cardinality, DisposeExecutorRequest, GetExecutorRequest
@@ -182,7 +182,7 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
 
 
 async def _others_of(stub: "ExecutorStub") -> list[str]:
-    """Returns descriptions of the fedstack services, except the executor service, that the server's health lists."""
+    """Returns descriptions of the server's fedstack services other than the executor service."""
     from fedstack.transport.grpc.grpc_calls import asks_health
     from fedstack.transport.peers.data_worker_stub import DATA_WORKER
     from fedstack.transport.peers.dispatcher_stub import DISPATCHER
@@ -200,7 +200,7 @@ def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:
     """Reports an error that ends a subcommand, and returns the exit code.
 
     Raises:
-      FedstackError: The error itself, if `as_json` is false.
+      FedstackError: The given error, if `as_json` is false.
     """
     if not as_json:
         raise error

@@ -18,7 +18,7 @@ _FILES = "*.token", "*.sock"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the server, then cleans up; returns the exit code.
+    """Runs the server and returns the exit code. Removes the folder of the pool if the parent has ended.
 
     Args:
       argv: The folder of the pool, followed by options of `fedstack serve`.
@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parent_is_gone() -> bool:
-    """Returns whether standard input has ended. While the parent runs, standard input stays open and has no data."""
+    """Returns whether the parent has ended, which ends standard input. A running parent sends no data."""
     if os.name != "posix":
-        return False  # a pipe cannot be polled there, and there are no sockets to remove
+        return False  # on Windows, a pipe cannot be polled, and there are no sockets to remove
     with contextlib.suppress(OSError):
         readable, _, _ = select.select([0], [], [], 0)
         return bool(readable) and not os.read(0, 1)
@@ -42,7 +42,7 @@ def _parent_is_gone() -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Removes the folder of a pool and the files in it. The other workers of the pool end as well."""
+    """Removes the folder of a pool and the files in it. No worker needs them, since all workers end with the parent."""
     for path in [path for pattern in _FILES for path in folder.glob(pattern)]:
         with contextlib.suppress(OSError):
             path.unlink()

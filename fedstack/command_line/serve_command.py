@@ -28,7 +28,7 @@ _SWITCH_SECONDS = 0.001
 def run(context: click.Context, **_: Any) -> int:
     """Runs a server until it is requested to stop.
 
-    Standard output receives a single line, which is printed when the server is ready for connections.
+    Prints a single line to standard output once the server is ready for connections.
     """
     options = options_of(context)
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # standard error may be missing
@@ -36,7 +36,7 @@ def run(context: click.Context, **_: Any) -> int:
             faulthandler.enable()  # a crash in a client's function then prints a traceback before the process ends
     if options.log_level == "debug":
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's own log has another format, and repeats our errors
-    # The process that waits for the line reads this stream; the output of functions must not reach it.
+    # A process that waits for the ready line reads this stream, so functions must not print to it.
     waiting = sys.stdout
     # The redirections below must be in place before any function of a client is loaded.
     convert = printed_as_json if options.log_format == "json" else None
@@ -73,7 +73,7 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
 
 
 def _telemetry(options: SimpleNamespace) -> AbstractContextManager[object]:
-    """Exports the events of the block to OpenTelemetry if the options enable it."""
+    """Exports events to OpenTelemetry during the block if the options enable it."""
     from fedstack.observe.telemetry import export_to_opentelemetry
 
     return export_to_opentelemetry() if options.opentelemetry else contextlib.nullcontext()
@@ -96,5 +96,5 @@ COMMAND = subcommand(
     run,
     "Run a worker that executes computations for other processes.",
     SERVE_OPTIONS,
-    more="In brackets are the environment variables of the options and the defaults; the command line has precedence.",
+    more="In brackets are the environment variable and default of each option; the command line takes precedence.",
 )

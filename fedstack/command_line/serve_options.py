@@ -2,8 +2,8 @@
 
 Each option corresponds to a field of a class. The description of the field under `Attributes` is the help text, the
 type of the default determines the kind of the option, and the name of the field determines the names of the option and
-of its environment variable. Options that servers in programs also have come from the configurations of those servers.
-`ServeConfig` has the remaining options.
+of its environment variable. Most of the classes also configure servers in programs; `ServeConfig` has the remaining
+options.
 """
 
 import inspect
@@ -56,11 +56,11 @@ class ServeConfig:
       call_cert: The client certificate for calls to those servers (PEM); by default none.
       call_key: The private key of that client certificate (PEM).
       call_token_file: A file with the token for calls to those servers; by default none.
-      data_service: A dispatcher whose datasets computations of clients may refer to; this server reads the datasets.
+      data_service: A dispatcher whose datasets clients' computations may use; this server reads the datasets.
       data_dispatcher: Whether this server is also the dispatcher of a data service, which divides the work on datasets.
       work_dir: A folder for the dispatcher's journal, from which it continues after a restart; by default none.
-      data_worker: The address of a dispatcher; this server is also a data worker for it, which reads datasets.
-      worker_token_file: A file of tokens of data workers: a dispatcher requires one, a data worker sends the first.
+      data_worker: The address of a dispatcher for which this server reads datasets, as a data worker.
+      worker_token_file: A file of data worker tokens: a dispatcher accepts any of them, a data worker sends the first.
       data_root: A folder whose files the data worker may read for datasets.
       metrics_port: The port of a page with metrics for Prometheus, 0 for any free port; by default there is no page.
       metrics_host: The host name or address of the metrics page, which has no TLS and requires no token.

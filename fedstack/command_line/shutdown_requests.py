@@ -18,7 +18,7 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 PARENT_GONE = "the parent process"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# The time limit for stopping after the parent has ended, when nothing needs the results of running work any more.
+# The time limit for stopping after the parent has ended, when nothing needs the results of running work.
 _ORPHAN_SECONDS = 3.0
 # A signal that is sent to a process group may reach a process twice; both deliveries count as one request.
 _SAME_REQUEST_SECONDS = 0.5
@@ -37,7 +37,7 @@ class ShutdownRequests:
 
     @contextlib.contextmanager
     def from_signals(self) -> Generator[None, None, None]:
-        """Treats SIGTERM and SIGINT as requests during the block. It must be called on the main thread."""
+        """Treats SIGTERM and SIGINT during the block as requests to stop. Must be called on the main thread."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
             yield
@@ -46,13 +46,14 @@ class ShutdownRequests:
                 signal.signal(number, handler)
 
     def from_parent(self, lifeline: int | None) -> None:
-        """Treats the end of the parent as a request. The parent keeps the other end of a pipe open until it ends.
+        """Treats the end of the parent as a request to stop.
 
         Args:
-          lifeline: The descriptor of this end of the pipe. If it is `None`, the parent is considered to have ended.
+          lifeline: The descriptor of the read end of a pipe, which the parent keeps open while it runs. If it is
+            `None`, the parent counts as ended.
         """
         if lifeline is not None:
-            lifeline = os.dup(lifeline)  # the thread reads from it until the process ends
+            lifeline = os.dup(lifeline)  # the thread reads from the copy until the process ends
         start_daemon(self._watch_parent, lifeline, name="fedstack-parent")
 
     def wait(self) -> str:
@@ -94,7 +95,7 @@ def empty_standard_input() -> Generator[int | None, None, None]:
     with contextlib.suppress(OSError):
         real = os.dup(_STANDARD_INPUT)
     empty = os.open(os.devnull, os.O_RDONLY)
-    if empty == _STANDARD_INPUT:  # the number was free
+    if empty == _STANDARD_INPUT:  # standard input was closed, so its number was free
         os.set_inheritable(empty, True)
     else:
         os.dup2(empty, _STANDARD_INPUT)

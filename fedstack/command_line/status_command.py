@@ -51,7 +51,7 @@ def run(**given: Any) -> int:
 
 
 def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) -> None:
-    """Shows the result of `look` repeatedly. Errors are shown in its place, since the server may become reachable."""
+    """Shows the result of `look` repeatedly. Shows errors without stopping, since the server may become reachable."""
     with PlainText() if options.json else choose_text_display() as display:
         period = Deadline(options.interval)
 
@@ -73,7 +73,7 @@ def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) 
 
 @attrs.frozen
 class _Found:
-    """The report of a server about itself.
+    """What a server reports about itself.
 
     Attributes:
       status: The state and history of the server; `None` if it does not report them.
@@ -287,7 +287,7 @@ def _clients(work: "Work") -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Iterator[str]:
-    """Yields an empty line, a header and rows. The first `words` columns are left-aligned."""
+    """Yields the lines of a table: an empty line, a header and rows. The first `words` columns are left-aligned."""
     yield ""
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):

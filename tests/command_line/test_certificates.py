@@ -102,7 +102,7 @@ def test_a_file_in_the_way_is_one_line_that_names_it(tmp_path: Path, capsys: pyt
     for arguments, expected in (
         (["file"], f"{tmp_path / 'file'}: "),
         (["file/inside"], f"{tmp_path / 'file' / 'inside'}: "),
-        (["folder", "--force"], f"with {tmp_path / 'folder' / 'ca.pem'}"),
+        (["folder", "--force"], f"({tmp_path / 'folder' / 'ca.pem'})"),
         (["link"], "found ca.pem in"),
     ):
         assert main(["certs", str(tmp_path / arguments[0]), *arguments[1:]]) == 1

@@ -250,7 +250,7 @@ def test_a_token_for_another_machine_wants_tls_or_what_the_command_line_has(
     (tmp_path / "token").write_text("secret")
     assert main([command, "no-such-host.invalid:1", "--token-file", str(tmp_path / "token")]) == 1
     assert capsys.readouterr().err == (
-        f"fedstack {command}: error: Expected TLS for sending a token to another machine, found plaintext for "
+        f"fedstack {command}: error: Expected TLS for sending a token to another machine, found the plaintext target "
         "no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or pass --tls-ca, or dial localhost through "
         "a tunnel (ssh -L)\n"
     )

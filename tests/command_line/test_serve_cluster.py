@@ -57,13 +57,13 @@ def test_without_a_cluster_there_is_no_task() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--job", "worker"], "Expected --cluster with --job, found no such option; add --cluster"),
-        (["--task", "1", "--addresses", "a"], "Expected --cluster with --task and --addresses, found no such option"),
+        (["--job", "worker"], "Cannot use --job without --cluster; add --cluster"),
+        (["--task", "1", "--addresses", "a"], "Cannot use --task and --addresses without --cluster"),
         (["--cluster", TOML], "Expected --job for a cluster with 2 jobs"),
         (["--cluster", TOML, "--job", "worker"], "Expected --task for job 'worker' with 2 tasks"),
-        (["--cluster", TOML, "--job", "worker", "--task", "2"], "Expected a task of job 'worker'"),
+        (["--cluster", TOML, "--job", "worker", "--task", "2"], "Expected the index of a task of job 'worker'"),
         (["--cluster", TOML, "--job", "chief", "--task", "0"], "Expected a job of the cluster"),
-        (["--cluster", "none.toml"], "found none.toml, which cannot be read: No such file or directory"),
+        (["--cluster", "none.toml"], "a cluster in the file none.toml: No such file or directory"),
         (["--cluster", '{"cluster": {"worker": [""]}}'], "or unix:/path (in the text)"),
         (
             ["--cluster", '{"cluster": {"worker": ["grpcs://a:1"]}}'],

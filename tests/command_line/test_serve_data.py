@@ -37,7 +37,7 @@ def test_without_a_folder_it_keeps_nothing() -> None:
 
 
 def test_a_folder_for_no_dispatcher_is_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(click.UsageError, match="Expected --data-dispatcher with --work-dir, found no such option"):
+    with pytest.raises(click.UsageError, match="Cannot use --work-dir without --data-dispatcher"):
         serve_command.make_server(options_of("--work-dir", tmp_path))
     monkeypatch.setenv("FEDSTACK_WORK_DIR", str(tmp_path))
     serve_command.make_server(options_of("--port", 0))
@@ -60,7 +60,7 @@ def test_a_data_worker_is_one_more_service_of_the_server_and_reads_below_its_roo
 
 
 def test_roots_for_no_data_worker_are_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(click.UsageError, match="Expected --data-worker with --data-root, found no such option"):
+    with pytest.raises(click.UsageError, match="Cannot use --data-root without --data-worker"):
         serve_command.make_server(options_of("--data-root", tmp_path))
     with pytest.raises(click.UsageError, match=r"Expected a folder with data, found no folder .*missing"):
         serve_command.make_server(options_of("--data-worker", "h:1", "--data-root", tmp_path / "missing"))

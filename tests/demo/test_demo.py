@@ -137,7 +137,7 @@ def test_an_output_folder_that_is_a_file_is_an_error_before_the_training(
     (tmp_path / "file").touch()
     for name in ("file", "file/x"):
         assert main(["demo", "--out", str(tmp_path / name)]) == 1
-        assert f"Expected --out to name a folder or a new path, found a file in the path {tmp_path}" in (
+        assert f"Expected --out to be a folder or a new path, found a file at or above {tmp_path}" in (
             capsys.readouterr().err
         )
 

@@ -86,7 +86,7 @@ WRONG_STREAMS = {
     "a header twice": (lambda frames: [*frames, header_of(frames)], "found a Header"),
     "too much data": (lambda frames: [*frames, data_frame(1)], "found at least .*; check that the peer"),
     "bytes that are no frame": (lambda frames: [GARBAGE], "bytes that are not a frame"),
-    "an empty frame": (lambda frames: [b""], "another frame of 0 bytes"),
+    "an empty frame": (lambda frames: [b""], "an unknown frame of 0 bytes"),
     "a header that is none": (
         lambda frames: [extensions_pb2.Frame(header=GARBAGE).SerializeToString()],
         "Expected a PhaseResponse",

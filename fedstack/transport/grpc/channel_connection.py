@@ -149,7 +149,7 @@ class ChannelConnection(Connection):
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
-        """Converts gRPC errors of the block to fedstack errors."""
+        """Converts gRPC errors that the block raises to fedstack errors."""
         self._check_open()
         try:
             yield
@@ -170,7 +170,7 @@ class ChannelConnection(Connection):
 
 
 class _Messages:
-    """The messages of a call that offers blocking reads only. Each call is read on its own thread.
+    """Reads the messages of a call that supports only blocking reads, on a thread per call.
 
     The thread is a daemon thread, so a silent peer does not prevent the process from exiting.
     """

@@ -1,4 +1,4 @@
-"""Opens channels, and defines the channel options on which the two sides of a connection must agree.
+"""Opens channels, and defines the channel options on which clients and servers must agree.
 
 gRPC sends pings to detect dead connections, and drops peers that ping too often. Clients must therefore stay within the
 limits of servers:
@@ -10,9 +10,9 @@ limits of servers:
 | closes a connection after 240 s without a call | closes a connection after an hour without a call |
 | sends at most two pings while it sends no data (gRPC's default) | |
 
-The last row matters for servers other than fedstack's, which close the connection at the third such ping. During a long
-call, the client sends no data. Our own servers also send heartbeats. Servers send pings at the same interval as clients
-to detect dead clients.
+The last row matters for gRPC servers other than fedstack's: during a long call, a client sends no data, and such a
+server closes the connection at the third ping without data. fedstack's servers also send heartbeats. To detect dead
+clients, they send pings at the same interval as clients.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ CLIENT_OPTIONS: Options = (
     # Shorter than the server's limit, so that the client closes idle connections. A call that starts while the server
     # closes the connection may be lost; a call that starts while the client closes it is not.
     ("grpc.client_idle_timeout_ms", CLIENT_IDLE_SECONDS * 1000),
-    # gRPC's default grows to two minutes, which is too long for a server that has just restarted.
+    # gRPC's default delay grows to two minutes, which is too long for a server that has just restarted.
     ("grpc.initial_reconnect_backoff_ms", int(_FIRST_RECONNECT_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_SECONDS * 1000),
     # Otherwise channels to the same address share a connection, and a new channel inherits the failures of an old one.
@@ -82,7 +82,7 @@ SERVER_OPTIONS: Options = (
 
 
 class Channel(Protocol):
-    """The part of the interface of `grpc.Channel` that fedstack uses, for annotations that do not import gRPC."""
+    """The methods of `grpc.Channel` that fedstack uses, for type annotations without importing gRPC."""
 
     def unary_unary(self, method: str) -> object:
         """Returns a callable for a method with one request and one response."""
@@ -127,7 +127,7 @@ def open_channel(
       target: The server to dial.
       credentials: The client's credentials; `None` for plaintext without a token.
       allow_plaintext_token: Whether a token may be sent to another machine without TLS, where it can be intercepted.
-      plaintext_advice: The alternative to TLS that the error for such a token suggests.
+      plaintext_advice: The alternative to TLS that the error suggests if a token would be sent in plaintext.
       options: Additional gRPC options, which override the defaults of this module.
 
     Raises:
@@ -194,11 +194,11 @@ def check_certificates(credentials: ClientCredentials, where: str) -> None:
 def _check_plaintext(target: Target, credentials: ClientCredentials, advice: str | None) -> None:
     if credentials.uses_tls:
         raise InvalidValueError(
-            f"Expected a target with TLS for {credentials!r}, found plaintext for {target}; dial grpcs://{target}, or "
+            f"Expected TLS for {credentials!r}, found the plaintext target {target}; dial grpcs://{target}, or "
             "remove the certificates"
         )
     if credentials.token is not None and not target.is_local and advice is not None:
         raise InvalidValueError(
-            f"Expected TLS for sending a token to another machine, found plaintext for {target}; dial "
+            f"Expected TLS for sending a token to another machine, found the plaintext target {target}; dial "
             f"grpcs://{target}, or {advice}"
         )

@@ -56,7 +56,7 @@ def read_tokens(file: File) -> tuple[str, ...]:
         lines = read_file(file).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InvalidValueError(
-            f"Expected tokens as UTF-8 text, found other bytes in {os.fspath(file)}; save the file as UTF-8"
+            f"Expected tokens in UTF-8, found another encoding in {os.fspath(file)}; save the file as UTF-8"
         ) from error
     tokens = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
     if not tokens:
@@ -134,14 +134,14 @@ class FileWatch:
 
 
 class Renewed(Generic[_T]):
-    """A value that was read from files, and is read again when the files change. It is thread-safe.
+    """A value that is read from files, and read again when the files change. Thread-safe.
 
     Args:
       value: The initial value.
       watch: A watch of the files that was created before they were read; `None` for a value that never changes.
       read: A function that reads the value again.
-      run: A function that runs the logging of a change. It allows logging on another thread if `get` is called on a
-        thread that Python did not create, where logging would leak an object.
+      run: A function that calls the function that logs a change, by default directly. If `get` is called on a thread
+        that Python did not create, `run` should use another thread, because logging would leak an object there.
       clock: A function that returns the time in seconds.
     """
 
@@ -154,7 +154,7 @@ class Renewed(Generic[_T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._value = value
-        self._watch = copy.copy(watch)  # values that share a watch detect changes independently
+        self._watch = copy.copy(watch)  # a copy, so that each value detects changes independently
         self._read = read
         self._run = run
         self._clock = clock
@@ -163,7 +163,7 @@ class Renewed(Generic[_T]):
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Creates a new, unlocked lock. It runs at creation and after a fork."""
+        """Creates a new, unlocked lock. Called by the constructor and after a fork."""
         self._lock = threading.Lock()
 
     def get(self) -> _T:

@@ -128,7 +128,7 @@ class ClientCredentials:
         return () if self.token is None else ((METADATA_KEY, f"Bearer {self.token}"),)
 
     def for_named(self, target: Target) -> "ClientCredentials":
-        """Returns the credentials for dialling a server that another peer has named.
+        """Returns the credentials for dialling a server whose address a peer has sent.
 
         The token is omitted if the connection does not use TLS.
         """
@@ -137,7 +137,7 @@ class ClientCredentials:
         return attrs.evolve(self, token=None, files=None)
 
     def renewed_metadata(self) -> Renewed[tuple[tuple[str, str], ...]]:
-        """Returns the metadata of calls, which is renewed when the token file changes."""
+        """Returns the metadata to send with each call. It is updated when the token file changes."""
         watch = self.files.tokens if self.files is not None else None
         read = self.from_files
         return Renewed(self.metadata, watch, lambda: read(token_file=watch.files[0]).metadata if watch else ())
@@ -227,18 +227,18 @@ class ServerCredentials:
         )
 
     def renewed_tokens(self) -> Renewed[tuple[str, ...]]:
-        """Returns the accepted tokens, which are renewed when the token file changes."""
+        """Returns the accepted tokens. They are updated when the token file changes."""
         watch = self.files.tokens if self.files is not None else None
         return Renewed(self.tokens, watch, lambda: read_tokens(watch.files[0] if watch is not None else ""))
 
     def renewed_certificates(self, run: Callable[[Callable[[], None]], object]) -> "Renewed[ServerCredentials]":
-        """Returns the certificates and the key, without tokens, which are renewed when their files change.
+        """Returns credentials without tokens, whose certificates and key are updated when the files change.
 
         New content is used only if the certificate and the key match. Until all files have been replaced, the previous
         content is kept.
 
         Args:
-          run: A function that runs the logging of a change on a Python thread.
+          run: A function that calls the function that logs a change on a thread that Python created.
         """
         watch = self.files.certificates if self.files is not None else None
 
@@ -293,7 +293,7 @@ def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredential
     from fedstack.transport.grpc.grpc_module import grpc  # local runs must not import gRPC
 
     if credentials.certificate is None or credentials.private_key is None:
-        raise InvalidValueError("Expected a certificate and a private key for TLS, found none; pass both")
+        raise InvalidValueError("Expected a certificate and a private key for TLS, found neither; pass both")
     source = credentials.renewed_certificates(asyncio.get_running_loop().call_soon_threadsafe)
     known = source.get()
 

@@ -1,7 +1,7 @@
 """Diagnoses why a server cannot be reached, by trying each step of a connection, with and without TLS.
 
-gRPC reports the same error when no server is listening, when only one side uses TLS, and when a certificate is missing.
-The texts of its errors also differ between releases.
+gRPC reports the same error when no server is listening, when only the client or only the server uses TLS, and when a
+certificate is missing. The texts of gRPC's errors also differ between releases.
 """
 
 import logging
@@ -129,7 +129,7 @@ def _answers(connection: socket.socket, seconds: float) -> bool:
 
 
 def talks_tls(address: Address, seconds: float) -> bool:
-    """Returns whether a server uses TLS, with any certificate."""
+    """Returns whether a server uses TLS, whatever its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -156,8 +156,8 @@ class Patience:
 
     Attributes:
       step_seconds: The time limit for each step.
-      told_seconds: The time that messages report the server as having had to answer. Callers that have waited longer
-        than a step set it.
+      told_seconds: The time without an answer that error messages state. A caller that has waited longer than a
+        step sets it.
     """
 
     step_seconds: float = 3.0
@@ -200,7 +200,7 @@ def diagnose(
     Args:
       target: The address of the server.
       credentials: The credentials with which the server was dialled.
-      words: The names of the parts of the credentials in messages.
+      words: The names of the parts of the credentials in error messages.
       patience: The time limits of the diagnosis.
 
     Returns:

@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.005
 
 
 async def send(call: Any, frames: Iterable[bytes]) -> None:
-    """Writes all frames to a call. If the call ends early, it stops without an error: the status has the reason."""
+    """Writes all frames to a call. Stops without an error if the call ends early: the call's status has the reason."""
     try:
         for frame in frames:
             await call.write(frame)
@@ -63,7 +63,7 @@ async def finish(call: Any, frames: Iterable[bytes]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def status_of_peer(call: Any) -> AsyncGenerator[None, None]:
-    """Raises the peer's own status if the peer ends the stream of the block early.
+    """Raises the peer's own status if the peer ends the call during the block.
 
     If a message is being sent at that time, sending it fails as well, with a placeholder status that gRPC generates.
     The placeholder may be reported before the peer's status, or may replace the peer's status afterwards.
@@ -193,7 +193,7 @@ class CallLimiter:
 
     A call may wait for its turn for any length of time while other calls are answered. A waiting call fails if no other
     call has been answered for as long as the waiting call's own time limit. Without this rule, many calls to a silent
-    peer would fail one batch after the other, each after its own timeout.
+    peer would fail one batch after another, each after its own timeout.
 
     Args:
       at_once: The maximum number of concurrent calls.
@@ -211,10 +211,10 @@ class CallLimiter:
 
     @contextlib.asynccontextmanager
     async def turn(self, seconds: float, who: str) -> AsyncGenerator[None, None]:
-        """Waits for a turn, and keeps the turn during the block.
+        """Waits until a call may run, and counts the block as a running call.
 
         Args:
-          seconds: The time limit of the call, which starts with its turn.
+          seconds: The time limit of the call, which starts when the call may run.
           who: The name of the peer in error messages.
 
         Raises:
@@ -237,7 +237,7 @@ class CallLimiter:
                 await Deadline(left).wait(acquiring)
                 return
             except asyncio.TimeoutError:
-                if _has_got(acquiring):  # acquired at the moment of the timeout
+                if _has_got(acquiring):  # the turn came at the moment of the timeout
                     return
             except asyncio.CancelledError:
                 if _has_got(acquiring):
@@ -260,7 +260,7 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class BlockingCalls:
-    """Blocking unary calls to a peer, which may be made on any thread except the thread of the transport's loop.
+    """Makes blocking unary calls to a peer, on any thread except the thread of the transport's loop.
 
     The calls use their own channel instead of the transport's loop, because passing a small call to the loop and its
     response back takes three thread switches. Without this class, a blocking call of a method takes 1.3 to 1.4 times as
@@ -277,7 +277,7 @@ class BlockingCalls:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Resets the object to have no channel, since a forked child cannot use the channel of its parent."""
+        """Starts without a channel. Also called after a fork, since a child cannot use the channel of its parent."""
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Any] = {}

@@ -331,7 +331,7 @@ class GrpcConnection(Connection):
 
 
 class _Errors:
-    """Converts the failure of a call in the block to a fedstack error."""
+    """Converts the gRPC error of a call in the block to a fedstack error."""
 
     # A class, since a generator-based context manager takes four times as long, and every call enters one.
     __slots__ = ("_connection",)

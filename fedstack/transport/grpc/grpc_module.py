@@ -20,7 +20,7 @@ _VARIABLES = {"GRPC_VERBOSITY": "NONE", FORK_SUPPORT: "0"}
 
 @contextlib.contextmanager
 def _variables_set() -> Generator[None]:
-    """Sets the variables that the user has not set, for the duration of the block."""
+    """Sets environment variables during the block, except variables that the user has set."""
     missing = {name: value for name, value in _VARIABLES.items() if name not in os.environ}
     os.environ.update(missing)
     try:

@@ -21,7 +21,7 @@ from fedstack.transport.wire.parcels import (
 
 
 class Connection(abc.ABC):
-    """A connection to a peer. Its coroutines run on the loop of `io`, as does all work that maintains the peer.
+    """A connection to a peer. Its coroutines, and all background work for the peer, run on the loop of `io`.
 
     Its methods raise fedstack's errors: the error that the peer raised, `WorkerUnavailableError` if the peer cannot be
     reached, or `DeadlineExceededError` if the peer does not answer in time.
@@ -63,7 +63,7 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
-        """Sends a parcel and yields the pieces of the response, possibly while still sending; see `download`."""
+        """Sends a parcel and yields the pieces of the response, which may start during the upload; see `download`."""
 
     async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         """Sends a parcel and returns the response.
@@ -86,7 +86,7 @@ class Connection(abc.ABC):
     def ask_blocking(
         self, path: str, parcel: Parcel, timeout: float, who: str
     ) -> Parcel | AsyncGenerator[Piece, None] | None:
-        """Does the same as `ask`, but blocks the calling thread, which must not be the thread of the loop.
+        """Like `ask`, but blocks the calling thread, which must not be the thread of the loop.
 
         Returns:
           The same as `ask`, or `None` if the transport does not support blocking calls or has not sent the parcel. In
@@ -116,7 +116,7 @@ class Connection(abc.ABC):
             await pieces.aclose()
 
     async def unary_soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
-        """Does the same as `unary`, but without a deadline in the transport. Connections with `sends_wholes` have it.
+        """Like `unary`, but without a deadline in the transport. Requires a connection with `sends_wholes`.
 
         A deadline in the transport would expire while this process itself is suspended, even if the response has
         already been received.
@@ -130,7 +130,7 @@ class Connection(abc.ABC):
         raise NotImplementedError
 
     def unary_blocking(self, path: str, request: bytes, seconds: float, who: str) -> bytes | None:
-        """Does the same as `unary_soon` on the caller's thread. Returns `None` if unsupported or not connected."""
+        """Like `unary_soon`, but blocks the calling thread. Returns `None` if unsupported or not connected."""
         return None
 
     @abc.abstractmethod
@@ -138,7 +138,7 @@ class Connection(abc.ABC):
         """Waits until the peer can be reached.
 
         Raises:
-          WorkerUnavailableError: If the peer cannot be reached within `seconds`. The message has the last reason.
+          WorkerUnavailableError: If the peer cannot be reached within `seconds`. The message states the last reason.
         """
 
     @property
@@ -147,7 +147,7 @@ class Connection(abc.ABC):
         return True
 
     async def look(self, seconds: float) -> bool:
-        """Returns whether the peer can be reached now, regardless of earlier failures. If so, later calls reach it.
+        """Returns whether the peer can be reached now, despite earlier failures. If so, later calls reach the peer.
 
         Args:
           seconds: The time limit of the check.

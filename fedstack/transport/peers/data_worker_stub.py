@@ -21,7 +21,7 @@ class DataWorkerStub(ServiceStub):
 
     @contextlib.asynccontextmanager
     async def read(self, request: ReadRequest, *, is_large: bool = False) -> AsyncGenerator[Incoming, None]:
-        """Reads elements. For each block, the response has a `ReadResponse` as its header, followed by the bytes.
+        """Reads elements of a dataset. Each block of the response is a `ReadResponse` header, followed by its bytes.
 
         Args:
           request: The message that selects the elements.

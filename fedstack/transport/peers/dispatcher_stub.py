@@ -56,7 +56,7 @@ class DispatcherStub(ServiceStub):
 
     @contextlib.asynccontextmanager
     async def define(self, request: messages.DescribeDatasetRequest) -> AsyncGenerator[Incoming, None]:
-        """Fetches the definition of a dataset. A `DatasetDescription` is the header, and states the number of bytes."""
+        """Fetches the definition of a dataset. The header is a `DatasetDescription` with the number of bytes."""
         with_protocol(request)
         async with self.download(f"/{DISPATCHER}/Define", request, _HEARTBEAT_SECONDS) as incoming:
             yield incoming
@@ -78,7 +78,7 @@ class DispatcherStub(ServiceStub):
         return await self._unary("Release", request, messages.ReleasePassResponse)
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Reports that a data worker is present or that it leaves.
+        """Reports that a data worker is present, or that it is leaving.
 
         Raises:
           ProtocolVersionError: If the dispatcher uses another version of the protocol.

@@ -20,7 +20,7 @@ from fedstack.transport.peers.service_stub import CONTROL_SECONDS, ServiceStub
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
-# The version of the protocol. Both sides reject a peer that uses another version.
+# The version of the protocol. Clients and servers reject peers that use another version.
 PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
@@ -39,8 +39,8 @@ class ExecutorStub(ServiceStub):
       connection: The connection to the peer.
       extensions: Whether to use fedstack's own extensions if the peer supports them.
       sends_code: Whether a peer without extensions accepts Python functions by value.
-      keeps_handles: Whether a peer without extensions runs in this process, where it finds Python functions by handle.
-      control_seconds: The time limit, in seconds, of a control call, which only passes data.
+      keeps_handles: Whether a peer without extensions runs in this process, and finds Python functions by handle.
+      control_seconds: The time limit, in seconds, of a control call, which only transfers data.
       chunking: The sizes at which data is sent in chunks.
     """
 
@@ -206,14 +206,14 @@ def check_protocol(protocol: int, version: str, peer: str) -> None:
     if protocol != PROTOCOL:
         raise ProtocolVersionError(
             f"Expected protocol {PROTOCOL} of fedstack {__version__}, found protocol {protocol} of fedstack "
-            f"{name_text(version)} at {peer}; install the same release on both sides"
+            f"{name_text(version)} at {peer}; install the same release of fedstack in both processes"
         )
 
 
 def process_digest(nonce: bytes) -> bytes:
     """Returns a digest of the nonce and the identity of this process.
 
-    A peer compares the digest with its own to determine whether both are the same process. The digest does not reveal
-    the identity.
+    A peer compares the digest with its own to determine whether it runs in the same process as the caller. The digest
+    does not reveal the identity.
     """
     return hashlib.sha256(nonce + PROCESS.encode()).digest()

@@ -41,7 +41,7 @@ class ForkGuard:
             )
 
     def expect_fork_support(self, variable: str) -> None:
-        """Arranges a warning at the first fork, for when gRPC was imported before its fork support could be disabled.
+        """Arranges for a warning at the first fork. Called if gRPC was imported with its fork support enabled.
 
         Args:
           variable: The environment variable that disables gRPC's fork support.

@@ -241,7 +241,7 @@ class IoLoop:
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Resets the object to have no loop, since a forked child does not have the thread of its parent."""
+        """Starts without a loop. Also called after a fork, since a child does not have the threads of its parent."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ticks = Ticks()
@@ -365,7 +365,7 @@ class Submitted(Outcome[_T]):
             self._task.cancel()
 
     async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        """Runs the coroutine and sets the outcome inside the task. A callback would run one loop iteration later."""
+        """Runs the coroutine and sets the outcome. A callback of the task would set it one loop iteration later."""
         try:
             self._task = asyncio.current_task()
             if self._is_cancelled:  # cancelled before the task started

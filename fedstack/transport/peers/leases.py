@@ -13,11 +13,11 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @attrs.define
 class _Lease:
-    """A lease.
+    """The state of one lease.
 
     Attributes:
       seconds: The duration of the lease.
-      end: The time of the clock, in seconds, at which the lease expires unless it is held.
+      end: The clock time, in seconds, at which the lease expires unless it is held.
       holds: The number of holds.
     """
 
@@ -29,8 +29,8 @@ class _Lease:
 class Leases(Generic[_Key]):
     """A table of leases by key. A lease ends when `end` is called or when it expires.
 
-    A held lease does not expire, and restarts when its last hold is released, because long work shows that its
-    requester is alive. An expired lease cannot be renewed, even if `expired` has not been called yet.
+    A held lease does not expire, because running work shows that the client is alive. The lease restarts when its last
+    hold is released. An expired lease cannot be renewed, even if `expired` has not been called yet.
 
     Args:
       max_leases: The maximum number of concurrent leases.
@@ -56,12 +56,10 @@ class Leases(Generic[_Key]):
         if not seconds > 0:
             raise InvalidValueError(f"Expected a lease duration of more than 0 seconds, found {seconds}")
         if key in self._leases:
-            raise InvalidValueError(
-                f"Expected a new key for a lease, found {key!r}, which already has a lease; renew or end that lease"
-            )
+            raise InvalidValueError(f"The key {key!r} already has a lease; renew or end that lease")
         if len(self._leases) >= self._max_leases:
             raise ResourceLimitError(
-                f"Expected at most {self._max_leases} concurrent leases, found a request for one more; end other "
+                f"The maximum number of concurrent leases ({self._max_leases}) is reached; end other "
                 "leases, or let them expire"
             )
         self._leases[key] = _Lease(seconds, self._clock() + seconds)

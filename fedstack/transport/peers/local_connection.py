@@ -42,16 +42,14 @@ class LocalConnection(Connection):
         found = self._methods().get(path)
         if found is None:
             raise RemoteError(
-                f"Expected a method of {self._address}, found {path}; check that the server hosts this service",
+                f"{self._address} has no method {path}; check that the server hosts this service",
                 code="UNIMPLEMENTED",
             )
         return found
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(
-                f"Expected an open connection to {self._address}, found a closed one; create a new client"
-            )
+            raise ClosedError(f"The connection to {self._address} is closed; create a new client")
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         method = self._find(path)
@@ -84,7 +82,7 @@ class LocalConnection(Connection):
         try:
             raise received from received.__cause__
         finally:
-            # A service may keep its error, which would keep alive the frames through which it was raised, such as this.
+            # If a service stored its error, the error would keep the frames of its traceback alive, such as this one.
             del received
 
     async def _answer(self, answers: Answers) -> AsyncGenerator[Piece, None]:
@@ -109,7 +107,7 @@ class LocalConnection(Connection):
     def _received(self, error: Exception) -> Exception:
         """Returns the error that a client would receive for `error`, without references to the service."""
         received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
-        without_frames(error)  # a server does the same
+        without_frames(error)  # servers reached over a network do the same
         return received
 
     async def wait_ready(self, seconds: float) -> None:

@@ -65,7 +65,7 @@ Method: TypeAlias = UnaryMethod | UploadMethod | DownloadMethod | ExchangeMethod
 
 
 class ServerFacts:
-    """The information about a server that its services receive (`Service.attach`).
+    """Facts about a server, which its services receive in `Service.attach`.
 
     Args:
       asks_for_token: Whether calls require a token.
@@ -145,7 +145,7 @@ class Service(abc.ABC):
         """Stops accepting new clients. Existing clients can continue. Idempotent."""
 
     async def handed_over(self) -> None:  # noqa: B027
-        """Waits, after `drain`, until clients have fetched data that they would lose with this server, or are gone."""
+        """Waits, after `drain`, until clients have fetched data that would be lost with this server, or have left."""
 
     async def close(self) -> None:  # noqa: B027
         """Ends all work and releases all resources. Idempotent."""

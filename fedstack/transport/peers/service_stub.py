@@ -37,7 +37,7 @@ class ServiceStub:
 
     Args:
       connection: The connection to the peer. The stub closes it.
-      control_seconds: The time limit, in seconds, of a control call, which only passes data.
+      control_seconds: The time limit, in seconds, of a control call, which only transfers data.
       chunking: The sizes at which data is sent in chunks.
 
     Attributes:
@@ -98,12 +98,12 @@ class ServiceStub:
           InvalidValueError: If the response is not a message of the type `response`.
         """
         content = request.SerializeToString()
-        # Large messages, which plain peers receive, take longer.
+        # Plain peers receive large messages, which take longer.
         timeout = (seconds or self._control_seconds) + len(content) / _LEAST_BYTES_PER_SECOND
         return self._parsed(await self.connection.unary(path, content, timeout), response, path)
 
     async def call_while_alive(self, path: str, request: Message, response: type[_M]) -> _M:
-        """Does the same as `call`, without a time limit while the peer is alive.
+        """Like `call`, but without a time limit while the peer is alive.
 
         Raises:
           DeadlineExceededError: If the peer stops answering health checks.
@@ -192,7 +192,7 @@ class ServiceStub:
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming]:
-        """Does the same as `exchange`, but directly returns a response that was received as a single message."""
+        """Like `exchange`, but returns a response directly if it was received as a single message."""
         soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
         answer = await self.connection.ask(path, self._parcel(request, segments), soon, self.who)
         if isinstance(answer, Parcel):
@@ -202,7 +202,7 @@ class ServiceStub:
     def ask_blocking(
         self, path: str, request: Message, segments: Sequence[Segment], heartbeat_seconds: float, soon_seconds: float
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming] | None:
-        """Does the same as `ask` on the caller's thread. Returns `None` if the caller has to use `ask` instead."""
+        """Like `ask`, but blocks the calling thread. Returns `None` if the caller has to use `ask` instead."""
         soon = min(soon_seconds, _LONGEST_SECONDS)
         answer = self.connection.ask_blocking(path, self._parcel(request, segments), soon, self.who)
         if answer is None or isinstance(answer, Parcel):
@@ -232,8 +232,8 @@ class ServiceStub:
             return response.FromString(content)
         except DecodeError as error:
             raise InvalidValueError(
-                f"Expected a {response.DESCRIPTOR.name} from {self.address}, found {len(content)} other bytes in "
-                f"response to {path}; check that the address is that of the intended server"
+                f"Expected a {response.DESCRIPTOR.name} from {self.address} in response to {path}, found "
+                f"{len(content)} bytes that cannot be decoded; check that the address is that of the intended server"
             ) from error
 
     def before_closing(self, task: "asyncio.Task[Any]") -> None:
@@ -253,4 +253,4 @@ class ServiceStub:
 
 def _silence(heartbeat_seconds: float) -> float:
     """Returns how many seconds a peer with this heartbeat interval may be silent."""
-    return _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order, `max` replaces a NaN by 0.1
+    return _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order, `max` returns 0.1 for a NaN

@@ -171,7 +171,7 @@ def _checked(address: str, text: str, any_port: bool) -> str:
 
 @runtime_checkable
 class TargetResolver(Protocol):
-    """An object that determines the servers to dial, anew for each call of `resolve`."""
+    """Determines the servers to dial. Each call of `resolve` may return different servers."""
 
     def resolve(self) -> Sequence[Target]:
         """Returns the current servers."""
@@ -218,7 +218,7 @@ def resolve_target(place: TargetResolver) -> Target:
 
 
 def address_of(place: "str | TargetResolver") -> str:
-    """Returns the address of the only server of a resolver. An address is returned unchanged.
+    """Returns the address of the only server of a resolver. If given an address, returns it unchanged.
 
     Raises:
       InvalidValueError: If the resolver returns no server or several servers.

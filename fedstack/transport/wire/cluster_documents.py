@@ -25,7 +25,7 @@ _KEY = "cluster"
 
 @attrs.frozen
 class Document:
-    """A description of a cluster.
+    """The description of a cluster, as read from a file or environment variable.
 
     Attributes:
       cluster: The jobs as read from the source, without checks.
@@ -37,7 +37,7 @@ class Document:
 
 
 def cluster_in_file(path: str | os.PathLike[str]) -> Document:
-    """Returns the description of the cluster in a file.
+    """Reads the description of a cluster from a file.
 
     Raises:
       InvalidValueError: If the file cannot be read, or does not describe a cluster.
@@ -46,14 +46,12 @@ def cluster_in_file(path: str | os.PathLike[str]) -> Document:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not encoded as UTF-8"
-        raise InvalidValueError(
-            f"Expected a file that describes a cluster, found {path}, which cannot be read: {reason}"
-        ) from error
+        raise InvalidValueError(f"Cannot read the description of a cluster in the file {path}: {reason}") from error
     return _document(text, str(path))
 
 
 def cluster_in(text: str, where: str = "") -> Document:
-    """Returns the description of the cluster in a text.
+    """Reads the description of a cluster from a text, or from the file that the text names.
 
     Args:
       text: The description in TOML or JSON, or the path of a file that contains it. A path is a single line.
@@ -64,7 +62,7 @@ def cluster_in(text: str, where: str = "") -> Document:
     """
     if text.lstrip().startswith(("[", "{")) or "\n" in text.strip():
         return _document(text, where or "the text")
-    named = f", named by {where}" if where else ""
+    named = f" (named by {where})" if where else ""
     try:
         found = cluster_in_file(text.strip())
     except InvalidValueError as error:
@@ -73,7 +71,7 @@ def cluster_in(text: str, where: str = "") -> Document:
 
 
 def cluster_in_environment(variables: Mapping[str, str]) -> Document:
-    """Returns the description of the cluster in environment variables.
+    """Reads the description of a cluster from environment variables.
 
     Raises:
       InvalidValueError: If the variables do not describe a cluster.
@@ -83,7 +81,7 @@ def cluster_in_environment(variables: Mapping[str, str]) -> Document:
     if variables.get(TENSORFLOWS_VARIABLE, "").strip():
         content = _tensorflows(variables)
         if _KEY not in content:
-            raise InvalidValueError(f"Expected a member {_KEY!r} in {TENSORFLOWS_VARIABLE}, found no such member")
+            raise InvalidValueError(f"{TENSORFLOWS_VARIABLE} has no member {_KEY!r}")
         return Document(content[_KEY], TENSORFLOWS_VARIABLE)
     raise InvalidValueError(
         f"Expected a cluster in {VARIABLE} (the path or content of a file) or {TENSORFLOWS_VARIABLE}, found neither "
@@ -128,9 +126,7 @@ def _parsed(text: str, where: str, *, is_json: bool = False) -> Mapping[str, Any
     try:
         content = cast(object, json.loads(text, object_pairs_hook=_once) if is_json else tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # both parsers raise a ValueError
-        raise InvalidValueError(
-            f"Expected {'JSON' if is_json else 'TOML'}, found an error in {where}: {error}"
-        ) from error
+        raise InvalidValueError(f"Invalid {'JSON' if is_json else 'TOML'} in {where}: {error}") from error
     return _table(content, where)
 
 

@@ -36,7 +36,7 @@ _WORKERS = "worker"
 
 
 def _checked_jobs(cluster: object) -> Jobs:
-    """Returns the checked jobs as read-only mappings: jobs in the given order, tasks by ascending index."""
+    """Checks jobs, and returns them as read-only mappings: jobs in the given order, tasks by ascending index."""
     if isinstance(cluster, (ClusterSpec, ClusterDef)):
         return cluster.as_cluster_def().jobs
     if not isinstance(cluster, Mapping):
@@ -111,7 +111,7 @@ def _checked_address(address: object, job: str, index: int) -> str:
         raise InvalidValueError(f"Invalid address {where}: {error}") from None
     if target.is_everywhere:
         raise InvalidValueError(
-            f"Expected an address that other tasks can dial, found {address!r} {where}, which stands for all networks "
+            f"Expected an address {where} that other tasks can dial, found {address!r}, which stands for all networks "
             "of a machine; use the name of the machine"
         )
     return address.strip()
@@ -167,7 +167,7 @@ def _checked_index(index: object) -> int | None:
 
 @attrs.frozen
 class ServerDef:
-    """A task and its cluster, as data. Only a `Server` of the task checks whether the task exists.
+    """A task and its cluster, as data. The constructor does not check whether the task exists; `Server` does.
 
     Attributes:
       cluster: The cluster. The constructor accepts any form that a `ClusterSpec` accepts.
@@ -206,8 +206,8 @@ class ClusterSpec:
     or of the job `worker`. To select another job, pass `spec.job(name)`.
 
     Args:
-      cluster: A dictionary from jobs to addresses, which are a list or tuple, or a dictionary from indices to
-        addresses; or a `ClusterDef`, or another `ClusterSpec`. Port 0 stands for any free port of the server.
+      cluster: A `ClusterDef`, another `ClusterSpec`, or a dictionary from job names to addresses of tasks: a list, a
+        tuple, or a dictionary from indices to addresses. Port 0 stands for any free port of the server.
 
     Raises:
       TypeMismatchError: If a job, an index or an address has the wrong type.
@@ -278,9 +278,9 @@ class ClusterSpec:
         tasks = self._of(job_name)
         index = whole_number_of(task_index)
         if index is None or index not in tasks:
-            known = ", ".join(map(str, tasks)) or "it has no tasks"
+            known = ", ".join(map(str, tasks)) or "no tasks"
             found = describe(task_index) if index is None else index
-            raise MembershipError(f"Expected a task of job {job_name!r} ({known}), found {found}; correct the index")
+            raise MembershipError(f"Expected the index of a task of job {job_name!r} ({known}), found {found}")
         return tasks[index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
@@ -346,7 +346,7 @@ class ClusterSpec:
 
 @attrs.frozen
 class ClusterJob:
-    """A job of a cluster, which can be passed wherever worker addresses are expected. `ClusterSpec.job` creates it.
+    """A job of a cluster, which can be passed wherever worker addresses are expected. Created by `ClusterSpec.job`.
 
     Attributes:
       spec: The cluster.
@@ -365,7 +365,7 @@ class ClusterJob:
         addresses = {index: self.spec.task_address(self.name, index) for index in self.spec.task_indices(self.name)}
         targets = {index: parse_target(address, any_port=True) for index, address in addresses.items()}
         if not targets:
-            raise MembershipError(f"Expected a job with tasks, found no tasks in {self.name!r}; add a task to the job")
+            raise MembershipError(f"Job {self.name!r} has no tasks; add a task to the job")
         open_ports = [index for index, target in targets.items() if target.has_any_port]
         if open_ports:
             raise MembershipError(
@@ -377,4 +377,4 @@ class ClusterJob:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "it has no jobs"
+    return ", ".join(map(repr, names)) or "no jobs"

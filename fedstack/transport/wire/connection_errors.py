@@ -1,4 +1,4 @@
-"""Lists the reasons why a peer cannot be reached or used: for errors of gRPC, and for the results of a diagnosis."""
+"""Defines the reasons why a peer cannot be reached or used, which gRPC's errors or a diagnosis reveal."""
 
 import re
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class Reason:
     error: type[FedstackError] = WorkerUnavailableError
 
     def error_at(self, address: str, why: str = "", words: Words = ARGUMENTS) -> FedstackError:
-        """Returns the error to raise. Its `causes` repeat the reason, for messages that list several workers.
+        """Returns the error to raise. Its `causes` contain the reason, for messages that list several workers.
 
         Args:
           address: The address of the peer.
@@ -116,7 +116,7 @@ NOT_VALID = Reason(
 )
 NO_HANDSHAKE = Reason(
     "the TLS handshake failed",
-    "check that each side trusts the other's certificate, and that the client's certificate and key are valid",
+    "check that client and server trust each other's certificates, and that the client's certificate and key are valid",
     AuthenticationError,
 )
 WANTS_CERTIFICATE = Reason("it requires a client certificate", "pass {certificate}", AuthenticationError)
@@ -133,8 +133,8 @@ CERTIFICATE_NOT_VALID = Reason(
 WANTS_TOKEN = Reason("it requires a token", "pass {token}", AuthenticationError)
 TOKEN_NOT_ACCEPTED = Reason("it does not accept the token", "pass the correct {token}", AuthenticationError)
 
-# Patterns for the texts in which gRPC reports some of these reasons. The texts differ between releases. The first
-# pattern that matches determines the reason.
+# Patterns for the texts of gRPC's errors, and the reasons that they report. The texts differ between releases. The
+# first pattern that matches determines the reason.
 _IN_GRPCS_WORDS = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), reason)
     for pattern, reason in (
@@ -156,7 +156,7 @@ _IN_GRPCS_WORDS = tuple(
 _NO_CONNECTION = frozenset(
     reason.found for reason in (NOT_LISTENING, NO_SOCKET, LEFT_BEHIND, NO_HOST, NO_WAY, HANGS_UP)
 )
-# The beginnings of messages that gRPC itself generates. All other messages are sent by a peer.
+# The beginnings of messages that gRPC itself generates. Messages with other beginnings come from a peer.
 _OWN = re.compile(
     r"failed to connect to all addresses|errors resolving|DNS resolution|socket closed|connection reset|recvmsg|"
     r"sendmsg|broken pipe|keepalive|ping timeout|endpoint|transport|stream removed|goaway|trying to connect|end of tcp|"

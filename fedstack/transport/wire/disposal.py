@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class DisposalQueue(Generic[_T]):
-    """A queue of ids to dispose of, which are returned in batches by count and by age.
+    """Queues the ids of values to dispose of, and returns them in batches by count and by age.
 
     Ids may be added at any time, because the garbage collector runs finalizers on any thread, even during `take`.
     Adding an id is therefore a single append to a deque, which needs no lock. Only one thread at a time may call
@@ -48,7 +48,7 @@ class DisposalQueue(Generic[_T]):
         Args:
           force: Whether to treat all ids as due.
         """
-        # The next call returns ids that are added from now on.
+        # Ids that are added from now on are returned by the next call.
         count = len(self._added)
         if not force and self._wait_of_oldest() > 0:
             count -= count % self._batch_size

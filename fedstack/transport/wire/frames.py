@@ -18,7 +18,7 @@ from fedstack.foundations.number_checks import whole_number_validator
 from fedstack.foundations.segments import LARGE_BYTES, Rows, Segment
 from fedstack.proto import extensions_pb2
 
-# In measurements, gRPC streams fastest with messages of 1 to 4 MiB. It buffers several messages on both sides.
+# In measurements, gRPC streams fastest with messages of 1 to 4 MiB. Sender and receiver buffer several messages.
 CHUNK_BYTES = 1024 * 1024
 _MOST_BYTES = 1 << 30  # a message has at most 2 GiB
 _MAX_NAME_BYTES = 200
@@ -77,7 +77,7 @@ class RunningClients:
     Attributes:
       first_client: The index of the first client in the block, counted over the whole federation.
       clients: The number of clients in the block, which run sequentially; 0 for work on the server.
-      function: The name of the function; if several functions run sequentially, all their names.
+      function: The name of the function; if several functions run sequentially, their names.
       seconds: The time in seconds since the function started.
       client: The index of the client that is running; `None` if it is not known.
     """
@@ -130,7 +130,7 @@ def header_frame(content: bytes) -> bytes:
 
 
 def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[RunningClients] = ()) -> bytes:
-    """Returns a heartbeat frame; see `Heartbeat` for the fields."""
+    """Encodes a heartbeat; see `Heartbeat` for the fields."""
     heartbeat = extensions_pb2.Heartbeat(done=done, running=running, failed=failed)
     for piece in work:
         piece.write(heartbeat.work.add())
@@ -218,7 +218,7 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
     except DecodeError as error:
         raise InvalidValueError(
             f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are not a frame "
-            f"({error}); check that both sides use the same protocol"
+            f"({error}); check that the peer uses the same protocol"
         ) from error
     kind = parsed.WhichOneof("kind")
     if kind == "header":
@@ -230,13 +230,13 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
         work = tuple(map(RunningClients.read, itertools.islice(beat.work, _MOST_WORK)))
         return Heartbeat(beat.done, beat.running, beat.failed, work)
     raise InvalidValueError(
-        f"Expected a frame with a header, data or a heartbeat, found another frame of {len(frame)} bytes; check "
+        f"Expected a frame with a header, data or a heartbeat, found an unknown frame of {len(frame)} bytes; check "
         "whether the peer runs a newer release"
     )
 
 
 def length_of(size: int, least: int = 1) -> bytes:
-    """Returns a length as a varint of protobuf.
+    """Encodes a length as a protobuf varint.
 
     Each byte has seven bits, lowest first. All bytes but the last have their highest bit set.
 

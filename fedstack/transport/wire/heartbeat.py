@@ -1,4 +1,4 @@
-"""Detects that a peer, which should send messages or heartbeats regularly, has been silent for too long."""
+"""Detects peers that have been silent for too long, although they should send messages or heartbeats regularly."""
 
 import asyncio
 import types
@@ -52,7 +52,7 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
 
 @types.coroutine
 def _next_of(iterator: AsyncIterator[_T], silence: "_Silence") -> Generator[Any, Any, _T | object]:
-    """Awaits an item, and passes each awaitable that the loop waits for to `silence`, so that no task is needed.
+    """Awaits the next item without creating a task: passes each awaitable that the loop waits for to `silence`.
 
     `asyncio.wait_for` is not used because it creates a task per item, its `TimeoutError` cannot be distinguished from a
     `TimeoutError` of the stream, and before Python 3.12, it may lose a cancellation.
@@ -85,7 +85,7 @@ class Call(Protocol[_T_co]):
 
 
 async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T:
-    """Returns the response of a unary call, and cancels the call if it takes too long. It does not create a task.
+    """Returns the response of a unary call. Cancels the call if it takes too long. Does not create a task.
 
     Args:
       call: The call.
@@ -126,11 +126,11 @@ class _Silence:
         self._timer: LoopTimer | None = None
 
     def begin(self, call: "Call[object] | None") -> None:
-        """Starts timing an awaitable. Does nothing after a call was cancelled, since it may take time to finish."""
+        """Starts timing an awaitable. Does nothing after the call was cancelled, since it may take time to end."""
         if self.ended_call:
             return
         self._call, self._end = call, self._loop.time() + self._limit
-        if self._timer is None:  # a running timer checks the new end when it fires
+        if self._timer is None:  # the running timer checks the new end when it fires
             self._wait()
 
     def pause(self) -> None:
@@ -160,7 +160,7 @@ class _Silence:
 
 
 def held_up(late: float, limit: float) -> bool:
-    """Returns whether a loop may have missed earlier messages because it detected a silence `late` seconds too late."""
+    """Returns whether a loop whose timer fired `late` seconds late may have missed messages before that."""
     return late >= max(limit / 2, _HELD_UP_SECONDS)
 
 

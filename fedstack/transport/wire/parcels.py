@@ -32,7 +32,7 @@ from fedstack.transport.wire.frames import (
 
 @attrs.frozen
 class Parcel:
-    """A message with memory, to send.
+    """A message to send, with the memory of the large arrays that it describes.
 
     Attributes:
       header: The serialized message.
@@ -193,14 +193,14 @@ class Incoming:
     def _take_heartbeat(self, piece: Piece) -> None:
         if self._on_heartbeat is None or not isinstance(piece, Heartbeat):
             raise InvalidValueError(
-                f"Expected a header followed by data, found a {type(piece).__name__}; check that both sides use the "
+                f"Expected a header followed by data, found a {type(piece).__name__}; check that the peer uses the "
                 "same protocol"
             )
         self._on_heartbeat(piece)
 
 
 def incoming_of(parcel: Parcel, run: Run = _here) -> Incoming:
-    """Returns the receiving side of a parcel that is already in memory."""
+    """Returns a parcel that is already in memory as a received parcel."""
     return Incoming(parcel, run)
 
 
@@ -279,7 +279,7 @@ def read_whole(message: bytes | memoryview) -> Parcel | str:
     except DecodeError as error:
         raise InvalidValueError(
             f"Expected a header and data in one message, found {len(message)} bytes that cannot be decoded ({error}); "
-            "check that both sides use the same protocol"
+            "check that the peer uses the same protocol"
         ) from error
     return parsed.goes_on or Parcel(parsed.header, [memoryview(parsed.data)] if parsed.data else ())
 

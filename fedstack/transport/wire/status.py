@@ -90,7 +90,7 @@ class StatusError(errors.FedstackError):
 
 
 class RemoteTraceback(Exception):
-    """The location and traceback of an error on a peer. It is the cause of the error in this process.
+    """The location and traceback of an error on a peer, as the cause of the error that this process raises.
 
     Attributes:
       address: The address of the peer.
@@ -174,7 +174,7 @@ def code_of(error: Exception) -> Code:
 
 
 def message_of(error: Exception) -> str:
-    """Returns the message of the status, shortened to a length that all peers accept. The details are longer."""
+    """Returns the message of the status, shortened to a length that all peers accept. The details keep more of it."""
     text = _text_of(error)
     if not isinstance(error, (errors.FedstackError, RetryableError)):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")

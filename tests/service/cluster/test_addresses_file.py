@@ -67,7 +67,7 @@ def test_the_wait_ends_with_the_names_of_the_missing(file):
     [
         ("worker 0", "not enough values"),
         ("worker zero localhost:1", "invalid literal"),
-        ("worker 2 localhost:1", "Expected a task of job 'worker' (0, 1), found 2"),
+        ("worker 2 localhost:1", "Expected the index of a task of job 'worker' (0, 1), found 2"),
         ("chief 0 localhost:1", "Expected a job of the cluster"),
         ("worker 0 localhost:0", "Expected a port from 1 to 65535"),
     ],

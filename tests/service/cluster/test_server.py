@@ -103,7 +103,7 @@ def test_a_local_server_is_the_only_task_of_its_cluster():
 def test_membership_is_judged_before_anything_is_bound():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(MembershipError, match="Expected a task of job 'worker'"):
+        with pytest.raises(MembershipError, match="Expected the index of a task of job 'worker'"):
             Server({"worker": [address]}, "worker", 1)
 
 

@@ -38,10 +38,10 @@ def test_arguments_win_over_a_definition_which_stays_as_it_is():
         (({"worker": []},), "Expected a job with tasks, found none in 'worker'"),
         ((TWO_JOBS, "chief"), "Expected a job of the cluster ('worker', 'ps'), found 'chief'"),
         ((TWO_JOBS, "chief", 0), "Expected a job of the cluster ('worker', 'ps'), found 'chief'"),
-        ((TWO_JOBS, "worker", 2), "Expected a task of job 'worker' (0, 1), found 2"),
-        ((TWO_JOBS, "worker", -1), "Expected a task of job 'worker' (0, 1), found -1"),
-        ((TWO_JOBS, "ps", 0), "Expected a task of job 'ps' (5), found 0"),
-        ((ServerDef(TWO_JOBS, "worker", 3),), "Expected a task of job 'worker' (0, 1), found 3"),
+        ((TWO_JOBS, "worker", 2), "Expected the index of a task of job 'worker' (0, 1), found 2"),
+        ((TWO_JOBS, "worker", -1), "Expected the index of a task of job 'worker' (0, 1), found -1"),
+        ((TWO_JOBS, "ps", 0), "Expected the index of a task of job 'ps' (5), found 0"),
+        ((ServerDef(TWO_JOBS, "worker", 3),), "Expected the index of a task of job 'worker' (0, 1), found 3"),
     ],
 )
 def test_all_that_is_wrong_with_membership_is_one_class_of_error(arguments, message):

@@ -114,7 +114,7 @@ async def test_a_token_does_not_leave_the_machine_in_plaintext():
 
 async def test_certificates_are_not_left_out_silently(certificates):
     credentials = ClientCredentials(root_certificates=certificates.ca.read_bytes())
-    with pytest.raises(InvalidValueError, match="found plaintext for worker:8000; dial grpcs://worker:8000"):
+    with pytest.raises(InvalidValueError, match="found the plaintext target worker:8000; dial grpcs://worker:8000"):
         open_channel(parse_target("grpc://worker:8000"), credentials)
 
 

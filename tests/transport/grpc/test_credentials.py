@@ -141,7 +141,7 @@ def test_clients_cannot_be_asked_for_certificates_in_plaintext():
 
 
 def test_tls_needs_a_certificate():
-    with pytest.raises(InvalidValueError, match="Expected a certificate and a private key for TLS, found none"):
+    with pytest.raises(InvalidValueError, match="Expected a certificate and a private key for TLS, found neither"):
         server_credentials(ServerCredentials(tokens=("secret",)))
 
 
@@ -164,7 +164,7 @@ def test_a_token_file_may_be_of_windows(tmp_path):
             b"s\xc3\xa9cret\n",
             "Expected a token of printable ASCII characters without spaces, found other characters in {}",
         ),
-        (b"\xff\xfe", "Expected tokens as UTF-8 text, found other bytes in {}; save the file as UTF-8"),
+        (b"\xff\xfe", "Expected tokens in UTF-8, found another encoding in {}; save the file as UTF-8"),
     ],
 )
 def test_a_file_without_good_tokens_is_named_and_not_quoted(content, message, tmp_path):
