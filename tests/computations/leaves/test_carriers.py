@@ -504,7 +504,7 @@ def test_a_runtime_that_somebody_registers_runs_leaves_of_its_kind(fedstack_cont
     run = fl.framework.ConcreteComputation.from_proto(computation)
     with pytest.raises(
         CarrierError,
-        match=r"found federated_language\.Placement; .* in the entry point group 'fedstack\.leaf_runtimes'",
+        match=r"found federated_language\.Placement; .* an entry point in the group 'fedstack\.leaf_runtimes'",
     ):
         run(1)
     fedstack.register_leaf_runtime("federated_language.Placement", TenfoldRuntime())

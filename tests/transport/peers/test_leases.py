@@ -158,7 +158,7 @@ def test_there_are_ten_thousand_unless_it_is_said_otherwise(clock):
     leases = Leases(clock=clock)
     for key in range(10_000):
         leases.open(key, 10.0)
-    with pytest.raises(ResourceLimitError, match="at most 10000 concurrent leases"):
+    with pytest.raises(ResourceLimitError, match=r"concurrent leases \(10000\) is reached"):
         leases.open("one more", 10.0)
 
 

@@ -135,9 +135,7 @@ async def test_calls_of_every_kind_are_typed(stub, service):
 
 
 async def test_an_answer_that_is_something_else_names_the_peer_and_the_method(stub):
-    with pytest.raises(
-        InvalidValueError, match=r"Expected a StringValue from names:1, .* in response to /fedstack.test"
-    ):
+    with pytest.raises(InvalidValueError, match=r"Expected a StringValue from names:1 in response to /fedstack.test"):
         await stub.call(f"/{NAME}/Stammer", StringValue(), StringValue)
 
 
