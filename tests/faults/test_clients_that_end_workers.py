@@ -77,7 +77,7 @@ def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, 
         found = failure_of(total)
         assert (found.client_index, found.computation_name) == (KILLER, "crash")
         assert str(found).startswith(
-            "'crash' ended its process with signal 11 (SIGSEGV); at "
+            "'crash' crashed its process with signal 11 (SIGSEGV); at "
             "client 13; it ended 2 workers before the search found it; fix the function\n"
         )
         assert "killing_leaves.py" in str(found)
@@ -103,7 +103,7 @@ def test_a_client_that_leaves_is_named_with_the_exit_status(caplog) -> None:
     with pool_of(2):
         found = failure_of(total_of(leave), FEW)
         assert found.client_index == 3
-        assert "'leave' ended its process with exit status 3; at client 3; " in str(found)
+        assert "'leave' crashed its process with exit status 3; at client 3; " in str(found)
         check_two_ended(caplog, "exit status 3")
 
 
@@ -131,7 +131,7 @@ def test_a_client_that_crashes_in_a_later_phase_is_named(caplog) -> None:
 def test_clients_that_end_a_process_only_together_are_named_together() -> None:
     with pool_of(2):
         found = failure_of(total_of(leave_together), list(range(4)))
-        expected = "ended its process with exit status 4 when run for clients 2 to 3 together, but not for any of these"
+        expected = "crashed its process with exit status 4 when run for clients 2 to 3 together, but not for any of"
         assert expected in str(found)
         assert found.client_index is None
         assert found.computation_name == "leave_together"

@@ -1,1 +1,1 @@
-"""Tasks of a cluster. Each task is a single server for all its services."""
+"""The tasks of a cluster. Each task is a single server with several services."""

@@ -49,7 +49,7 @@ class ServerConfig:
 
     Attributes:
       credentials: The certificate and key for TLS, and the credentials that clients have to present.
-      token_file: A file of tokens, one per line; clients need one of them. The server rereads the file when it changes.
+      token_file: A file of tokens, one per line; clients must send one of them. The server rereads a changed file.
       insecure: Whether other machines may reach the server without TLS.
       policy: The leaf computations that clients may send; by default neither references to modules nor code.
       limits: The limits of the executor service.
@@ -132,7 +132,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 class Server(RegistersMethods, OwnedServer):
-    """The server of a cluster's task, which runs computations of other processes, methods, and further services.
+    """Serves a task of a cluster: runs computations for other processes, registered methods, and further services.
 
         with Server({"worker": ["localhost:0"]}) as server:
             fedstack.set_sync_remote_execution_context(server.target)

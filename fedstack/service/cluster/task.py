@@ -112,7 +112,7 @@ PROTOCOL = "grpc"
 
 @attrs.frozen
 class ClusterTask:
-    """A task from the point of view of its server.
+    """A task of a cluster, with the facts that its server needs.
 
     Attributes:
       definition: The complete definition of the task and its cluster; see `task_of`.
@@ -241,7 +241,7 @@ def _only_job(spec: ClusterSpec) -> str:
 def _only_task(spec: ClusterSpec, job: str) -> int:
     indices = spec.task_indices(job)
     if not indices:
-        raise MembershipError(f"Expected a job with tasks, found none in {job!r}; define a task of the job")
+        raise MembershipError(f"The job {job!r} has no tasks; define a task of the job")
     if len(indices) > 1:
         tasks = ", ".join(map(str, indices))
         raise MembershipError(

@@ -1,1 +1,1 @@
-"""The executor service, which runs computations of other processes."""
+"""The executor service, which runs computations for other processes."""

@@ -1,6 +1,6 @@
 """Creates, updates and starts values in sessions.
 
-`Creations` creates values, functions and results of calls, in order. `Updates` replaces values, which implements the
+`Creations` creates values, functions and results of calls. `Updates` replaces values, which implements the
 variables of a coordinator. `Starts` runs batches of values, and reports their outcomes without their content.
 """
 
@@ -58,7 +58,7 @@ class Creations:
         creations: Iterable[messages.Creation],
         received: Received[Any],
     ) -> None:
-        """Creates values under their ids, in order. Values whose ids already exist are not changed.
+        """Creates values under their ids, in the given order. Values whose ids already exist are not changed.
 
         Args:
           session: The session.
@@ -134,17 +134,17 @@ class Creations:
         if kind == "selection":
             source = session.find(creation.selection.source_ref.id)
             return await executor.create_selection(source, creation.selection.index)
-        raise InvalidValueError("Expected a value or computation to create, found an empty creation; set one of them")
+        raise InvalidValueError("Expected a value or a computation to create, found an empty message; send one")
 
 
 _OPERATIONS = {UpdateRequest.ADD: np.add, UpdateRequest.SUBTRACT: np.subtract}
 
 
 class Updates:
-    """Updates values of sessions.
+    """Replaces values of sessions, or adds to them or subtracts from them.
 
     Args:
-      creations: The object that reads the new values.
+      creations: Reads the new values.
     """
 
     def __init__(self, creations: Creations) -> None:
@@ -180,7 +180,7 @@ class Updates:
 def _combined(operation: Callable[..., object], before: object, change: object, type_spec: Type) -> object:
     for path, tensor in tensor_leaves(type_spec):
         if tensor.dtype.kind not in "iufc" and tensor.dtype.name != "bfloat16":
-            raise TypeMismatchError(f"Expected numbers to add, found {type_text(tensor)}; at value{path}")
+            raise TypeMismatchError(f"Expected numbers to add at value{path}, found {type_text(tensor)}")
     pairs = zip(flatten(before, type_spec), flatten(change, type_spec), tensor_leaves(type_spec))
     with np.errstate(all="ignore"):
         made = [_applied(operation, old, new, tensor.dtype) for old, new, (_, tensor) in pairs]
@@ -199,7 +199,7 @@ _QUICK_SECONDS = 0.02
 
 
 class Starts:
-    """Runs the values that clients start.
+    """Runs values that clients start, and reports their outcomes.
 
     Args:
       core: The shared state of the service.
@@ -211,11 +211,11 @@ class Starts:
     async def run(
         self, session: Session, values: Sequence[str], progress: ProgressCounts
     ) -> list[StartResponse.Outcome]:
-        """Runs values of a session, joining values that already run, and returns the outcomes of the first to end."""
+        """Runs values of a session, joining those already running, and returns the outcomes of the first to end."""
         outcomes: list[StartResponse.Outcome] = []
         pulls: dict[str, SharedComputation] = {}
         now, together = asyncio.get_running_loop().time(), ObservedCounts()
-        change_scope(progress=together)  # for this task only
+        change_scope(progress=together)  # affects only this task
         for value_id in dict.fromkeys(values):
             try:
                 pulls[value_id] = pull = self._core.pull(session, value_id, together)
@@ -235,7 +235,7 @@ async def _ended(pulls: Mapping[str, SharedComputation], slow: Collection[str], 
 
     Args:
       pulls: The computations of the values, by id.
-      slow: The ids of values for which no further time is spent once another value has ended.
+      slow: The ids of values to stop waiting for once any value has ended.
       at_once: Whether to return without waiting.
     """
     with contextlib.ExitStack() as stack:

@@ -86,7 +86,7 @@ class ExecutorExtensions:
         )
 
     async def open_session(self, request: messages.OpenSessionRequest) -> messages.OpenSessionResponse:
-        """Opens a session with a lease, whose duration the server limits."""
+        """Opens a session with a lease. The server limits the duration of the lease."""
         longest = self._core.limits.lease_seconds
         lease = min(request.lease_seconds, longest) if request.lease_seconds > 0 else longest
         session = self._core.open(cardinalities_of(request.cardinalities), lease)
@@ -100,7 +100,7 @@ class ExecutorExtensions:
         return messages.RenewLeaseResponse(unknown=unknown)
 
     def _differing(self, creations: Iterable[messages.Creation]) -> Sequence[str]:
-        """Returns the names of the modules of functions that differ between the client and this server."""
+        """Returns the names of the functions' modules whose versions differ between the client and this server."""
         return self._core.admission.differing_modules(
             one.computation for one in creations if one.HasField("computation")
         )
@@ -196,7 +196,7 @@ class ExecutorExtensions:
         async def receive_and_run() -> Parcel:
             received = await receive(incoming, messages.PhaseRequest)
             progress.span = read_span(received.message.span)
-            change_scope(progress=progress, span=progress.span)  # for this task only
+            change_scope(progress=progress, span=progress.span)  # affects only this task
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
             return await self._core.run(session, run_phase(self._core, session, received))
@@ -204,7 +204,7 @@ class ExecutorExtensions:
         work = Work(receive_and_run())
         async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
-        change_scope(span=progress.span)  # for the log if it fails
+        change_scope(span=progress.span)  # for the log line if the phase fails
         yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:

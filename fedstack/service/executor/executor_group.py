@@ -72,7 +72,7 @@ class ExecutorGroup:
         known = await sized(weight, lambda: self._known(value))
         if known is not None:
             return await held_values.create_known(executor, *known)
-        # A value with functions is a struct, whose members are created one by one.
+        # Only a struct can contain functions. Its members are created one by one.
         members = [(e.name, await self._created(executor, e.value, size)) async for e in in_turns(value.struct.element)]
         return await held_values.create_struct(executor, members, self._core.limits)
 
@@ -174,7 +174,7 @@ def _response(payload: object, type_spec: Type) -> bytes:
     except EncodeError:  # names and shapes make the message too large
         size = MOST_MESSAGE_BYTES + 1
     raise ResourceLimitError(
-        f"Expected a result of at most {MOST_MESSAGE_BYTES} bytes, found at least {size}; select its members "
+        f"Expected a result of at most {MOST_MESSAGE_BYTES} bytes, found at least {size} bytes; select its members "
         "one by one, or use a client that supports chunked values"
     )
 

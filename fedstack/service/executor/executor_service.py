@@ -1,4 +1,4 @@
-"""The executor service, which a server hosts to run computations of other processes."""
+"""The executor service, which runs computations for other processes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from fedstack.transport.peers.methods import Method, ServerFacts, Service
 
 
 class ExecutorService(Service):
-    """Runs computations of other processes on the executors of a factory.
+    """Runs computations for other processes on the executors of a factory.
 
     Each client has its own session. Sessions share only threads and loaded leaf functions.
 
@@ -51,7 +51,7 @@ class ExecutorService(Service):
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 
     def attach(self, server: ServerFacts) -> None:
-        """Stores the facts about the server, which handshakes use."""
+        """Stores the facts about the server that handshakes report."""
         if self._extensions is not None:
             self._extensions.server = server
 
@@ -65,7 +65,7 @@ class ExecutorService(Service):
 
     @property
     def descriptors(self) -> tuple[FileDescriptorProto, ...]:
-        """The file descriptor of the plain executor service, whose package name is used only on the wire."""
+        """The protobuf file descriptor of the plain executor service, whose package name is used only on the wire."""
         package, _, name = EXECUTOR_GROUP.rpartition(".")
         file = FileDescriptorProto(
             name="fedstack/executor_group.proto",

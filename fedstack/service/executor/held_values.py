@@ -1,4 +1,4 @@
-"""Creates and computes values in the executor of a session, using payloads directly in fedstack's own executors."""
+"""Creates and computes values in the executor of a session. fedstack's own executors use payloads directly."""
 
 import asyncio
 import contextlib
@@ -112,7 +112,7 @@ async def create_struct(
         raise
     except ValueError as error:
         raise InvalidValueError(
-            f"Expected a struct with names that the language allows, found {error}; change or omit the names"
+            f"The language does not allow the names of the struct: {error}; change or omit the names"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Finds the clients of a phase that crash their process, by running them in separate child processes.
 
-Workers have ended while they ran these clients (see `membership/ledger.py`), so this worker neither runs the clients
+Workers have crashed while running these clients (see `membership/ledger.py`), so this worker neither runs the clients
 itself nor loads their functions. A child process reports which client it is about to run, and a `CulpritSearch` decides
 which clients the next child runs. For example, finding the one crashing client among 40 takes two children. The number
 of concurrent children of a worker and the duration of a search are limited. The results and errors of the children are
@@ -51,7 +51,7 @@ class _ForChildren(PhaseHost):
     """Admits phases that run in child processes, which have access only to the data sent to them."""
 
     def lend(self, clients: int) -> NoReturn:
-        raise AssertionError("a search runs nothing in its own process")
+        raise AssertionError("a search must not run clients in its own process")
 
 
 async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[PhaseRequest]) -> None:
@@ -86,8 +86,8 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
     except asyncio.TimeoutError:
         found = None
         _logger.warning(
-            "Found no client among %d to %d that crashes its process within %g s; for longer "
-            "searches, start the worker with a larger --isolation-seconds",
+            "Searched clients %d to %d for %g s without finding a client that crashes its process; to search "
+            "longer, start the worker with a larger --isolation-seconds",
             clients.start,
             clients.stop - 1,
             core.limits.isolation_seconds,
@@ -123,7 +123,7 @@ def _error_of(found: Culprit) -> LeafError:
             f" when run for clients {units.start} to {units.stop - 1} together, but not for any of these clients alone"
         )
     return LeafError(
-        f"{what} ended its process with {ending_of(found.ended.status or 0)}{where}{users_lines_in(said)}",
+        f"{what} crashed its process with {ending_of(found.ended.status or 0)}{where}{users_lines_in(said)}",
         computation_name=name,
         client_index=units.start if len(units) == 1 else None,
     )
@@ -144,7 +144,7 @@ class IsolatedRun:
         self._cancelled = False
 
     def run(self) -> Ended | None:
-        """Runs the child, and returns how the clients ended it, or `None` if it completed. Blocks the calling thread.
+        """Runs the child, and returns how the clients crashed it, or `None` if it completed. Blocks the calling thread.
 
         The cause in the result consists of the name of the last function, if known, and the last lines of its output.
         """
@@ -159,7 +159,7 @@ class IsolatedRun:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                # In a session of its own, the child can be killed with its descendants, and Ctrl-C does not reach it.
+                # In a separate session, the child can be killed with its descendants, and Ctrl-C does not reach it.
                 start_new_session=True,
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
@@ -189,7 +189,7 @@ class IsolatedRun:
         return Ended(status, among, (told.get("function", ""), tuple(said)))
 
     def cancel(self) -> None:
-        """Kills the child if it runs, and prevents `run` from starting a child."""
+        """Kills the child if it is running, and prevents `run` from starting a child."""
         with self._lock:
             self._cancelled = True
         self._kill()
@@ -208,7 +208,7 @@ class IsolatedRun:
 
 
 def _reading(pipe: IO[bytes], take: Callable[[bytes], object]) -> threading.Thread:
-    """Starts a thread that reads the lines of a pipe. The thread may outlive the child if descendants keep the pipe."""
+    """Starts a thread that reads the lines of a pipe. The thread may outlive the child if its descendants do."""
 
     def read() -> None:
         with pipe, contextlib.suppress(OSError, ValueError):

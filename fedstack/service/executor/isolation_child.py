@@ -3,7 +3,7 @@
 The child reads from standard input: `ChildOptions`, the length of a `PhaseRequest`, the request, and the bytes that
 follow the request. It reports to standard output, as lines of JSON: first each client and function that it is about to
 run, then that it runs all clients together, and finally that it is done or has failed. If the child ends without a
-final report, the last reported work has ended it. The results of clients never leave the child.
+final report, the last reported work has crashed it. The results of clients never leave the child.
 
 The child uses neither gRPC nor sockets, and admits only functions that the worker admits.
 """
@@ -40,7 +40,7 @@ from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 
 LENGTH = struct.Struct("<Q")
-# The child ends itself this long after its time limit, in case the parent no longer exists.
+# The child terminates itself this long after its time limit, in case the parent no longer exists.
 _SPARE_SECONDS = 5.0
 _MAX_NAME = 200
 _MOST_LIKELY_VICTIM = "1000"
@@ -95,7 +95,7 @@ class _TellingLeaf(BoundOperation):
 
 
 class _TellingLeaves(LoadedLeaves):
-    """Loaded leaves that report their calls."""
+    """Loads leaves that report each call before it starts."""
 
     def __init__(self, leaves: LoadedLeaves, tell: Callable[..., None]) -> None:
         super().__init__()
@@ -128,9 +128,9 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     try:
         asyncio.run(_run(options, standard_input, told))
         told(done=True)
-    except BaseException as error:  # an error in this module; no client has ended the process
+    except BaseException as error:  # an error in this module, and not a crash caused by a client
         told(failed=f"{type(error).__name__}: {error}"[:_MAX_NAME])
-    os._exit(0)  # a worker would not run exit handlers at this point either
+    os._exit(0)  # without exit handlers, which a worker would not run here either
 
 
 async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[..., None]) -> None:
@@ -170,12 +170,12 @@ async def _run_clients(
 def _end_with_parent(standard_input: BinaryIO) -> None:
     """Ends the process when its parent has ended or has closed the pipe."""
     with suppress(OSError):
-        os.read(standard_input.fileno(), 1)  # bypass the file object, because this thread would hold its lock
+        os.read(standard_input.fileno(), 1)  # not through the file object, whose lock this thread would hold
     os._exit(1)
 
 
 def start() -> NoReturn:
     """Runs the phase that the worker writes to standard input."""
     with open(os.dup(0), "rb") as given, open(os.devnull, "rb") as empty:
-        os.dup2(empty.fileno(), 0)  # for functions that read standard input
+        os.dup2(empty.fileno(), 0)  # functions that read standard input find it empty
         main(pickle.load(given), given)

@@ -23,7 +23,7 @@ class SessionHost(PhaseHost):
 
     Args:
       core: The shared state of the service.
-      session: The session. If it has a number of clients, its phases must have the same number.
+      session: The session. If it has a fixed number of clients, phases must have that number.
     """
 
     def __init__(self, core: ServiceCore, session: Session) -> None:
@@ -51,13 +51,13 @@ class SessionHost(PhaseHost):
         """Returns an input that an earlier phase has kept in the session, and the type of the input's members.
 
         Raises:
-          StatusError: If the session has no value with the id.
+          StatusError: If the session has no value with the given id.
           InvalidValueError: If the value is not a value per client.
         """
         known = known_payload(self._session.find(value_id))
         if known is None or not isinstance(known[0], Column) or not isinstance(known[1], FederatedType):
             raise InvalidValueError(
-                f"Expected the id of an input that a phase has kept, found the id of another value, "
+                f"Expected the id of an input that a phase has kept, found the id of a different value, "
                 f"{value_id[:80]!r}; send the input again"
             )
         return known[0], known[1].member

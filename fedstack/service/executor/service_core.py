@@ -49,11 +49,11 @@ class RunningWork:
         self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
 
     def watch(self, progress: ProgressCounts, session_id: str) -> None:
-        """Adds the counts of a call's work for a session."""
+        """Adds the work of a call for a session, as the counts of its progress."""
         self._sessions[progress] = session_id
 
     def longest(self) -> list[tuple[RunningClients, str]]:
-        """Returns the work that has run longest, at most 20 entries, each with the id of its session."""
+        """Returns the work that has run longest, with the ids of its sessions. Contains at most 20 entries."""
         found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
         return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)
 
@@ -114,7 +114,7 @@ class LimitedAdmission(Admission):
           ResourceLimitError: If the type has too many tensors, nested structs, or bytes of names.
         """
         self._check_names(proto)
-        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # creating a large type takes long
+        check_sizes(self._limits, least_leaves(proto, self._limits.max_leaves), 0)  # a large type takes long to create
         type_spec = type_from_proto(proto)
         check_sizes(self._limits, count_leaves(type_spec), struct_depth(type_spec))
         return type_spec
@@ -168,7 +168,7 @@ class ServiceCore:
         self.started = clock()
         self.sessions = SessionTable(factory, limits, clock)
         self._inside_leaves = inside = SyncExecutionContext(factory)  # for computations called in leaf functions
-        self.isolated = asyncio.Semaphore(limits.max_isolated)  # for child processes
+        self.isolated = asyncio.Semaphore(limits.max_isolated)  # limits the number of child processes
         self.admission = LimitedAdmission(policy, limits)
         self.abandoned = AbandonedWork(
             limits.max_abandoned,
@@ -203,8 +203,7 @@ class ServiceCore:
         """
         if self._draining:
             raise WorkerUnavailableError(
-                "Expected a server that accepts new sessions, found one that is stopping and only finishes existing "
-                "sessions; dial another server, or retry later"
+                "The server is stopping and accepts no new sessions; dial another server, or retry later"
             )
 
     def open(self, cardinalities: CardinalitiesType, lease_seconds: float | None) -> Session:
@@ -254,11 +253,11 @@ class ServiceCore:
         set_scope(scope.adding(*systems) if systems else scope)
 
     def find_if_there(self, executor: ExecutorId) -> Session | None:
-        """Returns the session with an id and renews its lease, or returns `None`."""
+        """Returns the session with the given id and renews its lease, or returns `None`."""
         return self.sessions.find_if_there(executor.id)
 
     def end(self, executor: ExecutorId) -> None:
-        """Ends the session with an id, if it exists."""
+        """Ends the session with the given id, if it exists."""
         self.sessions.end(executor.id, "its client has ended it")
 
     def pull(self, session: Session, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
@@ -272,7 +271,7 @@ class ServiceCore:
           progress: The counts to which a new computation reports its progress; by default new counts.
 
         Raises:
-          StatusError: If the session has no value with the id.
+          StatusError: If the session has no value with the given id.
         """
         pull = session.pull(value_id, progress)
         self.running.watch(pull.progress, session.id)
@@ -312,4 +311,4 @@ class ServiceCore:
                 await self._sweeper
             self._sweeper = None
         self.admission.close()
-        self._inside_leaves.close()  # also closes the factory
+        self._inside_leaves.close()  # this also closes the factory

@@ -31,7 +31,7 @@ def check_new_id(value_id: str) -> None:
     """
     if not 0 < len(value_id) <= _MAX_ID:
         raise InvalidValueError(
-            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found an id of {len(value_id)}"
+            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found {len(value_id)} characters"
         )
 
 
@@ -43,7 +43,7 @@ class Started:
       running: The ids of running values, each with its start time on the event loop's clock.
       ended: The number of ended values.
       failed: The number of ended values that have failed.
-      waiting: The number of values that wait on the client to be started, according to its last report.
+      waiting: The number of values that wait at the client for a free worker, according to its last report.
     """
 
     running: dict[str, float] = attrs.field(factory=dict[str, float])
@@ -126,10 +126,10 @@ class Session:
         return len(self._values)
 
     def find(self, value_id: str) -> ExecutorValue:
-        """Returns the value with an id.
+        """Returns the value with the given id.
 
         Raises:
-          StatusError: If the session has no value with the id.
+          StatusError: If the session has no value with the given id.
         """
         found = self._values.get(value_id)
         if found is None:
@@ -141,12 +141,12 @@ class Session:
         return found[0]
 
     def find_if_there(self, value_id: str) -> ExecutorValue | None:
-        """Returns the value with an id, or `None`."""
+        """Returns the value with the given id, or `None`."""
         found = self._values.get(value_id)
         return None if found is None else found[0]
 
     def has(self, value_id: str) -> bool:
-        """Returns whether a value with the id exists."""
+        """Returns whether there is a value with the given id."""
         return value_id in self._values
 
     def add(self, value: ExecutorValue, size: int = 0, value_id: str = "") -> str:
@@ -167,13 +167,13 @@ class Session:
         return value_id
 
     def replace(self, value_id: str, value: ExecutorValue) -> None:
-        """Replaces a value with another value of the same size."""
+        """Replaces a value with a new value of the same size."""
         _, size = self._values[value_id]
         self._values[value_id] = value, size
         self._pulls.pop(value_id, None)
 
     def check_room(self, size: int) -> None:
-        """Checks that the session has room for another value of a size.
+        """Checks that the session has room for another value of the given size.
 
         Raises:
           ResourceLimitError: If the session has too many values or too many bytes of values.
@@ -208,7 +208,7 @@ class Session:
           progress: The counts to which a new computation reports its progress; by default new counts.
 
         Raises:
-          StatusError: If the session has no value with the id.
+          StatusError: If the session has no value with the given id.
         """
         value = self.find(value_id)
         pull = self._pulls.get(value_id)
@@ -268,7 +268,5 @@ class Session:
 
 
 def stale_session(session_id: str, why: str) -> StaleSessionError:
-    """Returns the error for a session that does not exist, or no longer exists, for the reason `why`."""
-    return StaleSessionError(
-        f"Expected an open session of this server, found the id {session_id[:8]!r}: {why}; create the executor again"
-    )
+    """Returns the error for a session that is unknown or has ended, with the reason `why`."""
+    return StaleSessionError(f"This server has no open session {session_id[:8]!r}: {why}; create the executor again")

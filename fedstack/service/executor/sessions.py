@@ -32,7 +32,7 @@ _SILENT_SECONDS = 5.0
 
 
 class SessionTable:
-    """The sessions of a service.
+    """Opens, finds and ends the sessions of a service.
 
     Args:
       factory: Creates the executors.
@@ -58,7 +58,7 @@ class SessionTable:
         """Opens a session for the caller of the current call.
 
         Raises:
-          ResourceLimitError: If there are too many sessions, or the caller already has its share of them.
+          ResourceLimitError: If there are too many sessions, or the caller already has its share of the sessions.
         """
         caller = current_scope().caller
         if not self._shares.take(caller) and not (self._make_room(caller) and self._shares.take(caller)):
@@ -99,7 +99,7 @@ class SessionTable:
         return True
 
     def lend(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
-        """Returns an executor, and a function that returns it to the factory."""
+        """Lends an executor: returns the executor, and a function that gives it back to the factory."""
         return borrow(self._factory, cardinalities)
 
     @contextlib.contextmanager
@@ -125,10 +125,10 @@ class SessionTable:
             )
 
     def find(self, session_id: str) -> Session:
-        """Returns the session with an id, and renews its lease.
+        """Returns the session with the given id, and renews its lease.
 
         Raises:
-          StaleSessionError: If no session has the id.
+          StaleSessionError: If no session has the given id.
         """
         found = self._sessions.get(session_id)
         if found is None or not self._leases.renew(session_id):
@@ -136,7 +136,7 @@ class SessionTable:
         return found
 
     def find_if_there(self, session_id: str) -> Session | None:
-        """Returns the session with an id and renews its lease, or returns `None`."""
+        """Returns the session with the given id and renews its lease, or returns `None`."""
         return self._sessions.get(session_id) if self.renew(session_id) else None
 
     def renew(self, session_id: str) -> bool:
@@ -153,7 +153,7 @@ class SessionTable:
             self._leases.release(session.id)
 
     def end(self, session_id: str, why: str) -> None:
-        """Ends the session with an id, if it exists, for the reason `why`."""
+        """Ends the session with the given id, if it exists, for the reason `why`."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._leases.end(session_id)

@@ -56,7 +56,7 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     if kind == "federated":
         return _type_of_federated(value.federated, path)
     raise InvalidValueError(
-        f"Expected a value of a known type, found {kind or 'an empty message'}; at {path}; send the type with the value"
+        f"Expected a value of a known type at {path}, found {kind or 'an empty message'}; send the type with the value"
     )
 
 
@@ -65,13 +65,13 @@ def _allowed(make: Callable[[], Type], path: str) -> Type:
     try:
         return make()
     except ValueError as error:
-        raise InvalidValueError(f"Expected a valid type, found an invalid type: {error}; at {path}") from error
+        raise InvalidValueError(f"The type at {path} is invalid: {error}") from error
 
 
 def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
     dtype = dtype_of_number(array.dtype)
     if dtype is None:
-        raise InvalidValueError(f"Expected an array of a known dtype, found dtype number {array.dtype}; at {path}")
+        raise InvalidValueError(f"Expected an array of a known dtype at {path}, found dtype number {array.dtype}")
     return TensorType(dtype.type, read_dims(array.shape.dim, path, unknown_rank=array.shape.unknown_rank))
 
 
@@ -85,7 +85,8 @@ def _leaves_of_elements(elements: Iterable[Value.Sequence.Element], path: str) -
             leaves = found
         elif len(found) != len(leaves):
             raise TypeMismatchError(
-                f"Expected {len(leaves)} arrays in each element of a sequence, found {len(found)}; at {where}"
+                f"Expected {len(leaves)} arrays in the element at {where}, as in the first element, found "
+                f"{len(found)} arrays"
             )
         elif found != leaves:
             leaves = [_common(left, right, where) for left, right in zip(leaves, found)]
@@ -94,7 +95,7 @@ def _leaves_of_elements(elements: Iterable[Value.Sequence.Element], path: str) -
 
 def _common(left: TensorType, right: TensorType, path: str) -> TensorType:
     if left.dtype != right.dtype:
-        raise TypeMismatchError(f"Expected elements of type {left}, found an element of type {right}; at {path}")
+        raise TypeMismatchError(f"Expected an element of type {left} at {path}, found an element of type {right}")
     return TensorType(left.dtype.type, _common_shape(left.shape, right.shape))
 
 
@@ -110,17 +111,17 @@ def _type_of_federated(federated: Value.Federated, path: str) -> Type:
     placement = placements.get(declared.placement.value.uri)
     if placement is None:
         raise InvalidValueError(
-            f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found "
-            f"{name_text(declared.placement.value.uri)!r}; at {path}"
+            f"Expected the placement {CLIENTS.uri} or {SERVER.uri} at {path}, found "
+            f"{name_text(declared.placement.value.uri)!r}"
         )
     if placement is SERVER and not declared.all_equal:  # no worker has ever accepted such a value
         raise InvalidValueError(
-            f"Expected an all-equal value at {SERVER.uri}, found one that is not all-equal; at {path}"
+            f"A value at the placement {SERVER.uri} must be all-equal, but the value at {path} is not"
         )
     if declared.HasField("member"):
         member = type_from_proto(declared.member)
     elif federated.value:
         member = type_of_value(federated.value[0], path)
     else:
-        raise InvalidValueError(f"Expected a federated value with a member type, found no member type; at {path}")
+        raise InvalidValueError(f"The federated value at {path} has no member type; send the type with the value")
     return _allowed(lambda: FederatedType(member, placement, declared.all_equal), path)

@@ -1,1 +1,1 @@
-"""The lifecycle and configuration of a server of any services. Besides the transport, only this room imports gRPC."""
+"""The lifecycle and configuration of servers. Only this package and the transport import gRPC."""

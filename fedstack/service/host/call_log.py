@@ -25,7 +25,7 @@ _SAFE = (CarrierError, ResourceLimitError)
 
 @attrs.define
 class _Minute:
-    """The number of lines logged and suppressed about a peer since a point in time."""
+    """Counts the log lines written and suppressed for a peer since a point in time."""
 
     since: float
     lines: int = 0
@@ -33,7 +33,7 @@ class _Minute:
 
 
 class _Lines:
-    """Limits the number of log lines per minute about each peer.
+    """Limits the number of log lines per minute for each peer.
 
     Args:
       most: The maximum number of lines.
@@ -43,7 +43,7 @@ class _Lines:
     def __init__(self, most: int, clock: Clock) -> None:
         self._most = most
         self._clock = clock
-        self._minutes: dict[str, _Minute] = {}  # the oldest first
+        self._minutes: dict[str, _Minute] = {}  # oldest first
 
     def take(self, host: str) -> int | None:
         """Returns the number of lines suppressed since the last logged line, or `None` to suppress this line too."""
@@ -76,9 +76,11 @@ def _more(before: int) -> str:
 
 
 class CallLog:
-    """Logs refused and failed calls, with a limit for each peer.
+    """Logs refused and failed calls, with a limit on the number of lines for each peer.
 
-    For each peer, at most one refused call and at most 30 failed calls are logged per minute, without clients' values.
+    For each peer, at most one refused call and 30 failed calls are logged per minute. The lines contain no values of
+    clients.
+
     Errors that callers handle by retrying, such as a stopping worker or an unknown session, are not logged.
 
     Args:
@@ -94,7 +96,8 @@ class CallLog:
 
         Args:
           peer: The caller in gRPC's notation, such as `ipv4:10.0.0.1:50000`.
-          had_token: Whether the call included a token. The token itself is not logged, because it may be almost right.
+          had_token: Whether the call included a token. The token itself is not logged, because it may differ from a
+            valid token only by a typo.
         """
         host = host_of(peer)
         before = self._refusals.take(host)
@@ -143,7 +146,7 @@ def _reason(error: FedstackError) -> str:
 
 
 def _fields(error: FedstackError) -> dict[str, object]:
-    """Returns the additional fields of a JSON log line. The call id is the same as in the call's events."""
+    """Returns the fields that JSON log lines contain besides the message. The call's events have the same call id."""
     function = name_text(error.computation_name) or None
     return {"call": current_scope().span.call or None, "function": function, "client": error.client_index}
 

@@ -41,24 +41,24 @@ _Handle: TypeAlias = Callable[[bytes, CallStream], Awaitable[bytes]]
 
 _OTHER_METHODS = "(other)"
 _WATCHERS_SECONDS = 0.5
-# How long a large message waits for other messages to be handled.
+# How long a large message waits until the server has processed other messages.
 _ROOM_SECONDS = 30.0
-_STOPPING = "Expected a server that accepts calls, found one that is stopping; call another server, or retry later"
+_STOPPING = "The server is stopping and accepts no calls; call another server, or retry later"
 _CANCELLED = "The method was cancelled on the server"
 
 
 class CallRouter(grpc.GenericRpcHandler):
-    """Finds the method for a call, runs it and counts it.
+    """Runs the methods that clients call, and counts the calls.
 
     Args:
       services: The services to route calls to.
       is_allowed: Returns whether a call with the given metadata is allowed. Called before the method is looked up.
       limits: The limits on the number, the size and the duration of calls.
-      caller: Returns the name of a caller, for fair shares.
+      caller: Returns the name of a caller. Slots are shared fairly among callers.
       background: Services with separate limits for their calls. A busy server can therefore still report that it is
         healthy, and a stopping server does not wait for clients that watch its health.
       public: The services, including background services, that clients may call without permission.
-      counts: The counts of ended calls; by default new ones.
+      counts: The counts of ended calls; by default, new counts.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class CallRouter(grpc.GenericRpcHandler):
         """
         self._stopping = True
         watching = {*self._watches.running, *self._checks.running}
-        if watching:  # give calls that watch the server's health time to end by themselves
+        if watching:  # let calls that watch the server's health end first
             await asyncio.wait(watching, timeout=_WATCHERS_SECONDS)
         tables = self._foreground, self._joins, self._watches, self._checks
         while running := {task for table in tables for task in table.running}:
@@ -284,7 +284,7 @@ def _scope_of(caller: str, origin: str) -> WorkScope:
 
 def _gave_way() -> DeadlineExceededError:
     return DeadlineExceededError(
-        "The watching call had not sent its first message when another call needed its slot; send the first message "
+        "The call had not sent its first message when another call needed its slot; send the first message "
         f"immediately, or start the worker with a larger {option_of('max_watches')}"
     )
 
@@ -301,12 +301,12 @@ async def _abort(context: Context, code: Code, message: str, metadata: Metadata 
     try:
         await context.abort(grpc.StatusCode[code.name], message, metadata)
     except grpc.aio.AbortError as error:
-        # The context keeps the error. The error's frames would keep the context and all data of the call alive.
+        # gRPC's context keeps the error, whose frames would keep the context and all data of the call alive.
         without_frames(error)
 
 
 def _known_error(error: Exception, name: str) -> Exception:
-    """Returns the error to report to the client, converting errors of Python and protobuf to errors of fedstack."""
+    """Returns the error to report to the client, converting Python and protobuf errors to fedstack errors."""
     if isinstance(error, DecodeError):
         return InvalidValueError(f"Expected a message for {name}, found bytes that cannot be decoded: {error}")
     # The frames of the errors below refer to the excessive data, and the client does not need them.
@@ -318,7 +318,6 @@ def _known_error(error: Exception, name: str) -> Exception:
         )
     if isinstance(error, RecursionError):
         return ResourceLimitError(
-            f"Expected less deeply nested values and computations for {name}, found nesting beyond Python's recursion "
-            "limit; flatten them"
+            f"The values or computations for {name} are nested too deeply for Python's recursion limit; flatten them"
         )
     return error

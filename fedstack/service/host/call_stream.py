@@ -2,7 +2,7 @@
 
 A client may send the request of an exchange in one message. If the method quickly yields a single small answer, the
 server also returns the answer in one message. If the method yields a heartbeat, a large answer or several answers, the
-server returns an id instead. The method then continues after the call has ended, and the client joins it by another
+server returns an id instead. The method then continues after the call has ended, and the client joins it by a second
 call with the id. Both calls count as one call, and occupy one slot. If the client does not join within a time limit,
 the method ends as if it had been cancelled.
 """
@@ -46,7 +46,7 @@ async def _copied(size: int, work: Callable[[], None]) -> None:
 
 
 class CallStream:
-    """A running call in both directions; iterating over it yields the incoming messages.
+    """A running call. Iterating over it yields the incoming messages.
 
     Args:
       context: gRPC's context of the call.
@@ -78,7 +78,7 @@ class CallStream:
         self.bytes_received = self.bytes_sent = 0
 
     async def only_message(self, name: str) -> bytes:
-        """Returns the message of a call that sends a single message.
+        """Returns the only message of a call.
 
         Args:
           name: The name of the method, for error messages.
@@ -88,7 +88,7 @@ class CallStream:
         """
         message = await self._read_silently()
         if message is None:
-            raise InvalidValueError(f"Expected a message for {name}, found the end of the call; send one message")
+            raise InvalidValueError(f"The call of {name} ended without a message; send one message")
         return message
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -109,7 +109,7 @@ class CallStream:
     def incoming(self) -> Incoming:
         """Returns the incoming parcel. From now on, the time limit applies to each message.
 
-        Otherwise, a client that stops sending in the middle of a parcel would occupy the server indefinitely.
+        Without the limit, a client that stops sending in the middle of a parcel would occupy the server indefinitely.
         """
         self._pause_seconds = self._seconds
         return Incoming(_Pieces(self), _copied)
@@ -180,7 +180,7 @@ class _Pieces:
 
 
 async def end_answers(answers: AsyncIterator[object]) -> None:
-    """Closes a method's generator immediately instead of at garbage collection, so that the method ends now."""
+    """Closes a method's generator, so that the method ends now and not at garbage collection."""
     if isinstance(answers, AsyncGenerator):
         await answers.aclose()
 
@@ -205,7 +205,7 @@ class _KeptCall:
 
 
 class WholeCalls:
-    """The exchanges whose request was sent in one message, including those that continue after their first answer.
+    """Runs exchanges whose request was sent in one message, and keeps those that continue after their first answer.
 
     Args:
       hand_over: Transfers the slot of a call to the task that continues the call.
@@ -219,7 +219,7 @@ class WholeCalls:
         """Runs a method, and returns its answer or the id under which it continues."""
         parcel = read_whole(request)
         if not isinstance(parcel, Parcel):
-            raise InvalidValueError("Expected a header in one message, found the id of a call; join that call instead")
+            raise InvalidValueError("Expected a request, found the id of a running call; join that call instead")
         del request
         answers = method.handle(incoming_of(parcel, _copied))
         del parcel
@@ -251,16 +251,16 @@ class WholeCalls:
                 await end_answers(kept.answers)
 
     async def join(self, request: bytes, call: CallStream) -> Answers:
-        """Yields the answers of a continued call.
+        """Yields the remaining answers of a continued call.
 
         Raises:
-          WorkerUnavailableError: If no continued call has the id in the request.
+          WorkerUnavailableError: If no continued call has the requested id.
         """
         kept = self._kept.pop(JoinRequest.FromString(request).call, None)
         if kept is None:
             raise WorkerUnavailableError(
-                "Expected the id of a running call, found an id that this server does not know: the call has ended or "
-                "was sent to another server; send the call again"
+                "This server runs no call with the given id: the call has ended or was sent to another server; send "
+                "the call again"
             )
         call.method, call.begun = kept.method, kept.begun
         try:

@@ -26,11 +26,11 @@ _NETWORK_BITS = 64
 
 
 class FairShares:
-    """Shares a number of slots among peers: one peer has at most half of the slots while other peers need some.
+    """Shares slots among peers: a peer gets at most half of the slots while other peers need some.
 
-    A peer needs slots while it has a slot, and for `seconds` after a slot was refused to it. A peer that is alone may
-    take all slots and keeps them. Once another peer has requested a slot, the first peer gets no new slots beyond its
-    half.
+    A peer counts as needing slots while it has a slot, and for `seconds` seconds after it was refused a slot. If only
+    one peer needs slots, it may take all of them, and keeps them. Once a second peer requests a slot, the first peer
+    gets no new slots beyond its half.
 
     Args:
       most: The number of slots.
@@ -45,7 +45,7 @@ class FairShares:
         self._clock = clock
         self._held: dict[str, int] = {}
         self._taken = 0
-        # The latest refusals of two peers. Two are enough, because for any peer at least one of them is another peer.
+        # The latest refusals of two peers. Two are enough: for any peer, at least one refusal is of a different peer.
         self._refused: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -77,9 +77,9 @@ class FairShares:
 
     @property
     def refused(self) -> str:
-        """Describes the last refused request."""
+        """Describes a request that is refused now, for the error message."""
         full = self._taken >= self.most
-        return "one more" if full else "one more for a client that has half of all while other clients need some"
+        return "one more" if full else "one more from a client that has half of them while other clients need some"
 
     def debtor(self, peer: str) -> str | None:
         """Returns a client that has more than half of the slots, if `peer` has fewer than half; otherwise `None`."""
@@ -127,17 +127,17 @@ def caller_with(token: str) -> str:
     return f"token:{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
-# Messages up to this size neither wait nor count, such as renewals of leases, status requests and closing calls.
+# Messages up to this size neither wait nor count, such as lease renewals, status requests and requests to close.
 SMALL_BYTES = 64 * 1024
 
 
 class CallTable:
-    """The running calls of a server, each of which occupies one of a limited number of slots.
+    """The running calls of a server. Each call occupies one of a limited number of slots.
 
     Args:
       limits: The limits of the server.
-      limit: The name of the field with the number of slots.
-      patience: The time in seconds for which a call that has sent nothing yet keeps its slot if others need one.
+      limit: The name of the field of `limits` with the number of slots.
+      patience: How many seconds a call that has sent nothing yet keeps its slot if other calls need a slot.
     """
 
     def __init__(self, limits: ServerLimits, limit: str, patience: float) -> None:
@@ -192,12 +192,12 @@ class CallTable:
 class MessageRoom:
     """Limits the memory of messages. A message that does not fit waits for its turn, and is refused after a time limit.
 
-    A message larger than the limit is admitted only while no other message is being handled. Waiting messages also use
+    A message larger than the limit is admitted only while no other message is processed. Waiting messages also use
     memory, so the limit applies to their total size as well.
 
     Args:
       most: The limit in bytes.
-      seconds: How long a message waits.
+      seconds: The time limit for waiting, after which a message is refused.
     """
 
     def __init__(self, most: int, seconds: float) -> None:
@@ -257,7 +257,7 @@ class MessageRoom:
 
 
 class CallCounts:
-    """The number of ended calls, by method and status code.
+    """Counts ended calls by method and status code.
 
     Only the server's own methods are counted by name, so a client cannot grow the table by calling unknown methods.
     """

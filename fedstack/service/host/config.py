@@ -36,10 +36,10 @@ def _check_compression(_: object, attribute: "attrs.Attribute[Any]", value: obje
 
 @attrs.frozen(kw_only=True)
 class HostConfig:
-    """The configuration of a `Host`, for any services.
+    """The configuration of a `Host` for any services.
 
-    `ServerConfig`, `DispatcherConfig` and `WorkerConfig` have some of these fields under the same names, and further
-    fields for their services. `of` converts such a configuration to a `HostConfig`. The options of `fedstack serve` are
+    `ServerConfig`, `DispatcherConfig` and `WorkerConfig` share some of these fields, and have further fields for
+    their services. `of` converts such a configuration to a `HostConfig`. The options of `fedstack serve` are
     generated from these fields and their descriptions.
 
     Attributes:
@@ -48,11 +48,11 @@ class HostConfig:
       unix_socket: The path of a Unix socket to listen on, instead of host and port.
       protocol: `"grpc"`, or `"grpc+local"` for this process only, without a socket.
       credentials: The certificate and key for TLS, and the credentials that clients have to present.
-      token_file: A file of tokens, one per line; clients need one of them. The server rereads the file when it changes.
+      token_file: A file of tokens, one per line; clients must send one of them. The server rereads a changed file.
       insecure: Whether other machines may reach the server without TLS.
       server_limits: The limits of the server itself.
       reflection: Whether tools can list the services.
-      compression: Whether to accept compressed messages; a small one may expand to the maximum message size.
+      compression: Whether to accept compressed messages; a small message may expand to the maximum size.
       grace_seconds: The default time limit for running calls when the server stops.
 
     Raises:
@@ -121,7 +121,7 @@ class HostConfig:
             return credentials
         if credentials.tokens:
             raise InvalidValueError(
-                "Expected tokens in either credentials or token_file, found tokens in both; remove one of them"
+                "Expected tokens in credentials or in token_file, found tokens in both; remove the tokens from one"
             )
         read = ServerCredentials.from_files(token_file=self.token_file)
         certificates = credentials.files and credentials.files.certificates
@@ -159,8 +159,8 @@ def check_exposure(host: str, credentials: ServerCredentials, *, insecure: bool,
         )
     if runs_code and not credentials.client_root_certificates:
         raise InvalidValueError(
-            f"Expected certificates from all clients that may run arbitrary code, found that {host} accepts clients "
-            "without certificates; pass client_root_certificates in credentials (--tls-client-ca of `fedstack serve`), "
+            f"The server at {host} would run arbitrary code for clients without certificates; pass "
+            "client_root_certificates in credentials (--tls-client-ca of `fedstack serve`), "
             "listen on 127.0.0.1, or restrict the policy (omit --allow-python-code, --allow-runtime, and "
             "--allow-module for '*' and for modules that can run code, such as Python's own; see SECURITY.md)"
         )

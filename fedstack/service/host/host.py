@@ -1,4 +1,4 @@
-"""The server class behind all servers of fedstack. It serves any services over gRPC or inside this process."""
+"""The class behind all fedstack servers. It serves any services over gRPC or inside this process."""
 
 import asyncio
 import logging
@@ -33,14 +33,14 @@ except ModuleNotFoundError:  # the system is not POSIX
 
 _logger = logging.getLogger(__name__)
 
-# How long cancelled calls may take to end.
+# The time limit in seconds for cancelled calls to end.
 _LAST_SECONDS = 5.0
 _SPARE_CALLS = 1000
 _MOST_OPTION = (1 << 31) - 1
 
 
 class Host:
-    """A server: it listens, serves, drains and stops, and reports its address to its services.
+    """A server for any services. Listens, serves, drains and stops.
 
     All servers of fedstack are built on this class: `GrpcServer` for programs with an event loop, `ServerThread` for
     other programs, and the servers with particular services (`Server`, `rpc.Server`, `DispatchServer`, `WorkerServer`,
@@ -51,7 +51,7 @@ class Host:
     servers, this is the transport's loop (`io_loop`).
 
     Args:
-      services: The services. The host closes them when it stops.
+      services: The services to host. The host closes them when it stops.
       config: The configuration; by default the server listens on any free port of the loopback interface.
 
     Raises:
@@ -84,7 +84,7 @@ class Host:
             limits=config.server_limits,
             caller=self._caller,
             background=[self._health, *_reflection_of([*served, self._health], wanted=config.reflection)],
-            public=[self._health],  # supervisors need no token
+            public=[self._health],  # so that supervisors need no token
             counts=self.call_counts,
         )
         for service in services:
@@ -107,7 +107,7 @@ class Host:
           ClosedError: If the server has not been started.
         """
         if not self.has_started:
-            raise ClosedError("Expected a started server, found a server that was not started; call start() first")
+            raise ClosedError("The server has not been started; call start() first")
         return self._facts.target
 
     @property
@@ -140,7 +140,7 @@ class Host:
           ClosedError: If the server was stopped, or this process was forked from a process that uses gRPC.
         """
         if self._ending is not None:
-            raise ClosedError("Expected a running server, found a server that was stopped; create a new server")
+            raise ClosedError("The server has been stopped; create a new server")
         if self.has_started:
             return
         if self._is_local:
@@ -209,7 +209,7 @@ class Host:
         for service in self._services:
             try:
                 await service.close()
-            except Exception:  # continue with the other services
+            except Exception:  # one failing service must not affect the remaining services
                 _logger.exception("Could not close %r", service)
         self._stopped.set()
 
@@ -219,7 +219,7 @@ class Host:
         for service in self._services:
             try:
                 await service.handed_over()
-            except Exception:  # continue with the other services
+            except Exception:  # one failing service must not affect the remaining services
                 _logger.exception("Could not wait for clients to fetch the results of %r", service)
         await self._router.wait_idle()  # wait for the calls that fetched the last results
 
@@ -232,8 +232,8 @@ class Host:
         except RuntimeError as error:
             reason = self._credentials.why_unusable()
             if reason is not None:
-                raise InvalidValueError(f"{reason}; for the server at {address}") from error
-            # Another process has bound the address after the check.
+                raise InvalidValueError(f"The server at {address} cannot use its credentials: {reason}") from error
+            # Another process has bound the address since the check.
             raise AddressError(f"gRPC cannot listen on {address}; choose another address") from error
 
     def _options(self) -> list[tuple[str, int | str]]:
@@ -260,7 +260,7 @@ class Host:
         return not allowed or token_matches(bearer_token(metadata), allowed)
 
     def _caller(self, context: Context) -> str:
-        """Returns the name of a caller. Several tokens identify callers better than addresses, which may be shared."""
+        """Returns the name of a caller, derived from its token if there are several tokens, otherwise its address."""
         tokens = self._tokens.get()
         if len(tokens) > 1:
             token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))
@@ -282,7 +282,7 @@ class GrpcServer(Host):
     """A gRPC server for any services, with health and reflection.
 
     Args:
-      services: The services. The server closes them when it stops.
+      services: The services to serve. The server closes them when it stops.
       host: The name or address of this machine to listen on. Addresses other than loopback require TLS.
       port: The port; 0 for any free port.
       unix_socket: The path of a Unix socket to listen on, instead of host and port.
@@ -290,7 +290,7 @@ class GrpcServer(Host):
       insecure: Whether other machines may reach the server without TLS.
       reflection: Whether tools can list the services.
       limits: The limits of the server.
-      compression: Whether to accept compressed messages; a small one may expand to the maximum message size.
+      compression: Whether to accept compressed messages; a small message may expand to the maximum size.
       grace_seconds: The default time limit for running calls when the server stops.
 
     Raises:

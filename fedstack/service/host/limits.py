@@ -1,6 +1,6 @@
-"""The limits that servers and services impose on their clients, as tables.
+"""The limits that servers and services impose on their clients.
 
-Each limit is a field, and the field's metadata describes the counted things. `exceeded` builds the error message from
+Each limit is a field, and the field's metadata says what is counted. `exceeded` builds the error message from
 the metadata, `serve_options.py` generates an option of `fedstack serve` for each field, and `docs/wire.md` lists all
 limits.
 """
@@ -26,7 +26,7 @@ def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
 
     Args:
       default: The default, which honest clients do not reach.
-      what: The counted things, as in "at most 5 sessions at a time".
+      what: What is counted, such as "sessions at a time".
       most: The maximum value of the limit.
     """
     return attrs.field(
@@ -92,7 +92,7 @@ class ServerLimits:
       max_calls: Concurrent calls.
       max_watches: Concurrent calls that watch the server's health or use reflection.
       max_message_bytes: Bytes of one message; the default is protobuf's maximum.
-      max_unary_bytes: Bytes of non-streamed messages handled at a time; a larger message is handled alone.
+      max_unary_bytes: Bytes of non-streamed messages processed at a time; a larger message is processed alone.
       handshake_seconds: How long the handshake of a new connection may take.
       idle_seconds: How long a connection may be without a call. gRPC clients close idle ones after half an hour.
       header_seconds: How long a stream may take to send its first message, and each message of announced arrays.
@@ -105,7 +105,7 @@ class ServerLimits:
     max_calls: int = _count(16_384, "calls at a time")
     max_watches: int = _count(1000, "calls at a time that watch the server")
     max_message_bytes: int = _count(MOST_MESSAGE_BYTES, "bytes in a message", MOST_MESSAGE_BYTES)
-    max_unary_bytes: int = _count(2 << 30, "bytes of non-streamed messages handled at a time")
+    max_unary_bytes: int = _count(2 << 30, "bytes of non-streamed messages processed at a time")
     handshake_seconds: float = _seconds(20.0, "the handshake of a new connection may take")
     idle_seconds: float = _seconds(3600.0, "a connection may be without a call")
     header_seconds: float = _seconds(30.0, "a stream may take to send its next message")
@@ -154,7 +154,7 @@ class DispatcherLimits:
     max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
     max_passes: int = _count(10_000, "passes over datasets at a time")
     max_consumers: int = _count(10_000, "consumers in passes at a time")
-    max_data_workers: int = _count(10_000, "workers at a time that read data")
+    max_data_workers: int = _count(10_000, "data workers at a time")
 
 
 def option_of(name: str) -> str:
@@ -170,7 +170,7 @@ def exceeded(
     Args:
       limits: The table of limits.
       name: The name of the limit.
-      found: The number that was found.
+      found: The number or request that exceeds the limit.
       advice: An alternative to raising the limit.
     """
     most: int = getattr(limits, name)

@@ -28,7 +28,7 @@ from fedstack.transport.wire.connection_errors import ARGUMENTS
 
 # The maximum length that all systems accept for the path of a socket. Linux accepts four bytes more.
 _MAX_PATH_BYTES = 103
-_OWN_DESCRIPTORS = "/dev/fd"  # on Linux and macOS; without it, the sockets are left alone
+_OWN_DESCRIPTORS = "/dev/fd"  # exists on Linux and macOS; elsewhere, the sockets stay open
 
 
 def check_free(address: Target) -> None:
@@ -81,7 +81,7 @@ def _check_port(host: str, port: int, *, is_everywhere: bool) -> None:
         except OSError as error:
             failures.append(error)
     in_use = [failure for failure in failures if failure.errno == errno.EADDRINUSE]
-    # A name may resolve to addresses that this machine does not have, as long as it has one of the addresses.
+    # A name may also resolve to addresses of other machines, but at least one address must be of this machine.
     if not in_use and len(failures) < len(found):
         return
     error = (in_use or failures)[0]
@@ -125,7 +125,7 @@ def _is_listened_at(path: Path) -> bool:
         try:
             attempt.connect(str(path))
         except TimeoutError:
-            return True  # its queue is full
+            return True  # the listener's queue is full
         except OSError:
             return False
         return True
@@ -216,11 +216,11 @@ class _ServersHere:
         )
 
     def remove(self, target: str) -> None:
-        """Removes the server at an address, if there is one."""
+        """Removes the server at the given address, if there is one."""
         self._servers.pop(target, None)
 
     def find(self, target: str) -> LocalServer | None:
-        """Returns the server at an address, or `None`."""
+        """Returns the server at the given address, or `None`."""
         return self._servers.get(target)
 
 
@@ -233,7 +233,7 @@ def is_local(target: str) -> bool:
 
 
 def local_server(target: str) -> LocalServer:
-    """Returns the server at an address in this process.
+    """Returns the server at the given address in this process.
 
     Raises:
       WorkerUnavailableError: If no server in this process has the address.
@@ -241,8 +241,8 @@ def local_server(target: str) -> LocalServer:
     found = servers_here.find(target)
     if found is None:
         raise WorkerUnavailableError(
-            f"Expected a running server of this process at {target}, found none; start it, or choose protocol "
-            '"grpc" if it runs in another process'
+            f'This process runs no server at {target}; start the server, or choose protocol "grpc" if it runs in '
+            "another process"
         )
     return found
 

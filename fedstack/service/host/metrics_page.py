@@ -26,7 +26,7 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 try:
     import prometheus_client
 except ImportError as error:
-    raise ImportError('A page of metrics needs prometheus_client: pip install "fedstack[metrics]"') from error
+    raise ImportError('The metrics page needs prometheus_client: pip install "fedstack[metrics]"') from error
 
 PATH = "/metrics"
 # The total time that a client may take to send its request and read the answer.
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PageServer:
-    """An HTTP server of a single page, `/metrics`.
+    """Serves a single page, `/metrics`, over HTTP.
 
     Args:
       make: Creates the content of the page.
@@ -54,7 +54,7 @@ class PageServer:
         self._content_type = content_type
         self._failed = False
         self._address = HostConfig(host=host, port=port).listens
-        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}  # connections, the oldest first
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}  # connections, oldest first
         self._thread: threading.Thread | None = None
         self._end_it: Callable[[], object] = lambda: None
         self._is_over = False
@@ -138,7 +138,7 @@ class PageServer:
         writer.write(head.encode("ascii") + (b"" if method == "HEAD" else body))
         await writer.drain()
         writer.write_eof()
-        while await reader.read(MOST_REQUEST_BYTES):  # wait for the client to close, as an abort could drop content
+        while await reader.read(MOST_REQUEST_BYTES):  # wait until the client closes, as an abort could lose content
             pass
 
     def _page(self, method: str, path: str) -> tuple[int, list[str], bytes]:

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServerThread(ClosesOnExit):
-    """A server that runs on this process's I/O thread, together with all other gRPC work of fedstack.
+    """Runs a server on this process's I/O thread, where all gRPC work of fedstack runs.
 
         with ServerThread(GrpcServer([service], port=0)) as server:
             print(server.target)
@@ -85,7 +85,7 @@ class ServerThread(ClosesOnExit):
         if timeout is not None:
             check_number("timeout", timeout)
         if not (self.server.has_started or self._closed):
-            raise ClosedError("Expected a started server, found a server that was not started; call start() first")
+            raise ClosedError("The server has not been started; call start() first")
         with contextlib.suppress(asyncio.TimeoutError):
             await Deadline(timeout).wait(self.server.wait())
         return self.server.has_stopped

@@ -62,9 +62,7 @@ class HealthService(Service):
     async def _watch(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         request = await anext(requests, None)
         if request is None:
-            raise InvalidValueError(
-                f"Expected a message for {HEALTH_SERVICE}/Watch, found the end of the call; send one message"
-            )
+            raise InvalidValueError(f"The call of {HEALTH_SERVICE}/Watch ended without a message; send one message")
         known = _name_in(request) in self._names
         if not known:
             yield _Status(status=_Status.SERVICE_UNKNOWN).SerializeToString()

@@ -156,7 +156,7 @@ class StatusService(Service):
 def resident_bytes() -> int:
     """Returns the resident memory of this process in bytes.
 
-    On systems that report only the peak, this is the peak; on systems that report neither, 0.
+    On systems that report only the peak memory, returns the peak; on systems that report neither, returns 0.
     """
     try:
         with open("/proc/self/statm") as file:  # on Linux: sizes in pages; the second is the resident size

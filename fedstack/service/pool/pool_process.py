@@ -31,7 +31,7 @@ _LINES_TOLD = 40
 # How long to wait for the remaining output of an ended process, whose children may keep the pipe open.
 _READING_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
-# A function that always crashes ends all workers at the same time, and afterwards one or two of them again.
+# A function that always crashes terminates all workers at the same time, and later one or two of them again.
 _FEWEST_RESTARTS = 10
 _RESTARTS_PER_WORKER = 3
 _RESTARTS_WITHIN_SECONDS = 60.0
@@ -109,7 +109,7 @@ class ProcessOptions:
 
 
 class PoolProcess:
-    """A worker process, with threads that copy its output to this process's stderr and restart it when it has ended.
+    """A worker process. Threads copy its output to this process's stderr, and restart it when it has ended.
 
     The threads do not refer to the pool, so the pool can be garbage-collected. `ask_to_end` acquires no lock, because a
     finalizer calls it on an arbitrary thread.
@@ -117,7 +117,7 @@ class PoolProcess:
     Args:
       number: The number of the worker in the pool.
       options: The options with which the process is started.
-      restarts: Decides about restarts; `None` to never restart the process.
+      restarts: Decides whether to restart the process; `None` to never restart it.
 
     Attributes:
       target: The address of the worker; empty until the worker can be dialled.
@@ -146,7 +146,7 @@ class PoolProcess:
         acquires locks that threads of the parent may have held during the fork.
         """
         self._ending = True  # the process belongs to the parent
-        with contextlib.suppress(OSError, ValueError):  # closed already, or no more descriptors
+        with contextlib.suppress(OSError, ValueError):  # already closed, or out of file descriptors
             nothing = os.open(os.devnull, os.O_RDWR)
             for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None and not pipe.closed:
@@ -158,7 +158,7 @@ class PoolProcess:
 
         Args:
           deadline: The deadline for the start.
-          seconds: The time limit that led to the deadline, for the error message.
+          seconds: The whole time limit in seconds, for the error message.
 
         Raises:
           WorkerUnavailableError: If the worker has ended, or cannot be dialled by the deadline.
@@ -268,7 +268,7 @@ class PoolProcess:
                 self._away, crash = f"the worker process could not be started: {error}", ""
                 continue
             if self._ending:
-                self.ask_to_end()  # repeated for the new process
+                self.ask_to_end()  # ask the new process, too
             return True
         _logger.warning("Worker at %s: %s%s", self.target, self._away, crash)
         return False
@@ -297,7 +297,7 @@ class PoolProcess:
                 said.append(line)
                 crashes = crashes or begins_crash(line)
                 if is_ready and not crashes:  # copy further output, except the report of a crash, which is logged
-                    with contextlib.suppress(Exception):  # a full disk, or an error of the user's handler
+                    with contextlib.suppress(Exception):  # such as a full disk, or an error in a user's stream
                         sys.stderr.write(line)
 
     def _is_ready(self, target: str) -> None:

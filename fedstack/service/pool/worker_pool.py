@@ -23,7 +23,7 @@ from fedstack.transport.wire.cluster_spec import ClusterSpec
 _ENDING_SECONDS = 5.0
 _MOST_WORKERS = 64
 _MOST_WORKERS_PER_CORE = 8
-# The path of a socket has at most 103 bytes. This limit leaves room for the file name.
+# The path of a socket may have at most 103 bytes. This limit for the folder leaves room for the file name.
 _MAX_FOLDER_BYTES = 90
 # All workers together should use as many threads for linear algebra as the machine has cores, with any library.
 _THREAD_VARIABLES = (
@@ -70,7 +70,7 @@ class WorkerPool(ClosesOnExit):
         return tuple(worker.process.pid for worker in self._workers)
 
     def close(self) -> None:
-        """Ends the workers, even while they work, and waits until they have ended. Idempotent.
+        """Ends the workers, even if they are busy, and waits until they have ended. Idempotent.
 
         In a forked child this method does not end the workers, which belong to the parent process.
         """
@@ -203,7 +203,7 @@ def _let_go(workers: Sequence[PoolProcess]) -> None:
 
 def _remove(folder: Path, owner: int) -> None:
     """Removes a pool's folder; called as a finalizer and at the end of the process."""
-    if os.getpid() == owner:  # forked children run finalizers, too
+    if os.getpid() == owner:  # forked children run finalizers, too, and must keep the folder
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -75,7 +75,7 @@ class Client(ClosesOnExit):
         stubs = make_stubs(address, credentials)
         if len(stubs) != 1:
             raise InvalidValueError(
-                f"Expected the address of one server, found {len(stubs)} "
+                f"Expected the address of one server, found {len(stubs)} addresses "
                 f"({', '.join(stub.address for stub in stubs)}); create a client for each server"
             )
         client = cls(MethodCalls(MethodStub(stubs[0].connection), wait_for_ready), str(name), seconds)
@@ -162,7 +162,7 @@ class Client(ClosesOnExit):
             ending = BLOCKING if name.endswith(BLOCKING) else ""
             near = [one + ending for one in difflib.get_close_matches(name.removesuffix(BLOCKING), known, 3)]
             advice = f"did you mean {' or '.join(near)}?" if near else "call refresh() to find new methods"
-            raise AttributeError(f"Expected a method of {self!r}, found {name!r}; {advice}")
+            raise AttributeError(f"{self!r} has no method {name!r}; {advice}")
         found = self._shown.get(name)
         if found is None or found[0] is not signature:
             found = self._shown[name] = signature, self._function(signature, name)
@@ -217,7 +217,7 @@ class Client(ClosesOnExit):
 
 
 def _seconds_of(timeout_in_ms: float, default: float = 0.0) -> float:
-    """Converts a timeout to seconds. 0 milliseconds mean the default; a negative number means no limit.
+    """Converts a timeout to seconds. 0 means the default timeout; a negative number means no limit.
 
     Returns:
       The timeout in seconds; 0 for no limit.

@@ -129,16 +129,16 @@ class MethodCalls:
         await self._in_time("a list of its methods", self._learn(), seconds, self._deadline(seconds))
 
     def _deadline(self, seconds: float) -> Deadline:
-        """Returns the deadline of a call that starts now. 0 seconds mean no limit."""
+        """Returns the deadline of a call that starts now. 0 seconds means no limit."""
         return Deadline(seconds or None, self.io.time)
 
     async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, deadline: Deadline) -> _T:
-        """Awaits work until its deadline, which is `seconds` after the request. 0 seconds mean no limit."""
+        """Awaits work until its deadline, `seconds` seconds after its start. 0 seconds means no limit."""
         if not seconds:
             return await work
         try:
             return await deadline.wait(work, lambda: self._late(what, seconds))
-        except DeadlineExceededError:  # the server may have reported it first
+        except DeadlineExceededError:  # the server may have enforced its own time limit first
             if not deadline.is_over:
                 raise
             raise await self._why_late(what, seconds) from None
@@ -181,7 +181,7 @@ class MethodCalls:
         answer = None
         if prepared is not None and self.stub.is_reached:
             answer = self._asked(prepared, seconds)
-            if isinstance(answer, Parcel):  # the answer is already complete
+            if isinstance(answer, Parcel):  # the answer has arrived in one message
                 found = run_at_once(self._result_of(prepared, answer))
                 if not isinstance(found, MethodDescription):
                     return found
@@ -250,7 +250,7 @@ class MethodCalls:
         return await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
 
     def _checked(self, prepared: Prepared, seconds: float) -> InvokeRequest:
-        """Checks the size of a call, and returns its message with the timeout. 0 seconds mean no limit."""
+        """Checks the size of a call, and returns its message with the timeout. 0 seconds means no limit."""
         request = prepared.request
         if prepared.segments:
             size = sum(map(len, prepared.segments))

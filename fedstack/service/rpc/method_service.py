@@ -126,9 +126,7 @@ class MethodService(Service):
         request = received.message
         method = self._table.find(request.method)
         if self._draining:
-            raise WorkerUnavailableError(
-                "Expected a server that accepts calls, found one that is stopping; call another server"
-            )
+            raise WorkerUnavailableError("The server is stopping and accepts no calls; call another server")
         if request.signature and request.signature != method.signature.digest:
             yield Parcel(methods_pb2.InvokeResponse(other=method.signature.described()).SerializeToString())
             return
@@ -233,7 +231,7 @@ class MethodService(Service):
 
 
 def _keep() -> None:
-    """Does nothing. Stands in for the function that returns an executor, when the service keeps the executor."""
+    """Does nothing, in place of the function that returns an executor, because the service keeps this executor."""
 
 
 def _response(packer: Packer, payload: object, type_spec: Type) -> bytes:

@@ -40,7 +40,7 @@ class RegistersMethods:
         Args:
           name: The name for clients. A name that is not an identifier is available only through `Client.call`.
           computation: A leaf or federated computation, or a Python function.
-          inline: Whether the method runs on the server's event loop, which saves a switch of threads. Everything else
+          inline: Whether the method runs on the server's event loop, which saves a thread switch. All other work
             on the loop waits meanwhile, so use this only for functions that take a few microseconds and never block.
           parameter_types: The parameter types of a Python function; see `fedstack.python_computation`.
           result_type: The result type of a Python function; `()` for no result. By default, the type comes from the
@@ -60,7 +60,7 @@ class RegistersMethods:
 
 
 class Server(RegistersMethods, ServerThread):
-    """Serves computations under names. Create it with `Server.create`.
+    """Serves registered computations. Create a server with `Server.create`.
 
     with Server.create("grpc", "localhost:8500") as server:
         server.register("add", add)
@@ -108,8 +108,7 @@ class Server(RegistersMethods, ServerThread):
         listens = parse_target(address, any_port=True)
         if listens.secure and not (credentials is not None and credentials.uses_tls):
             raise InvalidValueError(
-                f"Expected a certificate for a server at {address}, found none; pass credentials, or omit the scheme "
-                "of the address"
+                f"The server at {address} needs a certificate; pass credentials, or omit the scheme of the address"
             )
         service = MethodService(factory, limits=service_limits, client_credentials=client_credentials)
         config = HostConfig(

@@ -80,8 +80,8 @@ class StatusOrResult(Generic[_T]):
     def _error(self) -> BaseException | None:
         if not self._outcome.done() and io_loop.is_current():
             raise ClosedError(
-                f"Expected an await of {self._call}, found a blocking wait on the event loop that runs the call, "
-                "for example in a method registered with inline=True; register that method without inline"
+                f"A blocking wait for {self._call} would never end on the event loop that runs the call; await the "
+                "call or, in a method registered with inline=True, register the method without inline"
             )
         return self._outcome.exception()
 

@@ -35,7 +35,7 @@ def test_arguments_win_over_a_definition_which_stays_as_it_is():
         ((TWO_JOBS, None, 0), "Expected job_name for a cluster with 2 jobs"),
         ((TWO_JOBS, "worker"), "Expected task_index for job 'worker' with 2 tasks, found none; pass one of 0, 1"),
         (({},), "Expected a cluster with jobs, found an empty cluster"),
-        (({"worker": []},), "Expected a job with tasks, found none in 'worker'"),
+        (({"worker": []},), "The job 'worker' has no tasks"),
         ((TWO_JOBS, "chief"), "Expected a job of the cluster ('worker', 'ps'), found 'chief'"),
         ((TWO_JOBS, "chief", 0), "Expected a job of the cluster ('worker', 'ps'), found 'chief'"),
         ((TWO_JOBS, "worker", 2), "Expected the index of a task of job 'worker' (0, 1), found 2"),

@@ -96,7 +96,7 @@ def test_values_that_do_not_fit_are_refused(coordinator: ClusterCoordinator) -> 
             TypeMismatchError, match=r"Expected shape \[3\] of float32\[3\], found shape \[4\]; at value"
         ):
             change(np.zeros(4, np.float32))
-    with pytest.raises(TypeMismatchError, match="Expected numbers to add, found bool"):
+    with pytest.raises(TypeMismatchError, match="Expected numbers to add at value, found bool"):
         flag.assign_add(True)
     flag.assign(False)
     assert not flag.read_value()

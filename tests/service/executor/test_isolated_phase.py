@@ -159,7 +159,7 @@ def test_a_client_after_one_that_ends_a_process_only_with_others_is_found(starts
 
 def test_the_smallest_range_is_named_that_ends_a_process_together(starts: Callable[..., Children]) -> None:
     children = starts(first_of(), lambda clients: {111, 112} <= set(clients))
-    with pytest.raises(LeafError, match="ended its process with .* when run for clients 111 to 112 together") as caught:
+    with pytest.raises(LeafError, match="crashed its process with .* run for clients 111 to 112 together") as caught:
         search(request_for(phase_of(body)))
     assert caught.value.client_index is None
     assert len(children.started) < 12
@@ -231,7 +231,7 @@ def test_a_function_that_ends_the_process_that_loads_it_is_told() -> None:
         return value if bomb else 0
 
     with pytest.raises(
-        LeafError, match="loading the functions of a phase ended its process with exit status 5"
+        LeafError, match="loading the functions of a phase crashed its process with exit status 5"
     ) as caught:
         search(request_for(phase_of(holds)))
     assert caught.value.client_index is None

@@ -133,7 +133,7 @@ def test_a_check_that_says_nothing_gives_way_to_one_that_does() -> None:
                 (first, *_), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 code, words = first.result()
                 assert code == "DEADLINE_EXCEEDED"
-                assert words.startswith("The watching call had not sent its first message when another")
+                assert words.startswith("The call had not sent its first message when another")
                 assert await connection.unary(CHECK, b"", WALL)
 
     with serving(EchoService(), max_watches=1) as server:
@@ -193,7 +193,7 @@ def test_a_call_that_ends_without_its_message_is_refused() -> None:
             stream = channel.stream_stream(path_of("Unary"))(timeout=WALL)
             await stream.done_writing()
             assert (await stream.code()).name == "INVALID_ARGUMENT"
-            assert "found the end of the call" in await stream.details()
+            assert "ended without a message" in await stream.details()
 
     with serving(EchoService()) as server:
         on_loop(work)
@@ -211,7 +211,7 @@ def test_while_others_are_there_a_client_has_half_of_the_calls() -> None:
             await mine.pop().aclose()
             await until(lambda: "3 calls running" in repr(server))
             # The other has asked, so the place is not for who has more than half.
-            with pytest.raises(errors.ResourceLimitError, match="one more for a client that has half of all"):
+            with pytest.raises(errors.ResourceLimitError, match="one more from a client that has half of them"):
                 await begun(one, hold)
             theirs = await begun(two, hold)
             for stream in [*mine, theirs]:

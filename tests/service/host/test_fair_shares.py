@@ -32,7 +32,7 @@ def test_beside_another_a_peer_has_half() -> None:
     shares = FairShares(10)
     assert shares.take("b")
     assert taken(shares, "a", 12) == 5
-    assert "half of all while other clients need some" in shares.refused
+    assert "half of them while other clients need some" in shares.refused
     assert taken(shares, "b", 12) == 4
     assert shares.refused == "one more"
 

@@ -277,7 +277,7 @@ def test_a_call_that_outlasts_the_grace_is_told_to_try_elsewhere(method: str, ec
         running = asyncio.ensure_future(anext(skip(connection.stream(path_of(method), [b""]), b"begun")))
         await echo.entered.wait()
         await server.stop()
-        with pytest.raises(errors.WorkerUnavailableError, match="found one that is stopping"):
+        with pytest.raises(errors.WorkerUnavailableError, match="The server is stopping"):
             await running
         await connection.close()
 

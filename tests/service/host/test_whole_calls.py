@@ -208,7 +208,7 @@ def test_a_call_that_nobody_joins_ends_after_a_while(way, monkeypatch):
         await service.ended.wait()
         await server._router.wait_idle()
         late = connection.download(f"/{NAME}/Join", JoinRequest(call=answer.goes_on).SerializeToString())
-        with pytest.raises(WorkerUnavailableError, match="Expected the id of a running call"):
+        with pytest.raises(WorkerUnavailableError, match="This server runs no call with the given id"):
             await anext(late)
 
     run(work())

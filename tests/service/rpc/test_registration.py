@@ -158,7 +158,7 @@ def test_other_machines_need_tls_or_the_word_insecure():
 
 
 def test_a_scheme_that_says_tls_needs_a_certificate():
-    with pytest.raises(InvalidValueError, match="Expected a certificate for a server at grpcs://localhost:0"):
+    with pytest.raises(InvalidValueError, match="The server at grpcs://localhost:0 needs a certificate"):
         rpc.Server.create("grpc", "grpcs://localhost:0")
 
 
