@@ -66,7 +66,7 @@ class BackendPhases(PhaseEngine):
         folding = phases.fold_phase(phase, inputs, arguments, clients, all_clients=all_clients)
         if not suspects:
             return await folding
-        folded, _ = await gather([folding, search()])  # an error that names the client ends both
+        folded, _ = await gather([folding, search()])  # an error of the search cancels the phase
         return cast(FoldedPhase, folded)
 
 
@@ -119,7 +119,7 @@ class BackendExecutor(VerbExecutor):
 
 
 class BackendExecutorFactory(ResourceManagingExecutorFactory):
-    """A factory of executor stacks that run client work on a backend, and server work in this process.
+    """Creates executor stacks that run client work on a backend, and server work in this process.
 
     Each client phase is divided evenly among the workers that are available when the phase starts. If a worker is lost,
     the current round fails, and the context repeats the round on the remaining workers with the same result.

@@ -1,8 +1,8 @@
-"""Finds a client that ends its worker, by running tasks on the workers of an engine.
+"""Finds a client that crashes its worker, by running tasks on the workers of an engine.
 
-A `CulpritSearch` selects suspected clients for each task, and learns whether the task lost its worker. The search ends
-a few more workers, which the engine restarts. The results and errors of its tasks are discarded. If the search finds no
-client, the attempt continues.
+A `CulpritSearch` selects suspected clients for each task, and is told whether the worker was lost while it ran the
+task. The search crashes a few more workers, which the engine restarts. The results and errors of its tasks are
+discarded. If the search finds no client, the attempt continues.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _MOST_SECONDS = 600.0
 
 
 async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, suspects: Suspects) -> None:
-    """Searches for a client that ends its worker.
+    """Searches for a client that crashes its worker.
 
     Args:
       run: Runs the phase for some of the clients on a worker.
@@ -46,18 +46,18 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
             pass
         return None
 
-    _logger.warning("%s; searching for a client that ends its worker", suspects)
+    _logger.warning("%s; searching for a client that crashes its worker", suspects)
     try:
         found = await Deadline(_MOST_SECONDS).wait(CulpritSearch(suspects.clients, sees=False).drive(ended))
     except asyncio.TimeoutError:
         found = None
     if found is None:
-        _logger.warning("None of these clients ended its worker in the search; the attempt continues")
+        _logger.warning("None of these clients crashed its worker in the search; the attempt continues")
         return
     name, client, last = name_of(phase.program), found.units.start, found.ended.cause
     raise LeafError(
-        f"{repr(name) if name else 'a client'} ended its worker; at client {client}; "
-        f"{counted(suspects.losses + found.processes, 'worker')} ended before this client was identified; fix the "
+        f"{repr(name) if name else 'a client'} crashed its worker; at client {client}; "
+        f"{counted(suspects.losses + found.processes, 'worker')} crashed before this client was identified; fix the "
         f"function: {last}",
         computation_name=name,
         client_index=client,

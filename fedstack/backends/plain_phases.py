@@ -27,8 +27,8 @@ from fedstack.transport.wire.frames import Heartbeat
 class PlainPhases(PhaseRunner):
     """Runs phases over a plain executor service.
 
-    If every plain service can run the clients' program, the service maps the program over all clients. A program that
-    works on sequences runs in this process instead, and the service calls the functions for each element.
+    The service maps the clients' program over all clients. A program that works on sequences, which some services
+    cannot run, runs in this process instead; the service then calls the functions for each element.
 
     Args:
       remote: The executor of the service, for the number of clients of the phases.

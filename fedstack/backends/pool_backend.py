@@ -80,15 +80,13 @@ class PoolBackend(Backend):
             raise self._broken(executor, place, error, was_taken=future is not None) from error
         except CancelledError as error:
             raise ClosedError(
-                f"Expected the pool to run a task ({place}), found that the pool cancelled the task; do not shut down "
-                "the pool while calls are running"
+                f"The pool cancelled a task ({place}); do not shut down the pool while calls are running"
             ) from error
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
             raise ClosedError(
-                f"Expected a running pool, found one that has been shut down ({error}); create a new pool, and a "
-                "context over it"
+                f"The pool has been shut down ({error}); create a new pool, and a context over it"
             ) from error
         except Exception as error:
             if (type(error).__module__, type(error).__name__) != ("distributed.scheduler", "KilledWorker"):
@@ -96,7 +94,7 @@ class PoolBackend(Backend):
             lost = WorkerUnavailableError(f"Dask gave up on a task after several of its workers ended ({error})")
             lost.causes = {place: str(error)}
             lost.advice = _MEND
-            lost.had_begun = None  # the task may have been waiting behind the task that ended the workers
+            lost.had_begun = None  # the task may have been waiting behind the task that crashed the workers
             raise lost from error
         self._has_answered = True
         return answer
@@ -180,8 +178,8 @@ def _workers_of(executor: Executor) -> int | Callable[[], int]:
     if callable(getattr(client, "nthreads", None)) and not client.asynchronous:  # others answer on their loop
         return lambda: _workers_of_dask(client)
     raise InvalidValueError(
-        f"Expected num_workers for a {type(executor).__name__}, which does not report its number of workers; pass the "
-        "number of tasks that the pool runs at the same time"
+        f"num_workers is required for a {type(executor).__name__}, which does not report its number of workers; pass "
+        "the number of tasks that the pool runs at the same time"
     )
 
 
@@ -192,8 +190,8 @@ def _workers_of_dask(client: Any) -> int:
             client.wait_for_workers(1, timeout=_JOIN_SECONDS)
         except Exception as error:
             raise NoWorkersError(
-                f"Expected a worker to join the Dask cluster within {_JOIN_SECONDS:g} s, found none; start a worker, "
-                "for example with `dask worker`"
+                f"No worker joined the Dask cluster within {_JOIN_SECONDS:g} s; start a worker, for example with "
+                "`dask worker`"
             ) from error
         threads = cast("Mapping[str, int]", client.nthreads())
     return sum(threads.values())

@@ -48,7 +48,7 @@ class Task:
     Attributes:
       function: A function at module level in fedstack.
       arguments: The arguments of the function. They may contain results of `Backend.share`. An engine with its own
-        store replaces these by the shared arrays before a worker calls the function.
+        store replaces these with the shared arrays before a worker calls the function.
       coroutine: The same function as a coroutine function, for workers with an event loop, which can cancel the call.
         It also accepts an argument `progress`, which counts the clients.
     """
@@ -141,7 +141,7 @@ class TaskPacker(Packer):
             self._segments.append(found)
 
     async def parts(self, backend: "Backend") -> list[object]:
-        """Returns the segments of the message as arguments of the task, in order.
+        """Returns the segments of the message as arguments of the task, in the order of the message.
 
         An argument is a list of arrays, the object that replaces the arrays of a shared value, or a list with a column
         of references.
@@ -255,7 +255,7 @@ class TaskPhases(PhaseRunner):
                 "tuple[worker_side.Note, object]", await self.backend.run(self.place, task, report.heard)
             )
         except WorkerUnavailableError as error:
-            if error.advice is WorkerUnavailableError.advice:  # the default is for fedstack's workers
+            if error.advice is WorkerUnavailableError.advice:  # the default advice is for fedstack's workers
                 error.advice = "check the engine's logs"
             losses = current_scope().losses
             if losses is not None and clients and error.had_begun is not False:

@@ -42,7 +42,7 @@ _Part: TypeAlias = Sequence[Memory]
 
 
 class Settings(TypedDict):
-    """The versions and settings of the sending process, in plain data that every version of fedstack can read.
+    """The versions and settings of the sending process, as plain data that every version of fedstack can read.
 
     Attributes:
       python: The sender's version of Python.
@@ -59,7 +59,7 @@ class Settings(TypedDict):
 
 
 class Note(TypedDict):
-    """The part of an answer that describes the outcome, in plain data that every version of fedstack can read.
+    """The part of an answer that describes the outcome, as plain data that every version of fedstack can read.
 
     Attributes:
       place: The machine and the process that ran the phase.
@@ -167,7 +167,7 @@ async def _merge(
 
 
 class _Contributed(PhaseRunner):
-    """A runner that returns the existing contribution of a range of clients to a phase."""
+    """Returns the existing contribution of a range of clients to a phase, instead of running the phase."""
 
     def __init__(self, content: Content) -> None:
         self._content = content

@@ -108,7 +108,7 @@ def test_a_pool_that_a_context_has_made_ends_with_it() -> None:
 
 
 def test_a_pool_that_does_not_say_how_many_workers_it_has_needs_a_number() -> None:
-    with pytest.raises(InvalidValueError, match="Expected num_workers for a SilentPool, which does not report"):
+    with pytest.raises(InvalidValueError, match="num_workers is required for a SilentPool, which does not report"):
         fedstack.pool_executor_factory(SilentPool())
     with sync_context(SilentPool(), 3):
         assert total([1, 2, 3, 4]) == 20
@@ -140,7 +140,7 @@ def test_a_pool_that_is_shut_down_says_so() -> None:
     pool.shutdown()
     with (
         sync_context(pool),
-        pytest.raises(ClosedError, match="found one that has been shut down .* create a new pool, and a context"),
+        pytest.raises(ClosedError, match="The pool has been shut down .* create a new pool, and a context"),
     ):
         total([1])
 

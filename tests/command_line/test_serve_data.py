@@ -62,7 +62,7 @@ def test_a_data_worker_is_one_more_service_of_the_server_and_reads_below_its_roo
 def test_roots_for_no_data_worker_are_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="Cannot use --data-root without --data-worker"):
         serve_command.make_server(options_of("--data-root", tmp_path))
-    with pytest.raises(click.UsageError, match=r"Expected a folder with data, found no folder .*missing"):
+    with pytest.raises(click.UsageError, match=r"The data root .*missing.* is not a folder"):
         serve_command.make_server(options_of("--data-worker", "h:1", "--data-root", tmp_path / "missing"))
     with pytest.raises(click.UsageError, match="Expected an address with a port"):
         serve_command.make_server(options_of("--data-worker", "h"))

@@ -69,7 +69,7 @@ def test_a_client_that_ends_one_worker_after_the_other_is_named(client: "distrib
 
     allow(0)
     try:
-        with context_over(client), pytest.raises(LeafError, match="'ends_at_three' ended its worker; at client 3"):
+        with context_over(client), pytest.raises(LeafError, match="'ends_at_three' crashed its worker; at client 3"):
             total_of(ends_at_three)(list(range(8)))
     finally:
         allow(1)
@@ -81,7 +81,7 @@ async def test_a_client_with_an_event_loop_of_its_own_needs_a_number() -> None:
     with_loop = {"asynchronous": True, "dashboard_address": ":0", "silence_logs": 50}
     async with distributed.LocalCluster(n_workers=1, processes=False, **with_loop) as cluster:
         async with distributed.Client(cluster, asynchronous=True) as client:
-            with pytest.raises(InvalidValueError, match="Expected num_workers for a ClientExecutor"):
+            with pytest.raises(InvalidValueError, match="num_workers is required for a ClientExecutor"):
                 fedstack.pool_executor_factory(client.get_executor())
             async with AsyncExecutionContext(fedstack.pool_executor_factory(client.get_executor(), 1)):
                 assert await total_of(doubled)([1, 2]) == 6

@@ -31,7 +31,7 @@ def search(ends: Callable[[range], bool], error: type[Exception] = WorkerUnavail
 def test_each_client_is_found() -> None:
     for client in SUSPECTS.clients:
         with pytest.raises(
-            LeafError, match=f"at client {client}; .* workers ended before this client was identified"
+            LeafError, match=f"at client {client}; .* workers crashed before this client was identified"
         ) as caught:
             search(lambda clients, client=client: client in clients)
         assert caught.value.client_index == client

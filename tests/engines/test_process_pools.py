@@ -104,7 +104,9 @@ def test_no_client_is_blamed_for_pools_that_never_start() -> None:
 def test_a_client_that_ends_one_pool_after_the_other_is_named() -> None:
     policy = fedstack.RetryPolicy(attempts=3, first_pause=0.01)
     with SyncExecutionContext(fedstack.pool_executor_factory(lambda: new_pool(1)), retry_policy=policy):
-        with pytest.raises(LeafError, match="'ends_at_three' ended its worker; at client 3; 4 workers ended before"):
+        with pytest.raises(
+            LeafError, match="'ends_at_three' crashed its worker; at client 3; 4 workers crashed before"
+        ):
             total_of(ends_at_three)(list(range(8)))
         assert total_of(doubled)([1]) == 2
 

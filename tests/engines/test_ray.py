@@ -221,7 +221,7 @@ def test_options_that_cannot_be_right_are_refused() -> None:
         ({"runtime_env": "x"}, "Expected runtime_env to be a dict, found str 'x'"),
         (
             {"runtime_env": {"working_dir": "/no/such/dir"}},
-            "one that Ray rejects: /no/such/dir is not a valid path; fix",
+            "Ray rejects the runtime_env: /no/such/dir is not a valid path; fix",
         ),
         ({"resources_per_worker": 3}, "Expected resources_per_worker to be a dict, found"),
     ):

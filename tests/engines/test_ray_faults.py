@@ -81,7 +81,7 @@ def test_a_task_is_cancelled_as_well_if_it_is_just_beginning(monkeypatch: pytest
 @pytest.mark.usefixtures("cluster")
 def test_a_client_that_ends_actors_again_and_again_is_named() -> None:
     with over_ray(num_workers=1, retry_policy=QUICK):
-        with pytest.raises(LeafError, match="'ends' ended its worker") as caught:
+        with pytest.raises(LeafError, match="'ends' crashed its worker") as caught:
             ends_always([np.int32(4), np.int32(5)])
         assert caught.value.client_index == 1
         assert "its process or its node has ended" in str(caught.value)
@@ -169,7 +169,7 @@ def test_too_few_resources_are_an_error_that_says_which() -> None:
         with pytest.raises(NoWorkersError) as caught:
             checked(numbers(3))
     told = str(caught.value)
-    assert "Expected a ready Ray worker within 0.5 s, found none: each worker needs 1 CPU (the cluster has 4" in told
+    assert "No Ray worker was ready within 0.5 s: each worker needs 1 CPU (the cluster has 4" in told
     assert "2 GPU (the cluster has 1, with 1 free); request less in resources_per_worker" in str(caught.value)
 
 
@@ -178,7 +178,7 @@ def test_too_few_resources_are_an_error_that_says_which() -> None:
 def test_fewer_workers_than_asked_for_do_the_work(caplog) -> None:
     with over_ray(num_workers=3, resources_per_worker={"CPU": 2}):
         assert len(set(processes(numbers(6)))) == 2
-    told = "Continuing with 2 of 3 Ray workers; the others join when they are ready: each worker needs 2 CPU"
+    told = "Continuing with 2 of 3 Ray workers; the other workers join when they are ready: each worker needs 2 CPU"
     assert told in caplog.text
 
 
@@ -303,7 +303,7 @@ def test_ray_is_initialised_where_nobody_has_and_after_it_is_shut_down_by_its_us
         before, between, after, during, closed = process.stdout.read().splitlines()
     assert (before, after, closed) == ("10 True", "10 True", "closed")
     assert during == between
-    assert between.startswith("Expected Ray to be running, found that it has been shut down")
+    assert between.startswith("Ray has been shut down together with the workers of this context")
     assert between.endswith("to start new workers False")
 
 

@@ -13,7 +13,7 @@ from fedstack.transport.wire.frames import Heartbeat
 
 
 class Greeting(TypedDict):
-    """The location of an actor, in plain data.
+    """The location of an actor, as plain data.
 
     Attributes:
       node: The address of the actor's node.

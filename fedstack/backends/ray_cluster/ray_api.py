@@ -1,4 +1,4 @@
-"""The only module that imports Ray, which is optional and mostly untyped."""
+"""Wraps Ray, which is optional and mostly untyped. No other module imports Ray."""
 
 import contextlib
 import itertools
@@ -154,7 +154,7 @@ def is_removed(placement: object) -> bool:
     """Returns whether a placement is a placement group that has been removed."""
     if not isinstance(placement, PlacementGroup):
         return False
-    return ray.util.placement_group_table(placement).get("state", "REMOVED") == "REMOVED"  # no state: another Ray's
+    return ray.util.placement_group_table(placement).get("state", "REMOVED") == "REMOVED"  # unknown to this Ray
 
 
 def actor_options(resources: Mapping[str, float], placement: object, runtime_env: object) -> dict[str, object]:
@@ -189,7 +189,7 @@ def actor_options(resources: Mapping[str, float], placement: object, runtime_env
         RuntimeEnv(**cast("dict[str, Any]", runtime_env or {}))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(
-            f"Expected a valid runtime_env, found one that Ray rejects: {str(error).rstrip('.')}; fix the runtime_env"
+            f"Ray rejects the runtime_env: {str(error).rstrip('.')}; fix the runtime_env"
         ) from error
     # Ray's default strategy packs actors onto few nodes.
     options["scheduling_strategy"] = "DEFAULT" if placement == "PACK" else placement

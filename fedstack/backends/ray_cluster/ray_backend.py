@@ -77,7 +77,7 @@ class RayBackend(Backend):
                 self._running -= 1
 
     async def _noted(self, place: RayPlace, number: int, note: Ref, heard: Callable[[Heartbeat], None]) -> object:
-        """Waits for a task, and returns its note. Meanwhile, queries its progress from time to time."""
+        """Waits for a task while polling its progress, and returns the task's note."""
         arriving = note.future()
         try:
             while not await arrival(arriving, max(_ASKED_SECONDS, self._running / _ASKED_EACH_SECOND)):
@@ -141,8 +141,7 @@ class RayBackend(Backend):
             return found
         if isinstance(error, exceptions.ObjectStoreFullError):
             return ResourceLimitError(
-                "Expected free memory in Ray's object store, found the store full; increase its size with "
-                f"ray.init(object_store_memory=...): {error}"
+                f"Ray's object store is full; increase its size with ray.init(object_store_memory=...): {error}"
             )
         return RemoteError(f"The Ray worker{_at(place)} failed: {error}")
 

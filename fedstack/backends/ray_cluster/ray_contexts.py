@@ -94,7 +94,7 @@ def ray_executor_factory(
 class RayOptions(TypedDict, total=False):
     """The options of functions that create contexts over Ray, such as `create_sync_ray_execution_context`.
 
-    Except for the last two, they are explained in `ray_executor_factory`.
+    All but the last two are explained in `ray_executor_factory`.
 
     Attributes:
       num_workers: The number of actors.

@@ -31,8 +31,8 @@ class Room:
         """
         if is_removed(self._placement):
             error = NoWorkersError(
-                "Expected the placement group of this context to exist, found that it has been removed; create a new "
-                "placement group, and a new context that uses it"
+                "The placement group of this context has been removed; create a new placement group, and a new context "
+                "that uses it"
             )
             error.is_final = True
             raise error

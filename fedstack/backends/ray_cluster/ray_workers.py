@@ -239,7 +239,7 @@ class RayWorkers:
         if missing > self._told_missing:
             there = len(self._places) - missing
             _logger.warning(
-                "Continuing with %d of %s; the others join when they are ready: %s",
+                "Continuing with %d of %s; the other workers join when they are ready: %s",
                 there,
                 counted(len(self._places), "Ray worker"),
                 self._room.told(there, missing),
@@ -248,7 +248,7 @@ class RayWorkers:
 
     def _none_ready(self) -> NoWorkersError:
         lacking = self._room.lacking(len(self._places))
-        error = NoWorkersError(f"Expected a ready Ray worker within {self._start_seconds:g} s, found none: {lacking}")
+        error = NoWorkersError(f"No Ray worker was ready within {self._start_seconds:g} s: {lacking}")
         error.is_final = True
         return error
 
@@ -259,8 +259,8 @@ class RayWorkers:
 
 def _shut_down(*, is_final: bool) -> NoWorkersError:
     error = NoWorkersError(
-        "Expected Ray to be running, found that it has been shut down together with the workers of this context; call "
-        "ray.init(...), then call the computation again to start new workers"
+        "Ray has been shut down together with the workers of this context; call ray.init(...), then call the "
+        "computation again to start new workers"
     )
     error.is_final = is_final
     return error

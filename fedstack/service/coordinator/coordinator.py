@@ -33,10 +33,10 @@ class _Coordinator(ClosesOnExit):
         worker in this process.
       credentials: The certificates and the token to use if the workers are addresses.
       on_error: Whether an error cancels the other closures (`"cancel"`) or lets them run (`"continue"`).
-      max_queued: The maximum number of closures that may be waiting or running. Scheduling another closure blocks.
+      max_queued: The maximum number of closures that may be waiting or running. At this maximum, scheduling blocks.
       max_running: The maximum number of closures that run on one worker at the same time.
-      connect_seconds: How long to wait, in seconds, while no worker is reachable, before all closures fail. Also the
-        time limit for reaching a task that is to hold variables.
+      connect_seconds: How long, in seconds, to wait for a reachable worker before all closures fail. Also the time
+        limit for reaching a task that holds variables.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ClusterCoordinator(_Coordinator):
           fn: A computation or a Python function. A Python function is sent by value to workers that allow it. It
             receives its arguments unchanged, and the language infers the type of its result.
           args: The positional arguments. They may contain the values of other calls, at any depth.
-          kwargs: The keyword arguments. They may contain the values of other calls, too.
+          kwargs: The keyword arguments. Like `args`, they may contain the values of other calls.
           repeatable: Whether the call may run again if its worker or its value is lost.
           prefetch: Whether to fetch the value as soon as it is ready. Useful for small values that are always fetched.
 

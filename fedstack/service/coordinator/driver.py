@@ -1,7 +1,7 @@
-"""Carries out the decisions of a scheduler and reports events to it.
+"""Runs the actions that a scheduler requests, and reports events to the scheduler.
 
 Callers on any thread (`scheduled_calls.py`), workers, and the code that adds and removes workers all use the scheduler,
-and hold a lock while they do. The scheduler responds with actions, which the driver performs on its loop. The driver
+and hold a lock while they do. The scheduler responds with actions, which the driver runs on its loop. The driver
 delegates most actions to a worker.
 """
 
@@ -41,7 +41,7 @@ _P = ParamSpec("_P")
 
 
 class Driver(abc.ABC):
-    """Carries out the decisions of one coordinator's scheduler.
+    """Runs the actions that one coordinator's scheduler requests.
 
     Args:
       scheduler: The scheduler.
@@ -69,7 +69,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     async def _worker_there(self) -> None:
-        """Waits until a worker may soon be ready; raises if there is no point in waiting any longer."""
+        """Waits until a worker may soon be ready; raises an error if waiting any longer is pointless."""
 
     @abc.abstractmethod
     def _replace(self, worker: "CoordinatedWorker", error: Exception) -> None:
@@ -89,12 +89,11 @@ class Driver(abc.ABC):
         """
         if self.closed:
             raise ClosedError(
-                "Expected an open coordinator, found a closed one; create a new coordinator, and fetch values before "
-                "you close it"
+                "The coordinator is closed; create a new coordinator, and fetch values before you close the coordinator"
             )
 
     def wake(self) -> None:
-        """Schedules a call of `turn` on the loop, unless one is already scheduled."""
+        """Schedules `turn` on the loop unless it is already scheduled."""
         if not self._woken:
             self._woken = True
             self.loop.call_soon(self.turn)
@@ -127,7 +126,7 @@ class Driver(abc.ABC):
         self.turn()
 
     def tell(self, event: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Reports an event to the scheduler, and performs the actions that follow."""
+        """Reports an event to the scheduler, and runs the actions that follow."""
         with self.lock:
             event(*args, **kwargs)
         self.turn()
@@ -135,7 +134,7 @@ class Driver(abc.ABC):
     # Actions.
 
     def turn(self, own: WorkerState | None = None) -> Sequence[Closure]:
-        """Performs the actions that the scheduler has decided on.
+        """Runs the actions that the scheduler has decided on.
 
         Args:
           own: The worker whose closures the caller runs itself, if any.
@@ -249,7 +248,7 @@ class Driver(abc.ABC):
                         if not state.lost:  # ignore errors of lost workers, since another worker may have the value
                             raise
                 self.tell(self.scheduler.need, closure)
-                await let_others_run()  # so that the loop is never blocked, however often this is repeated
+                await let_others_run()  # so that many attempts in a row never block the loop
         finally:
             self.tell(self.scheduler.unuse, closure)
 
@@ -289,9 +288,9 @@ class Driver(abc.ABC):
 
 
 def _ended_at_work(error: Exception) -> bool:
-    """Returns whether a worker may have been ended by the work that it was running.
+    """Returns whether a lost worker may have been crashed by the work that it was running.
 
-    This is not the case if the server was restarted before the work began, or if no call reached the worker.
+    Returns `False` if the server was restarted before the work began, or if no call reached the worker.
     """
     if isinstance(error, StaleSessionError):
         return False

@@ -1,4 +1,4 @@
-"""Handles lost workers: decides which calls run again, which values can be rebuilt, and which values to fetch."""
+"""After the loss of a worker, decides which calls run again, which values can be rebuilt, and which values to fetch."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ def why_not_again(closure: Closure, error: Exception, ledger: LossLedger) -> Exc
 
 
 def suspects_in(closures: Iterable[Closure], ledger: LossLedger) -> str:
-    """Returns a line that names the closures that may have ended workers, to append to an error message.
+    """Returns a line for the end of an error message, which names the closures that may have crashed workers.
 
     Returns an empty string if no closure is suspected.
     """
@@ -67,7 +67,7 @@ def fetch_if_wanted(closure: Closure) -> None:
 def has_left(worker: WorkerState) -> bool:
     """Returns whether a worker that is about to stop can be released.
 
-    This is the case once no closure runs there and no value has to be fetched. Requests a fetch of each value that
+    It can be released once no closure runs there and no value has to be fetched. Requests a fetch of each value that
     would be lost with the worker.
     """
     for closure in held_only_by(worker):

@@ -40,7 +40,7 @@ class RemoteValue(ArgumentOnly):
     """
 
     def __init__(self, owner: object, calls: ScheduledCalls, closure: Closure, call: ClosureCall) -> None:
-        self._owner = owner  # keeps the coordinator open, which is closed once nothing refers to it
+        self._owner = owner  # keeps the coordinator open: an unreferenced one is closed
         self.calls = calls
         self.closure = closure
         self._result = call.result_of(closure)
@@ -121,7 +121,7 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
       structure: The structure.
       timeout: How long to wait for values that are not in this process yet, in seconds. Transfers in progress continue
         after the timeout.
-      what: The object to name in an error message.
+      what: The object that error messages name.
 
     Raises:
       InvalidValueError: If a set, or an object that can be iterated over only once, may contain handles.
@@ -188,7 +188,7 @@ def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) ->
     """Yields values in the order in which their calls end, regardless of the calls' outcomes.
 
     Raises:
-      DeadlineExceededError: If not all calls end within `timeout` seconds of the call of this function.
+      DeadlineExceededError: If not all calls end within `timeout` seconds after this function is called.
     """
     check_timeout(timeout)
     return _as_completed(_listed(values), _deadline(timeout), timeout)
@@ -204,7 +204,7 @@ def _as_completed(values: Sequence[RemoteValue], deadline: Deadline, timeout: fl
                 yield ends.next(deadline)
         except queue.Empty:
             raise DeadlineExceededError(
-                f"Expected all of {most} calls to end within {timeout:g} s, found that only {most - len(ends)} ended; "
+                f"Expected all of {most} calls to end within {timeout:g} s, but only {most - len(ends)} ended; "
                 "raise the timeout, or wait again for the remaining values"
             ) from None
 

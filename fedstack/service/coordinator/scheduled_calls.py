@@ -32,16 +32,14 @@ async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T
     Args:
       work: The work.
       seconds: The time limit; `None` for no limit.
-      what: The object to name in the error message.
+      what: The object that the error message names.
 
     Raises:
       DeadlineExceededError: If the work takes longer than `seconds`.
     """
 
     def late() -> DeadlineExceededError:
-        return DeadlineExceededError(
-            f"Expected {what!r} to finish within {seconds:g} s, found it unfinished; wait again, or raise the timeout"
-        )
+        return DeadlineExceededError(f"{what!r} did not finish within {seconds:g} s; wait again, or raise the timeout")
 
     return await Deadline(seconds).wait(work, late)
 
@@ -138,7 +136,7 @@ class ScheduledCalls:
 
         Args:
           timeout: The time limit in seconds; `None` for no limit.
-          what: The object to name in the error message.
+          what: The object that the error message names.
 
         Raises:
           Exception: The error of a closure. Raised once all closures have ended.
@@ -149,7 +147,7 @@ class ScheduledCalls:
             self._check()
 
     def begin(self, closures: Iterable[Closure]) -> bool:
-        """Starts to fetch values, in few calls to each worker. A value is fetched once, even if no caller waits for it.
+        """Starts fetching values in few calls to each worker. A value is fetched once, even if no caller waits for it.
 
         Returns:
           Whether all values or their errors are already in this process, so that the caller need not wait.

@@ -27,12 +27,12 @@ class Scheduler:
     """The closures of one coordinator, and the workers that run them.
 
     Methods report events: a closure was scheduled, succeeded or failed; a worker was added or lost. `actions` returns
-    the resulting actions, which a driver performs. Not thread-safe.
+    the resulting actions, which a driver runs. Not thread-safe.
 
     Args:
       most_queued: The maximum number of closures that may be queued, waiting or running.
       most_running: The maximum number of closures that run on one worker at the same time.
-      goes_on: Whether the other closures continue after an error. If not, they are cancelled.
+      goes_on: Whether other closures continue after a closure has failed. If not, they are cancelled.
       clock: Returns the time in seconds.
     """
 
@@ -163,7 +163,7 @@ class Scheduler:
     def lose_worker(self, worker: WorkerState, error: Exception, *, at_work: bool = True) -> None:
         """Removes a lost worker and the values that no other worker holds.
 
-        `error` is the reason for the loss. `at_work` is whether the closures that were running may have caused it.
+        `error` is the reason for the loss. `at_work` tells whether the running closures may have caused the loss.
         """
         if worker.lost:
             return
@@ -192,7 +192,7 @@ class Scheduler:
         worker.silent = is_silent
 
     def drain(self, worker: WorkerState) -> None:
-        """Records that a worker is about to stop. Its running closures may finish; the worker receives no others."""
+        """Records that a worker is about to stop. Its running closures may finish; it receives no more closures."""
         worker.draining = True
 
     def called(self, worker: WorkerState, calls: int) -> None:
@@ -266,13 +266,13 @@ class Scheduler:
         self._errors[error] = None
 
     def actions(self) -> list[Action]:
-        """Returns the actions that result from the events since the last call of this method, in order."""
+        """Returns the actions, in the order to run them, that result from events since the last call of this method."""
         workers = self.workers
         runs = [Run(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
         leaves = [Leave(worker) for worker in workers if worker.draining and losses.has_left(worker)]
         actions: list[Action] = []
         if self._changed:
-            changed, self._changed = [one for one in self._changed if one.has_ended], {}  # the others run once more
+            changed, self._changed = [one for one in self._changed if one.has_ended], {}  # others run again
             actions.append(Notify([callback for closure in changed for callback in tuple(closure.callbacks)]))
             for closure in changed:
                 closure.callbacks = {}
@@ -333,7 +333,7 @@ class Scheduler:
         self._queues.add(closure, first=first, at_once=at_once)
 
     def _can_begin(self, closure: Closure) -> bool:
-        """Returns whether a queued closure can run now. If arguments have been lost meanwhile, rebuilds them."""
+        """Returns whether a queued closure can run now. If arguments have since been lost, rebuilds them."""
         if closure.state is not ClosureState.QUEUED:
             return False  # cancelled, or already started from another queue
         if all(need.is_there for need in closure.needs):

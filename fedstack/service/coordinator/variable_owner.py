@@ -130,9 +130,8 @@ class VariableOwner:
         """
         if self._loop is not io_loop:
             raise InvalidValueError(
-                "Expected workers in other processes or executors in this process, found simulated workers, whose "
-                "functions cannot wait for the server of a variable; schedule functions that take the state as an "
-                "argument and return the new state"
+                "Simulated workers cannot use variables, because their functions cannot wait for a server; schedule "
+                "functions that take the state as an argument and return the new state"
             )
         if callable(initial_value):
             initial_value = initial_value()
@@ -145,7 +144,7 @@ class VariableOwner:
         self.is_used = True
         async with self._opening:
             if self._closed:
-                raise ClosedError("Expected an open coordinator, found a closed one; create a new coordinator")
+                raise ClosedError("The coordinator is closed; create a new coordinator")
             if not self._holders:
                 await self._open()
         holder = self._holders[next(self._next) % len(self._holders)]

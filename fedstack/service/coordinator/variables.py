@@ -38,7 +38,7 @@ class VariableServer:
 
     Attributes:
       stub: The stub that calls the server.
-      of_coordinator: Whether the server runs in the process of a coordinator and is dialled from another process.
+      of_coordinator: Whether the server runs in a coordinator's process and is dialed from another process.
       connect_seconds: How long to wait for the server while it is not reachable, in seconds.
       peer: The server's handshake response; `None` before the first handshake and after the server was lost.
     """
@@ -69,8 +69,8 @@ class VariableServer:
             raise
         except StaleSessionError as error:
             raise StaleSessionError(
-                f"Expected a variable on the server at {self.stub.address}, found that the variable is gone: the "
-                "server was restarted, or the coordinator that created the variable has ended; create a new variable"
+                f"The variable on the server at {self.stub.address} is gone: the server was restarted, or the "
+                "coordinator that created the variable has ended; create a new variable"
             ) from error
 
     async def handshake(self) -> messages.HandshakeResponse:
@@ -88,16 +88,15 @@ class VariableServer:
                 if not self.of_coordinator:
                     raise
                 raise WorkerUnavailableError(
-                    "Expected a reachable server for a variable, found none: the variable is stored in the process of "
-                    f"its coordinator, at {self.stub.address}, which only workers on the same machine can reach; check "
-                    "that the coordinator is still running, or add a task of job 'ps' to the cluster to store "
-                    f"variables ({error})"
+                    f"A variable cannot be reached. It is stored at {self.stub.address}, in the process of its "
+                    "coordinator, which only workers on the same machine can reach; check that the coordinator is "
+                    f"still running, or add a task of job 'ps' to the cluster to store variables ({error})"
                 ) from error
             peer = await self.stub.handshake()
             if peer is None:
                 raise CarrierError(
-                    f"Expected a server that supports variables, found the server at {self.stub.address}, which has "
-                    "only a plain executor service; use the address of a fedstack server"
+                    f"The server at {self.stub.address} does not support variables: it has only a plain executor "
+                    "service; use the address of a fedstack server"
                 )
             self.peer = peer
         return self.peer
@@ -112,7 +111,7 @@ class VariableHandle:
       session: The id of the server's session that contains the value.
       value: The id of the value in the session.
       type_signature: The type of the value.
-      is_own: Whether the server runs in the coordinator's process. Such a server is dialled without credentials.
+      is_own: Whether the server runs in the coordinator's process. Such a server is dialed without credentials.
     """
 
     target: Target
@@ -161,8 +160,8 @@ _servers: SharedCache[_Dialled, VariableServer] = SharedCache(_MOST_SERVERS, _MO
 def server_of(held: VariableHandle) -> VariableServer:
     """Returns the client of a variable's server.
 
-    It uses the credentials of the service that runs the current function. All functions in that service share the
-    connection.
+    The client uses the credentials of the service that runs the current function. All functions in that service share
+    its connection.
     """
     from fedstack.transport.grpc.grpc_connection import GrpcConnection  # only users of variables need gRPC
 
@@ -177,7 +176,7 @@ def server_of(held: VariableHandle) -> VariableServer:
 
 
 class _VariableBase(abc.ABC):
-    """The base of both kinds of variables: a handle, and the client of its server."""
+    """The base class of variables. Consists of a handle and the client of its server."""
 
     def __init__(self, held: VariableHandle, server: VariableServer, owner: object = None) -> None:
         self._held = held

@@ -1,4 +1,4 @@
-"""Runs closures on one worker and fetches values from the worker, through the verbs of executors."""
+"""Runs closures on one worker and fetches values from the worker, by calling its executors."""
 
 import abc
 import asyncio
@@ -31,7 +31,7 @@ _K = TypeVar("_K")
 Outcomes = Mapping[ExecutorValue, Exception | None]
 # The maximum number of values that one call fetches from an executor.
 _FETCH_BATCH = 100
-# Each number of clients has its own executor. If there are more than this, executors that hold no values are closed.
+# Each number of clients has its own executor. If there are more executors than this, unused ones are closed.
 _MOST_EXECUTORS = 16
 
 
@@ -66,7 +66,7 @@ _Made = LazyTask[ExecutorValue]
 
 @attrs.define(eq=False)
 class _ExecutorEntry:
-    """An executor for a number of clients, with the values that it holds for several calls.
+    """An executor for a number of clients, and the values that it keeps across calls.
 
     Attributes:
       executor: The executor.
@@ -82,7 +82,7 @@ class _ExecutorEntry:
 
 
 class CoordinatedWorker(abc.ABC):
-    """A worker, until it is lost. It has one executor for each number of clients. Runs on the driver's loop.
+    """Runs closures on one worker until it is lost, with one executor per number of clients. Uses the driver's loop.
 
     Args:
       state: The scheduler's view of the worker.
@@ -108,11 +108,11 @@ class CoordinatedWorker(abc.ABC):
 
     @abc.abstractmethod
     async def _started(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
-        """Runs values until one has ended. Returns the error of each ended value, or `None` if it succeeded."""
+        """Computes values until one has ended. Returns the error of each ended value, or `None` if it succeeded."""
 
     @abc.abstractmethod
     async def _stopped(self, handles: Sequence[ValueHandle]) -> None:
-        """Stops running values, if possible."""
+        """Stops the computation of values, if possible."""
 
     def close(self) -> None:
         """Closes the executors of this worker. Idempotent; never raises."""
@@ -126,7 +126,7 @@ class CoordinatedWorker(abc.ABC):
         """Runs closures. Closures whose arguments are on the worker run in one call; each other closure runs alone."""
         batches: dict[tuple[int, Closure | None], list[Closure]] = {}
         for closure in closures:
-            call = closure.call  # `None` if the closure was cancelled meanwhile
+            call = closure.call  # `None` if the closure has been cancelled
             key = (0, closure) if call is None else (call.clients, None if self._is_quick(call) else closure)
             batches.setdefault(key, []).append(closure)
         self._scheduler.called(self.state, len(batches))
@@ -143,7 +143,7 @@ class CoordinatedWorker(abc.ABC):
         groups: dict[Executor, list[tuple[Closure, ValueHandle]]] = {}
         for closure in closures:
             handle = closure.held.get(self.state)
-            if handle is None:  # the closure was cancelled, or its value dropped, meanwhile
+            if handle is None:  # the closure has been cancelled, or its value dropped
                 self._driver.tell(self._scheduler.gone, closure, self.state)
             else:
                 groups.setdefault(handle.executor, []).append((closure, handle))

@@ -150,7 +150,7 @@ class RemoteDriver(Driver, MembershipObserver[Worker]):
     def __init__(self, scheduler: Scheduler, fleet: Fleet, source: object = None) -> None:
         super().__init__(scheduler, fleet.io)
         self._fleet = fleet
-        self._source = source  # referenced, since a pool ends its processes once nothing refers to it
+        self._source = source  # keeps a pool alive, since an unreferenced pool ends its processes
         self._by_member: dict[Worker, CoordinatedWorker] = {}
         self._indices = {worker: index for index, worker in enumerate(fleet.members)}
         self._unsubscribe = fleet.subscribe(self)

@@ -355,7 +355,8 @@ def test_what_workers_have_is_refused_where_it_is_captured(coordinator: ClusterC
 
     for function, variable in ((take, "iterator"), (inner, "value")):
         with pytest.raises(
-            InvalidValueError, match=f"captured as {variable!r}; write schedule.{function.__name__}, args="
+            InvalidValueError,
+            match=f"as {variable!r}, but .* passed as an argument; write schedule.{function.__name__}, args=",
         ):
             coordinator.schedule(function)
     with pytest.raises(CarrierError, match="pass it as an argument"):

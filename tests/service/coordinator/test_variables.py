@@ -190,7 +190,7 @@ def test_a_value_that_is_not_here_is_no_initial_value(coordinator: ClusterCoordi
 def test_simulated_workers_have_no_variables() -> None:
     async def program(cluster: SimulatedCluster) -> None:
         async with AsyncClusterCoordinator(cluster.stubs()) as coordinator:
-            with pytest.raises(InvalidValueError, match="found simulated workers.*return the new state"):
+            with pytest.raises(InvalidValueError, match="Simulated workers cannot use variables.*return the new state"):
                 await coordinator.variable(1)
 
     SimulatedCluster().run(program)

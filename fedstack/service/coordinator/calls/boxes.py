@@ -86,7 +86,7 @@ def _with_64_bits(part: object) -> object:
 
 
 def _misfit(value: object) -> tuple[str, object]:
-    """Returns the path to the first part of a value that has no type, and that part.
+    """Returns the path of the first part of a value that has no type, and the part itself.
 
     Returns the whole value if all parts have types.
     """
@@ -117,7 +117,7 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
         return None
     parcel = read_whole(np.ascontiguousarray(boxed).data)
     if not isinstance(parcel, Parcel):
-        raise InvalidValueError(f"Expected a boxed value, found {boxed.size} bytes that cannot be read as one")
+        raise InvalidValueError(f"Expected a boxed value, found {boxed.size} bytes in another format")
     unpacker = Unpacker(for_results=True)
     payload, type_spec = read_typed(parsed(TypedValue, parcel.header), unpacker, path="result")
     data = cast(memoryview, parcel.segments[0]) if parcel.segments else memoryview(b"")
@@ -127,7 +127,7 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
     unpacker.finish()
     rest = data[reader.expected :]
     if len(rest) % _INDEX.itemsize:
-        raise InvalidValueError(f"Expected indices of 8 bytes each at the end of a box, found {len(rest)} bytes")
+        raise InvalidValueError(f"Expected 8 bytes for each index at the end of a box, found {len(rest)} bytes")
     return _with_numbers(payload, type_spec, np.frombuffer(rest, _INDEX).tolist()) if rest else payload, type_spec
 
 

@@ -31,10 +31,10 @@ _MOST_FUNCTIONS = 256
 
 
 class ClosureMaker:
-    """Creates the closures of one coordinator. On each worker, closures of a function share one copy of it.
+    """Creates the closures of one coordinator. On each worker, closures of the same function share a copy.
 
     Args:
-      result_of: Returns the argument for a handle to a closure's value; `None` for any other object.
+      result_of: Converts a handle to a closure's value into an argument; returns `None` for any other object.
     """
 
     def __init__(self, result_of: Callable[[object], ResultArgument | None]) -> None:
@@ -91,7 +91,7 @@ class ClosureMaker:
         return python_call(name, args, kwargs, self._result_of, function_for)
 
     def _function(self, key: Sequence[object], make: Callable[[], CalledFunction]) -> CalledFunction:
-        """Returns the function that workers run for a key; calls `make` unless an earlier call used the same key."""
+        """Returns the cached function for a key. If there is none, creates the function with `make`."""
         # Compare the parts of keys by identity, because comparing computations by content is slow.
         known = tuple(part if isinstance(part, str) else id(part) for part in key)
         found = self._functions.get(known)
@@ -104,7 +104,7 @@ class ClosureMaker:
     def _computation_call(
         self, function: CalledFunction, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> ClosureCall:
-        """Returns the call of a computation. As always in the language, a single argument is the whole parameter."""
+        """Returns the call of a computation. A single argument is always the whole parameter."""
         parameter = function.type_signature.parameter
         computation = function.computation
         if kwargs and isinstance(computation, PythonComputation) and not _has_names(parameter):

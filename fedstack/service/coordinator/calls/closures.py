@@ -18,7 +18,7 @@ class CalledFunction:
     """A function that closures call. Workers keep the function while anything refers to this object.
 
     Attributes:
-      computation: The computation. For a Python function, it keeps the function alive.
+      computation: The computation to run. If it was made from a Python function, it keeps the function alive.
       name: The name of the function in messages.
       signature: The signature of the original Python function, if known.
     """
@@ -90,7 +90,7 @@ class ClosureCall:
     boxed: bool = False
 
     def result_of(self, closure: "Closure") -> ResultArgument:
-        """Returns the result of this call, which `closure` runs, as an argument of other calls."""
+        """Returns the value of `closure`, which runs this call, as an argument of other calls."""
         result_type = self.function.type_signature.result
         return ResultArgument(closure, result_type, self.boxed, self.clients if _has_clients(result_type) else 0)
 
@@ -137,21 +137,21 @@ ENDED = frozenset({ClosureState.READY, ClosureState.LOST, ClosureState.FAILED, C
 
 @attrs.define(eq=False, repr=False)
 class WorkerState:
-    """The scheduler's state of a worker. A worker that is lost and returns has a new state.
+    """The scheduler's view of a worker. A worker that returns after it was lost gets a new state.
 
     Attributes:
       index: The index of the worker.
       name: The name of the worker in messages.
       threads: The maximum number of calls that the worker runs at the same time; `None` if unknown.
-      running: The closures assigned to the worker, each with the time of the assignment. Closures that were cancelled
-        since are included until the worker has reported their end.
+      running: The closures assigned to the worker, each with the time of the assignment. Cancelled closures are
+        included until the worker reports that they have ended.
       values: The closures whose values the worker holds.
       fetching: The closures in `values` whose values are being fetched.
       to_fetch: The closures in `fetching` whose fetch has not started.
       refused: The closures whose values could not be fetched while the worker was about to stop.
       calls: The number of calls to the worker that are in flight.
       due: The time from which the worker may receive more closures even while calls are in flight.
-      silent: Whether the worker does not respond, and therefore receives no more closures.
+      silent: Whether the worker has stopped responding, and therefore receives no more closures.
       draining: Whether the worker is about to stop, and therefore receives no more closures.
       lost: Whether the worker has been lost.
     """
@@ -189,7 +189,7 @@ class Closure:
       copy: A tuple with the value, if this process has the value; otherwise `None`.
       error: The reason why the closure failed or was cancelled.
       wanted: Whether the value should be fetched to this process.
-      refusal: The error of the last fetch of the value, to raise to the next caller that requests the value.
+      refusal: The error of the last fetch of the value, which is raised when the value is requested again.
       users: The number of users of the value: the caller's handle, and closures that have not ended.
       missing: The number of arguments that are not available yet.
       dependents: The closures that wait for the value.
@@ -246,7 +246,7 @@ class Notify:
 
 @attrs.frozen
 class Run:
-    """Run closures on a worker, in few calls. Report the end of each with `succeeded`, `failed` or `gone`."""
+    """Run closures on a worker, in few calls. Report the end of each closure with `succeeded`, `failed` or `gone`."""
 
     worker: WorkerState
     closures: Sequence[Closure]

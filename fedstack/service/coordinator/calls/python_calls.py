@@ -1,7 +1,7 @@
 """Creates calls of Python functions, runs them on workers, and keeps the per-worker values that they use.
 
 The arguments of a call are pickled. They may contain references to the value of another call or to a per-worker value.
-A worker replaces these references by the values when it runs the call.
+A worker replaces these references with the values when it runs the call.
 """
 
 import contextlib
@@ -47,15 +47,13 @@ def _itself(value: Any) -> Any:
 
 
 class ArgumentOnly:
-    """The base of objects that represent a value on workers.
+    """The base class of objects that represent a value on workers.
 
     Such an object can only be passed as an argument to a scheduled function, which receives the value instead.
     """
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise InvalidValueError(
-            f"Expected objects that can be sent to a worker, found {self!r}; pass it as an argument to the function"
-        )
+        raise InvalidValueError(f"{self!r} cannot be pickled; pass it as an argument to the scheduled function")
 
 
 class PerWorkerValues(ArgumentOnly):
@@ -81,8 +79,8 @@ class PerWorkerValues(ArgumentOnly):
 
     def __next__(self) -> NoReturn:
         raise NotImplementedError(
-            f"Expected next() to be called on a worker, found a call in the coordinator's program on {self!r}; pass "
-            "the object as an argument to a scheduled function, and call next() there"
+            f"next() cannot be called on {self!r} in the coordinator's program; pass the object as an argument to a "
+            "scheduled function, and call next() there"
         )
 
     def __repr__(self) -> str:
@@ -136,8 +134,8 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
     for variable, value in variables_of(function):
         if isinstance(value, ArgumentOnly):
             raise InvalidValueError(
-                f"Expected {name!r} to receive values of workers as arguments, found {value!r} captured as "
-                f"{variable!r}; write schedule({name}, args=({variable},))"
+                f"{name!r} captures {value!r} as {variable!r}, but this object can only be passed as an argument; "
+                f"write schedule({name}, args=({variable},))"
             )
 
     def body(members: Sequence[Any]) -> Box:
@@ -177,7 +175,7 @@ def python_call(
       name: The name of the function in messages.
       args: The positional arguments.
       kwargs: The keyword arguments.
-      result_of: Returns the argument for a handle to a closure's value; `None` for any other object.
+      result_of: Converts a handle to a closure's value into an argument; returns `None` for any other object.
       function_for: Returns the function that workers run, given the types of the members of its argument.
 
     Raises:
@@ -263,8 +261,8 @@ def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
     closures = current_scope().of(ClosureScope)
     if closures is None:
         raise ContextError(
-            "Expected per-worker values in a function that a ClusterCoordinator runs, found another caller; call "
-            "schedule on the coordinator"
+            "Per-worker values can be used only in functions that a ClusterCoordinator runs; pass the function to the "
+            "coordinator's schedule method"
         )
     kept = closures.kept
     entry: _PerWorkerEntry = kept.setdefault(key, _PerWorkerEntry())
@@ -272,7 +270,7 @@ def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
         if not entry.made:
             entry.value = loads(maker.tobytes())()
             entry.made, entry.maker = True, weakref.ref(maker)
-        elif not entry.ends_with_maker and entry.maker() is maker:  # calls share an array that the session keeps
+        elif not entry.ends_with_maker and entry.maker() is maker:  # calls share the array that the session keeps
             weakref.finalize(maker, kept.pop, key, None).atexit = False
             entry.ends_with_maker = True
         yield entry.value
@@ -287,7 +285,7 @@ def current_worker_index() -> int:
     closures = current_scope().of(ClosureScope)
     if closures is None or closures.worker_index is None:
         raise ContextError(
-            "Expected current_worker_index() to be called in a function that a coordinator runs, found another caller; "
-            "schedule the function with a ClusterCoordinator"
+            "current_worker_index() can be called only in a function that a coordinator runs; schedule the function "
+            "with a ClusterCoordinator"
         )
     return closures.worker_index

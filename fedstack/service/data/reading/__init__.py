@@ -1,1 +1,1 @@
-"""Parts shared by everything that reads datasets: blocks of elements, memory budgets, and data workers' readers."""
+"""Shared code for reading datasets: blocks of elements, memory budgets, and data workers' readers."""

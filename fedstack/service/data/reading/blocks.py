@@ -59,7 +59,7 @@ def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
     tensor, array = cast(TensorType, element), cast("NDArray[Any]", arrays)
     found = tensor_of_rows(array)
     if found is None or not tensor.is_assignable_from(found):
-        raise TypeMismatchError(f"Expected rows of {tensor}, found {describe(array)}; at {path}")
+        raise TypeMismatchError(f"Expected rows of {tensor} at {path}, found {describe(array)}")
     if not is_string(tensor):
         return (ScalarColumn if is_scalar(tensor) else RowsColumn)(read_only(np.asarray(array, tensor.dtype)))
     return ListColumn([_strings(row, path) for row in array])
@@ -77,7 +77,7 @@ def _strings(row: object, path: str) -> object:
     if not isinstance(row, np.ndarray):
         if not isinstance(row, (str, bytes)):
             raise TypeMismatchError(
-                f"Expected text, found {describe(row)}; at {path}; convert the array to a numeric dtype or to text"
+                f"Expected text at {path}, found {describe(row)}; convert the array to a numeric dtype or to text"
             )
         return row.encode() if isinstance(row, str) else bytes(row)
     rows = cast("NDArray[Any]", row)
@@ -131,8 +131,8 @@ def _array_of(items: Sequence[object], tensor: TensorType, place: str) -> NDArra
         shapes = list(dict.fromkeys(np.shape(cast("NDArray[Any]", item)) for item in items))
         if len(shapes) > 1:
             raise InvalidValueError(
-                f"Expected arrays of the same shape in a batch, found {list(shapes[0])} and {list(shapes[1])}; "
-                f"at {place}; convert the arrays to the same shape in a map step first, or use padded_batch"
+                f"Expected arrays of the same shape at {place}, found shapes {list(shapes[0])} and {list(shapes[1])}; "
+                "convert the arrays to the same shape in a map step first, or use padded_batch"
             )
         array = np.stack(cast("Sequence[NDArray[Any]]", items))
     array.flags.writeable = False
@@ -160,7 +160,7 @@ def check_wanted() -> None:
     """
     is_wanted = dataset_scope().is_wanted
     if is_wanted is not None and not is_wanted():
-        raise ClosedError("Expected a dataset with an active reader, found that the reader has ended")
+        raise ClosedError("The reader of these elements has ended")
 
 
 def without_first(blocks: Blocks, number: int) -> Blocks:
@@ -234,7 +234,7 @@ class Gathering:
         self._each = exact_bytes(element) or 0
         self._beside = 0 if self._each else object_bytes * count_leaves(element)
         self._what = what
-        self._lock = threading.Lock()  # prefetch adds elements on a thread, which may continue after the end
+        self._lock = threading.Lock()  # prefetch adds elements on a thread, which may outlive the `with` block
         self._taken = 0
         self._is_over = False
 

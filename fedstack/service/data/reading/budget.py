@@ -44,7 +44,7 @@ BLOCK_ROWS = 1 << 13
 BLOCK_BYTES = 1 << 20
 # The size of the blocks that a consumer requests: large enough to make the cost per message negligible.
 SENT_BYTES = 8 << 20
-# The number of bytes of clients in a group of references that are read ahead, in one call for each data worker.
+# The approximate size in bytes of the elements of several clients that are read ahead in one call to a data worker.
 CLIENTS_BYTES = 4 << 20
 # The maximum time in seconds that an element waits for later elements of its block, or for elements that are sent
 # together with it.
@@ -205,7 +205,7 @@ class Ahead(abc.ABC, Generic[_T]):
         """
         with self._lock:
             if self._has_ended:
-                raise ClosedError("Expected an active consumer of prepared items, found that the consumer has ended")
+                raise ClosedError("The consumer of these items has ended")
             self._made.append((item, size))
             self._is_over = is_last
             if self._budget is not None:
@@ -262,7 +262,7 @@ class Ahead(abc.ABC, Generic[_T]):
 
 
 class MadeAhead(Ahead[_T]):
-    """A queue of the items of an iterator, which runs on threads in the scope in which this object is created.
+    """A queue of the items of an iterator. The iterator runs on threads, in the scope in which the queue was created.
 
     When the consumer ends, the iterator is closed on a thread. The scope's `is_wanted` then returns false, because a
     step that discards all elements would otherwise never end.

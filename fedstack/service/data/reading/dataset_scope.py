@@ -21,7 +21,7 @@ class DatasetScope(SystemScope):
         there is no limit.
       first_stamp: Takes the path of a file and its current stamp, and returns the stamp that the file had when the
         current pass first opened it. `None` if each reading of a source is a separate pass.
-      clock: Returns the time in seconds, to measure the time that it takes to prepare elements. A simulation passes its
+      clock: Returns the time in seconds, to measure how long elements take to prepare. A simulation passes its
         own clock.
     """
 

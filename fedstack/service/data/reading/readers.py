@@ -34,7 +34,7 @@ from fedstack.transport.wire.parcels import WHOLE_BYTES, Incoming
 # A reader without a connection returns several blocks at a time: at most this number, about SENT_BYTES, or the blocks
 # that are ready within SECONDS_TOGETHER.
 _MOST_AT_ONCE = 64
-# The time limit for the answer of a worker to a health check.
+# The time limit for a worker's answer to a health check.
 _ALIVE_SECONDS = 1.0
 # The size of the largest block of freed memory that glibc keeps, minus the overhead of glibc.
 _KEPT_BYTES = (32 << 20) - (64 << 10)
@@ -103,15 +103,15 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     async def reach(self, seconds: float) -> None:
-        """Returns once the worker answers; see `membership.reaching`.
+        """Waits until the worker answers; see `membership.reaching`.
 
         Raises:
-          FedstackError: If it does not answer within `seconds`.
+          FedstackError: If the worker does not answer within `seconds`.
         """
 
     @abc.abstractmethod
     async def back(self) -> None:
-        """Returns once the worker, which was lost, answers again.
+        """Waits until the lost worker answers again.
 
         Raises:
           FedstackError: If waiting does not help.
@@ -160,7 +160,7 @@ class RemoteReader(Reader):
     """Reads from a data worker over a connection.
 
     Args:
-      stub: The stub for calls to the worker, which the reader closes when it is closed.
+      stub: The stub for calls to the worker; closed together with the reader.
       withholds_token: Whether the token is withheld from the worker.
     """
 
@@ -285,8 +285,8 @@ class _RemoteReading(Reading, Ahead[Column]):
         elements = await sized(max(received.size, copied if copied > LOOP_COPY_BYTES else 0), unpack)
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows or response.block != number:
             raise InvalidValueError(
-                f"Expected block {number} with {response.rows} elements in a column, found a different block or number "
-                f"of elements; in an inconsistent response from {self._stub.address}"
+                f"Expected block {number} with {response.rows} elements in a column from {self._stub.address}, found a "
+                "different block or number of elements"
             )
         return elements.column, response.is_last
 
@@ -341,7 +341,7 @@ class LocalReader(Reader):
 
     async def back(self) -> None:
         if not any(found is self for found in readers_here.values()):
-            raise WorkerUnavailableError("Expected a running data worker in this process, found a stopped one")
+            raise WorkerUnavailableError("The data worker in this process has been stopped")
 
     async def close(self) -> None:
         pass

@@ -57,7 +57,7 @@ class Attending:
         return self._first is not None and self._first.done() and self._failure is None
 
     def start(self, address: str) -> None:
-        """Starts to report as the worker at an address. Idempotent."""
+        """Starts reporting that the worker at an address is available. Idempotent."""
         if self._task is None:
             self._worker.address = address
             self._first = asyncio.get_running_loop().create_future()
@@ -76,8 +76,7 @@ class Attending:
             return self._first.result()
         reason = self._failure or "no response; start the dispatcher, or correct dispatcher_address"
         raise WorkerUnavailableError(
-            f"Expected a dispatcher of the data service at {self._stub.address}, found no dispatcher within "
-            f"{seconds:g} s: {reason}"
+            f"The dispatcher at {self._stub.address} did not register this data worker within {seconds:g} s: {reason}"
         )
 
     async def _attend(self) -> None:
@@ -118,7 +117,7 @@ class Attending:
             self._first.set_result(None)
 
     def leave(self) -> None:
-        """Starts to notify the dispatcher that the worker is about to stop. Idempotent."""
+        """Starts notifying the dispatcher that the worker is about to stop. Idempotent."""
         if self._task is not None and self._leaving is None:
             self._leaving = start_apart(self._leave(self._task))
 

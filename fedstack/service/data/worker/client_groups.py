@@ -38,7 +38,7 @@ class GroupedClients(abc.ABC):
     """The elements of a dataset, grouped by client.
 
     Attributes:
-      rows: The number of elements of each client by its id in wire form, in the order of the ids.
+      rows: Maps the id of each client in wire form to its number of elements, in the order of the ids.
     """
 
     def __init__(self, rows: Mapping[bytes, int]) -> None:
@@ -46,7 +46,7 @@ class GroupedClients(abc.ABC):
 
     @abc.abstractmethod
     def read(self, key: bytes) -> Blocks:
-        """Yields the elements of a client, which must exist."""
+        """Yields the elements of an existing client."""
 
 
 @attrs.frozen
@@ -59,9 +59,9 @@ class _Share:
 
 
 class SplitsOfClients(GroupedClients):
-    """A record of the splits that contain each client's elements, such as one file per client.
+    """Records the splits, such as one file per client, that contain each client's elements.
 
-    To read the elements of a client, only these splits are read.
+    A client's elements are then read from the recorded splits only.
 
     Args:
       clients: The dataset by client. The dataset is read once to find the splits.

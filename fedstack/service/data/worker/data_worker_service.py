@@ -50,7 +50,7 @@ from fedstack.transport.peers.methods import (
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _PORT = "%port%"
-# The maximum number of files of passes whose first stamp is stored. The least recently opened files are removed first.
+# The maximum number of files whose first stamp in a pass is stored. The least recently opened files are removed first.
 _MOST_FILES = 1 << 16
 _MOST_ID_BYTES = 64
 
@@ -67,7 +67,7 @@ class DataWorkerService(Service):
     """The service of a data worker, which reads datasets for clients.
 
     Args:
-      dispatcher: The stub for calls to the dispatcher, which the service closes when it is closed.
+      dispatcher: The stub for calls to the dispatcher; closed together with the service.
       worker_address: The address at which clients reach the worker, with `%port%` for its port; by default the `target`
         of its server.
       attends_seconds: The interval between messages to the dispatcher, in seconds; by default the dispatcher sets the
@@ -102,7 +102,7 @@ class DataWorkerService(Service):
     ) -> None:
         self._limits = limits or DataWorkerLimits()
         rules = service_limits or ServiceLimits()
-        # Clients consider a worker lost if they receive no heartbeat for longer.
+        # Clients consider a worker lost if they receive no heartbeat for longer than this.
         self._rules = attrs.evolve(rules, heartbeat_seconds=min(rules.heartbeat_seconds, HEARTBEAT_SECONDS))
         self._core = core = ServiceCore(
             local_executor_factory(), self._rules, policy or CarrierPolicy(), client_credentials=client_credentials
@@ -232,21 +232,19 @@ class DataWorkerService(Service):
 
     def _check_goes_on(self) -> None:
         if self._draining:
-            raise WorkerUnavailableError(
-                "Expected a running data worker, found a data worker that is stopping; read from another data worker"
-            )
+            raise WorkerUnavailableError("This data worker is stopping; read from another data worker")
 
     async def find(self, request: ReadRequest) -> Range:
         """Returns the requested range of elements.
 
         Raises:
-          InvalidValueError: If the dataset has no such range.
+          InvalidValueError: If the range is not in the dataset.
           FedstackError: If the definition of the dataset is unavailable or refused.
         """
         self._check_goes_on()
         known = await self._definitions.find(request.digest, request.commit)
         scope = current_scope()
-        # If the dataset is read as a whole, it may repeat its files, and each repetition is then a pass of its own.
+        # If the dataset is read as a whole, it may repeat its files, and each repetition is then a separate pass.
         is_part = not (request.splits.whole or request.splits.shard)
         first_stamp = self._first_stamp(request.pass_id) if is_part else None
         ours = self._scope.replace(caller=scope.caller, origin=scope.origin, span=scope.span)
@@ -337,9 +335,7 @@ class DataWorkerService(Service):
 def _real_folder(root: str) -> str:
     found = os.path.realpath(root)
     if not os.path.isdir(found):
-        raise InvalidValueError(
-            f"Expected a folder with data, found no folder {root}; correct data_roots (--data-root)"
-        )
+        raise InvalidValueError(f"The data root {root} is not a folder; correct data_roots (--data-root)")
     return found
 
 
@@ -373,7 +369,7 @@ def _is_last(sent: _Sent) -> bool:
 
 
 def _placed(blocks: Blocks, place: str) -> Blocks:
-    """Yields blocks, and adds the place to the message of an error that is raised while blocks are prepared."""
+    """Yields blocks. Adds the place to the message of any error that preparing the blocks raises."""
     try:
         yield from blocks
     except FedstackError as error:

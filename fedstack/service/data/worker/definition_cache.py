@@ -32,7 +32,7 @@ _DISPATCHER_SECONDS = 30.0
 
 @attrs.frozen(eq=False)
 class CachedDataset:
-    """A dataset and its division into work.
+    """A dataset, and how the work of reading it is divided.
 
     Attributes:
       dataset: The dataset.

@@ -56,7 +56,7 @@ def test_a_worker_starts_without_its_dispatcher_and_attends_when_that_is_there()
 def test_a_worker_that_waits_for_its_dispatcher_says_in_time_that_it_is_not_there() -> None:
     address = free_address()
     ticks = Ticks()
-    with pytest.raises(WorkerUnavailableError, match=rf"a dispatcher of the data service at {address}.*refuse"):
+    with pytest.raises(WorkerUnavailableError, match=rf"The dispatcher at {address} did not register.*refuse"):
         WorkerServer(WorkerConfig(address, dispatcher_timeout_ms=1000))
     assert ticks.stop() > 3  # of fifty: nobody was held up by it, though the machine may be busy
 
