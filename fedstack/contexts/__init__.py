@@ -1,4 +1,4 @@
-"""Execution contexts, which run computations on the executors of any factory."""
+"""Runs computations in execution contexts, on executors that a factory creates."""
 
 from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.contexts.language_tracing import use_language_tracing

@@ -91,7 +91,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
             raise without_own_frames(error) from error.__cause__
 
     def close(self) -> None:
-        """Closes the executors and ends the context's threads. Idempotent.
+        """Closes the executors and stops the context's threads. Idempotent.
 
         The method does not wait for running calls. They run to completion, and their executors are closed afterwards.
         """
@@ -104,7 +104,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
 
 
 class AsyncExecutionContext(InForceInBlocks, AsyncContext):
-    """An execution context in which calling a computation returns a coroutine, and awaiting the coroutine runs it.
+    """An execution context in which calling a computation returns a coroutine that runs the computation.
 
     Any number of calls can run concurrently. Within a leaf function, calling a computation returns the result directly,
     as in a sync context. As a context manager, an async context behaves like a `SyncExecutionContext`.

@@ -1,7 +1,7 @@
 """Hides the frames of fedstack and the language from Python's debugger.
 
-IPython and pytest skip frames that define `__tracebackhide__`. Python's own debugger does not skip them, so
-`breakpoint()` starts a subclass of it that does.
+IPython and pytest skip frames that define `__tracebackhide__`. Python's own debugger shows these frames, so
+`breakpoint()` starts a subclass of the debugger that skips them.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _LIBRARIES = ("numpy", "attr", "attrs", "google", "threadpoolctl", *sys.stdlib_m
 
 
 class LeafDebugger(pdb.Pdb):
-    """A debugger that shows only frames of user code, and stops only in these frames."""
+    """A debugger that shows, and stops in, only frames of user code."""
 
     def stop_here(self, frame: FrameType) -> bool:
         """Returns whether to stop in `frame`. Called at each line, call and return."""
@@ -54,7 +54,7 @@ def _is_ours(frame: FrameType | None) -> bool:
         elif not is_made and name.partition(".")[0] not in _LIBRARIES:
             if not _is_installed(frame):
                 return False
-            is_import = True  # import hooks are in installed packages, but a user's function may be as well
+            is_import = True  # an import hook is in an installed package, but so may be a user's function
         frame = frame.f_back
     return frame is not None and not is_import
 

@@ -52,7 +52,7 @@ class StackExplanation:
 
 
 def explain(computation: object, num_clients: int | None = None) -> Explanation | StackExplanation:
-    """Explains a computation without running it, or shows the stack of executors of a context.
+    """Explains a computation without running it, or shows the executor stack of a context.
 
     For a computation, the explanation lists the steps on the server and on the clients in order. Each step shows the
     functions that run, the values that each client receives or contributes to an aggregation, and the sizes of these

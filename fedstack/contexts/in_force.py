@@ -84,19 +84,17 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
     where = f"in the thread {threading.current_thread().name!r}"
     if block is None and not is_entered:
         raise ContextError(
-            f"Expected an open block of {context!r} to end {where}, found no open block; use the context in a `with` "
-            "statement"
+            f"{context!r} has no open block that could end {where}; use the context in a `with` statement"
         )
     if block is None:
         raise ContextError(
-            f"Expected a block of {context!r} to end in the thread in which it began, found its end {where}; end each "
-            "block in its own thread"
+            f"A block of {context!r} ended {where}, but began in a different thread; end each block in the thread in "
+            "which it began"
         )
     raise ContextError(
-        f"Expected blocks of contexts to end in reverse order, found a block of {context!r} that ended {where} before "
-        f"a newer block of {newest!r}, in which computations ran in the meantime; the tasks of an event loop share a "
-        "thread, so use one context per event loop, or create the coroutine in a block of fedstack.use_context that "
-        "contains no `await`"
+        f"A block of {context!r} ended {where} before a newer block of {newest!r}, in whose context "
+        "computations ran in the meantime; the tasks of an event loop share a thread, so use one context per event "
+        "loop, or create the coroutine in a block of fedstack.use_context that contains no `await`"
     )
 
 

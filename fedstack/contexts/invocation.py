@@ -103,14 +103,14 @@ class ObservedCall:
 
 
 class Invoker:
-    """Invokes computations, any number of them concurrently, on executors of a factory.
+    """Invokes computations on executors from a factory. Any number of computations can run concurrently.
 
     Args:
       factory: The factory that creates the executors.
       retry_policy: How to retry after retryable errors.
       progress: A function that returns the context manager to show the progress of an invocation; `None` to show no
         progress.
-      environment: Returns a context manager that is entered around leaf work; see `WorkScope`.
+      environment: A function that returns a context manager to enter around leaf work; see `WorkScope`.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Invoker:
         return lost
 
     def close(self) -> None:
-        """Closes the factory, if it has a `close` method. A factory of fedstack waits for running invocations."""
+        """Closes the factory, if it has a `close` method. A fedstack factory waits for running invocations."""
         self._closed = True
         self._threads.close()
         close = getattr(self.factory, "close", None)
@@ -282,7 +282,7 @@ class _LentExecutor:
 
 def closed_error() -> ClosedError:
     """Returns the error to raise when a closed context is used."""
-    return ClosedError("Expected an open context, found a closed one; create a new context")
+    return ClosedError("The context is closed; create a new context")
 
 
 def _has_many(arg: object) -> bool:
@@ -307,7 +307,7 @@ async def _run(executor: Executor, comp: ConcreteComputation, signature: Functio
 async def _run_foreign(
     executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object
 ) -> object:
-    """Runs a computation on an executor of another package, through the four verbs."""
+    """Runs a computation on an executor of another package, through the four methods of the language's `Executor`."""
     await need_event_loop()
     argument: ExecutorValue | None = None
     if signature.parameter is not None:
@@ -328,7 +328,7 @@ def telling_path(executor: Executor) -> Generator[None, None, None]:
 
 
 def tell_path(error: FedstackError, executor: Executor) -> None:
-    """Adds the class names of an executor's stack to `error`, outermost first, unless a worker has added its own."""
+    """Adds the class names of an executor's stack to `error`, outermost first, unless a worker has added names."""
     if error.executor_path:
         return
     path: list[str] = []

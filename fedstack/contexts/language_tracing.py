@@ -54,7 +54,7 @@ class LanguageTracing(Observer):
     def _begin(self, event: Event, span: str, scope: str, name: str, options: dict[str, object]) -> None:
         providers = tracing_providers()
         parents = [parent for _, parent in self._open.get(event.parent, [])] or current_tracing_yields()
-        if len(parents) != len(providers):  # the providers have been replaced since
+        if len(parents) != len(providers):  # the providers were replaced after the parent span began
             parents = [None] * len(providers)
         options |= {"trace": event.trace, "span": span, "parent": event.parent}
         opened = self._open.setdefault(span, [])

@@ -77,8 +77,7 @@ def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> A
     """
     if options.get("debug"):
         raise TypeError(
-            "Expected the option debug in a sync context only, found debug in an async context; use "
-            "create_sync_local_execution_context"
+            "The option debug is not available in an async context; use create_sync_local_execution_context"
         )
     return AsyncExecutionContext(_factory(options), **options_for(AsyncExecutionContext, options))
 

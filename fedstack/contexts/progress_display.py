@@ -42,7 +42,7 @@ class ProgressSnapshot:
       done: The number of completed units.
       total: The total number of units; 0 if it is unknown.
       note: Additional information, in a few words.
-      title: A name of the work that replaces the display's title; empty to keep the title.
+      title: A name for the work that replaces the display's title; empty to keep the title.
     """
 
     done: int
@@ -52,7 +52,7 @@ class ProgressSnapshot:
 
 
 class Display(Protocol):
-    """A display of the progress of one piece of work. All its methods are called from one thread.
+    """Displays the progress of one piece of work. All methods are called from the same thread.
 
     Attributes:
       seconds_before: The time in seconds before the first snapshot. Shorter work is not shown.
@@ -72,7 +72,7 @@ class Display(Protocol):
 
 
 class LineDisplay:
-    """A display that writes a line to standard error every few seconds, and a last line when shown work ends."""
+    """Writes a line to standard error every few seconds, and a final line when the work ends."""
 
     def __init__(self, title: str, unit: str, *, seconds_between: float = 3.0) -> None:
         self.seconds_before = self.seconds_between = seconds_between
@@ -99,7 +99,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 class PlainText(contextlib.AbstractContextManager["PlainText"]):
-    """A display of a changing text on standard output. It prints each version below the previous one."""
+    """Displays a changing text on standard output by printing each version below the previous one."""
 
     def show(self, text: str) -> None:
         """Shows a new version of the text."""
@@ -110,7 +110,7 @@ class PlainText(contextlib.AbstractContextManager["PlainText"]):
 
 
 def choose_text_display() -> PlainText:
-    """Returns a display of a changing text that suits standard output."""
+    """Returns the display to use for a changing text on standard output."""
     if is_terminal(sys.stdout):
         with contextlib.suppress(ImportError):
             from fedstack.contexts.rich_display import LiveText
@@ -120,7 +120,7 @@ def choose_text_display() -> PlainText:
 
 
 def choose_display(title: str, unit: str) -> Display:
-    """Returns a progress display that suits standard error."""
+    """Returns the progress display to use on standard error."""
     if is_terminal(sys.stderr):
         # rich is optional, and slow to import, so it is imported only to draw.
         with contextlib.suppress(ImportError):
@@ -142,14 +142,14 @@ def display(
     Args:
       title: The name of the work.
       unit: The name of the counted units, in the plural.
-      snapshot: A function that returns the current progress. It is called from another thread.
+      snapshot: A function that returns the current progress. It is called on a separate thread.
       choose: A function that creates the display for a title and a unit.
     """
     ended = threading.Event()
     watcher: threading.Thread | None = None
     try:
         watcher = start_daemon(_watch, title, unit, snapshot, choose, ended, name="fedstack-progress")
-    except ResourceLimitError:  # the work itself may not need a thread, so it continues
+    except ResourceLimitError:  # the work may not need a thread, so it continues without a display
         _logger.debug("Cannot start a thread to show progress", exc_info=True)
     try:
         yield
@@ -254,14 +254,14 @@ class ProgressObserver:
 
 
 class GuardedProgress(ObservedCounts):
-    """The counts of one attempt at an invocation, forwarded to the counts that a progress function returned.
+    """Forwards the counts of one attempt at an invocation to the counts that a progress function returned.
 
     Updates from earlier attempts, whose work may continue for a while, are ignored.
 
     Args:
       span: The span of the invocation.
       shown: The counts that the progress function returned; `None` without a progress function.
-      call: A function that runs an update of `shown` and handles errors in it.
+      call: A function that runs an update of `shown` and catches errors that the update raises.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class GuardedProgress(ObservedCounts):
         self._shown = shown
         self._call = call
         self._is_over = False
-        self._knows_more = isinstance(cast(object, shown), ProgressCounts)  # counts of other classes only count
+        self._knows_more = isinstance(cast(object, shown), ProgressCounts)  # other classes do not accept `given_up`
 
     def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0, given_up: int = 0) -> None:
         if self._is_over:

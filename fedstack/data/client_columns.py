@@ -69,7 +69,8 @@ def array_of_arrow(column: Any, path: str) -> NDArray[Any]:
     rows = dense(array, path)
     if rows is None:
         raise InvalidValueError(
-            f"Expected lists of equal length, found {array.type} with different lengths; at {path}; pad the rows"
+            f"Expected lists of equal length at {path}, found lists of different lengths in a column of {array.type}; "
+            "pad the rows"
         )
     return rows
 
@@ -99,7 +100,7 @@ def dense(array: Any, path: str, row_of: Callable[[int], object] = int) -> NDArr
         return dense(array.storage, path, row_of) if shape is None else array.to_numpy_ndarray()
     if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
         raise InvalidValueError(
-            f"Expected numbers, text or lists of these, found {kind}; at {path}; convert its members to columns first"
+            f"Expected numbers, text or lists of these at {path}, found {kind}; convert its members to columns first"
         )
     if not is_list(kind):
         return array.to_numpy(zero_copy_only=False)
@@ -142,8 +143,8 @@ def check_nothing_null(array: Any, path: str, row_of: Callable[[int], object] = 
     if array.null_count:
         row = row_of(int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
         raise InvalidValueError(
-            f"Expected a value in every row of a column of {array.type}, found no value in row {row} "
-            f"({array.null_count} missing); at {path}; drop these rows, or fill in the missing values: fill_null(…)"
+            f"Expected a value of type {array.type} in every row at {path}, found no value in row {row} "
+            f"({array.null_count} missing); drop these rows, or fill in the missing values: fill_null(…)"
         )
 
 
@@ -164,8 +165,8 @@ def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> 
     shared = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
     if shared:
         raise InvalidValueError(
-            f"Expected columns with unique names, found several columns named {', '.join(map(repr, shared))}; "
-            f"at {path}; rename or drop the duplicates"
+            f"Expected columns with unique names at {path}, found several columns named "
+            f"{', '.join(map(repr, shared))}; rename or drop the duplicates"
         )
 
 
@@ -181,7 +182,7 @@ def check_unmasked(value: object, path: str) -> None:
     """
     if _has_mask(value):
         raise TypeMismatchError(
-            f"Expected an array without a mask, found a masked array; at {path}; fill in the masked elements "
+            f"Expected an array without a mask at {path}, found a masked array; fill in the masked elements "
             "with value.filled(…), or drop their rows"
         )
 
@@ -208,7 +209,7 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise InvalidValueError(
-            f"Expected rows of equal length, found ragged rows: {error}; at {path}; pad the rows"
+            f"Expected rows of equal length at {path}, found ragged rows: {error}; pad the rows"
         ) from error
     if hasattr(value, "__array__") or array.ndim == 0 or array.dtype.kind not in "USfc":
         return array
@@ -227,7 +228,7 @@ def full_column(value: Any, path: str) -> NDArray[Any]:
     if missing := [place for place, item in enumerate(objects) if item is None]:
         row = missing[0] // (array.size // len(array))
         raise InvalidValueError(
-            f"Expected a value in every row, found None in row {row} ({len(missing)} missing); at {path}; drop these "
+            f"Expected a value in every row at {path}, found None in row {row} ({len(missing)} missing); drop these "
             "rows, or fill in the missing values"
         )
     return array
@@ -260,7 +261,7 @@ def _has_mask(value: object) -> bool:
 def unusable_ids(error: TypeError, column: str) -> InvalidValueError:
     """Returns the error to raise for client ids that are not hashable."""
     return InvalidValueError(
-        f"Expected hashable client ids, found an error when hashing one: {error}; at column {column!r}; use text or "
+        f"Expected hashable client ids in column {column!r}, found an id that cannot be hashed: {error}; use text or "
         "integers"
     )
 

@@ -104,7 +104,7 @@ def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:
     if len(set(lengths.values())) != 1:
         found = ", ".join(f"{path}: {length}" for path, length in lengths.items()) or "no arrays"
         raise InvalidValueError(
-            f"Expected arrays with equal numbers of rows, found {found}; at {where}; use one row per example"
+            f"Expected arrays with equal numbers of rows at {where}, found {found}; use one row per example"
         )
     return frozen, next(iter(lengths.values()))
 
@@ -155,15 +155,15 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     kind = type(arrays)
     if issubclass(kind, Iterator):
         raise TypeMismatchError(
-            f"Expected an array with a row per example, found the one-shot iterator `{kind.__name__}`; at {path}; "
+            f"Expected an array with a row per example at {path}, found the one-shot iterator `{kind.__name__}`; "
             "pass a list or an array of its rows"
         )
     if is_lazy(arrays):
-        raise TypeMismatchError(f"Expected a table, found the lazy `{kind.__name__}`; at {path}; call collect() first")
+        raise TypeMismatchError(f"Expected a table at {path}, found the lazy `{kind.__name__}`; call collect() first")
     array = full_column(arrays, path)[...]
     if array.ndim == 0:
         raise TypeMismatchError(
-            f"Expected an array with a row per example, found the scalar `{type(arrays).__name__}`; at {path}; "
+            f"Expected an array with a row per example at {path}, found the scalar `{type(arrays).__name__}`; "
             "repeat the scalar for each example"
         )
     array.flags.writeable = False
@@ -176,7 +176,7 @@ def _orders(seed: int | None, round: int | None, reshuffle: bool | None) -> tupl
     for name, value in (("round", round), ("reshuffle", reshuffle)):
         if seed is None and value is not None:
             raise InvalidValueError(
-                f"Expected {name} together with shuffle_seed, found {name}={value!r} without shuffle_seed; pass "
+                f"The option {name} requires shuffle_seed, found {name}={value!r} without shuffle_seed; pass "
                 f"shuffle_seed, or omit {name}, because rows keep their order without a seed"
             )
     if seed is None:

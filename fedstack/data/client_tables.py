@@ -60,12 +60,12 @@ def by_client(
     """
     if isinstance(cast(object, client_id), list):  # pandas' groupby accepts a list of columns
         raise TypeMismatchError(
-            f"Expected the name of one column as client_id, found {describe(client_id)}; at by_client; combine the "
+            f"Expected the name of one column as client_id of by_client, found {describe(client_id)}; combine the "
             "columns into one column first"
         )
     if is_lazy(table):  # accessing the columns of a lazy table would cause a warning
         raise TypeMismatchError(
-            f"Expected a table, found the lazy `{type(table).__name__}`; at by_client; call collect() first"
+            f"Expected a table for by_client, found the lazy `{type(table).__name__}`; call collect() first"
         )
     arrow = columns_of_arrow(table) if speaks_arrow(table) else None
     names, opened = (_column_names(table, client_id), cast(Any, table)) if arrow is None else arrow
@@ -75,7 +75,7 @@ def by_client(
     for name in (client_id, *kept):
         if name not in names:
             raise InvalidValueError(
-                f"Expected a column named {name!r}, found the columns {names}; at by_client; use one of these names"
+                f"Expected a column named {name!r} for by_client, found the columns {names}; use one of these names"
             )
     check_named_once(names, (client_id, *kept), "by_client")
     if isinstance(table, RayDataset):
@@ -83,14 +83,14 @@ def by_client(
     ids = _id_array(opened[client_id], f"column {client_id!r}")
     if ids.ndim != 1:
         raise InvalidValueError(
-            f"Expected one client id per row, found shape {list(ids.shape)}; at column {client_id!r}; use a flat column"
+            f"Expected one client id per row in column {client_id!r}, found shape {list(ids.shape)}; use a flat column"
         )
     arrays = {name: full_column(opened[name], f"column {name!r}") for name in kept}
     for name, array in arrays.items():
         if array.shape[:1] != ids.shape:
             raise InvalidValueError(
-                f"Expected {counted(len(ids), 'row')} as in column {client_id!r}, found shape {list(array.shape)}; "
-                f"at column {name!r}; pass columns with equal numbers of rows"
+                f"Expected {counted(len(ids), 'row')} in column {name!r}, as in column {client_id!r}, found shape "
+                f"{list(array.shape)}; pass columns with equal numbers of rows"
             )
     clients, rows_of = group_rows(ids, client_id)
     result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
@@ -113,7 +113,7 @@ def _column_names(table: object, client_id: str) -> list[str]:
     if type(table).__module__.startswith("ray.data."):  # a grouped dataset, for example
         advice = f"pass the dataset itself: by_client(dataset, {client_id!r})"
     raise TypeMismatchError(
-        f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; {advice}"
+        f"Expected a mapping of columns or a data frame for by_client, found `{type(table).__name__}`; {advice}"
     )
 
 
@@ -160,7 +160,7 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
         if is_missing(value):
             row = next(row for row, other in enumerate(values) if other is value)
             raise InvalidValueError(
-                f"Expected a client id in every row, found {value!r} in row {row}; at column {column!r}; "
+                f"Expected a client id in every row of column {column!r}, found {value!r} in row {row}; "
                 "drop these rows, or assign an id to them"
             )
     # A stable sort by number makes the rows of each client contiguous and keeps their order.

@@ -14,7 +14,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class NpyFile:
-    """The array in a `.npy` file, whose rows are read on demand. As a context manager, it closes the file at the end.
+    """Reads rows of the array in a `.npy` file on demand. As a context manager, closes the file on exit.
 
     The file is not memory-mapped, because truncating a mapped file would crash the process.
 
@@ -44,7 +44,7 @@ class NpyFile:
                 raise ValueError(f"the shape {self.shape} has a negative dimension")
             if not self.shape:
                 raise InvalidValueError(
-                    f"Expected an array with a row per element, found a scalar; in {path}; save an array with at least "
+                    f"Expected an array with a row per element in {path}, found a scalar; save an array with at least "
                     "one dimension"
                 )
             self._begin = self._file.tell()

@@ -48,13 +48,13 @@ def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
     ray = imported_ray()
     if not ray.is_initialized():  # otherwise, ray.get would start a new Ray instance
         raise InvalidValueError(
-            f"Expected a value, found an ObjectRef of a Ray instance that has been shut down; at {where(0)}; call "
+            f"Expected a value at {where(0)}, found an ObjectRef of a Ray instance that has been shut down; call "
             "ray.init() and create the value again"
         )
     try:
         return ray.get(list(refs))
     except Exception:
-        for index, ref in enumerate(refs):  # the error does not identify the value, so read each value on its own
+        for index, ref in enumerate(refs):  # the error does not identify the value, so read the values one by one
             try:
                 ray.get(ref)
             except Exception as error:
@@ -77,17 +77,17 @@ def _unreadable(error: Any, place: str, kinds: Any) -> FedstackError:
         )
     if isinstance(error, (kinds.WorkerCrashedError, kinds.RayActorError, kinds.OutOfMemoryError)):
         return RemoteError(
-            f"The process that should create a value terminated ({_said(error)}); at {place}; fix the task if it "
+            f"The process that should create the value at {place} terminated ({_said(error)}); fix the task if it "
             "terminates its process (os._exit, a crash, too much memory), or let Ray retry it with max_retries",
             code="DATA_LOSS",
         )
     if isinstance(error, kinds.RayError):
         return RemoteError(
-            f"Ray has lost a value: {_said(error)}; at {place}; create the value in a task, which Ray can repeat, or "
-            "in a process that keeps running, because a value of ray.put is lost when the process that called it ends",
+            f"Ray has lost the value at {place}: {_said(error)}; create the value in a task, which Ray can repeat, or "
+            "in a process that keeps running, because a value stored with ray.put is lost when its process ends",
             code="DATA_LOSS",
         )
-    return InvalidValueError(f"Reading an ObjectRef raised {_said(error)}; at {place}; create the value again")
+    return InvalidValueError(f"Reading the ObjectRef at {place} raised {_said(error)}; create the value again")
 
 
 def _said(error: Exception) -> str:

@@ -57,7 +57,8 @@ Part: TypeAlias = tuple[Any, int, int]
 class RayRows(Elsewhere):
     """A placeholder for the rows of a client in Ray's object store. It can be passed to a computation.
 
-    Depending on the parameter's type, the value is a struct with one array per column, or a sequence of rows.
+    Depending on the type of its parameter, a computation receives a struct with one array per column, or a sequence
+    of rows.
     """
 
     _names: tuple[str, ...]
@@ -101,7 +102,7 @@ class RayRows(Elsewhere):
 
 
 class _RowsInMemory(HasBlocks):
-    """The rows of a client as the elements of a sequence.
+    """A sequence whose elements are the rows of one client.
 
     Args:
       arrays: The columns of the rows, by name.
@@ -181,7 +182,7 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
         for client, start, stop in zip(clients, bounds, bounds[1:]):
             if is_missing(client):
                 raise InvalidValueError(
-                    f"Expected a client id in every row, found {client!r}; at column {client_id!r}; drop these rows, "
+                    f"Expected a client id in every row of column {client_id!r}, found {client!r}; drop these rows, "
                     "or assign an id to them"
                 )
             try:
@@ -233,7 +234,7 @@ class _Ordered:
 
     @contextlib.contextmanager
     def block(self, dataset: RayDataset) -> Generator[None]:
-        """Makes Ray keep the order of a dataset's rows within a `with` block, if this release of Ray has the option.
+        """Makes Ray keep the order of a dataset's rows within a `with` block, if this Ray release supports it.
 
         By default, Ray forwards blocks of rows as they become ready, so the order of a client's rows would vary.
         """
@@ -272,11 +273,11 @@ def _telling(client_id: str) -> Generator[None]:
         said, lines = said_in_task(error)
         if lines:
             raised = InvalidValueError(
-                f"A function of the dataset raised {said}; at by_client(dataset, {client_id!r})\n{lines}"
+                f"A function of the dataset raised {said} in by_client(dataset, {client_id!r})\n{lines}"
             )
         else:
             advice = "; use ids of one sortable type, text or integers" if "sort" in said.lower() else ""
             raised = InvalidValueError(
-                f"Splitting the dataset raised {said}; at by_client(dataset, {client_id!r}){advice}"
+                f"Splitting the dataset in by_client(dataset, {client_id!r}) raised {said}{advice}"
             )
         raise raised from None

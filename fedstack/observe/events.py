@@ -11,7 +11,7 @@ connect events with spans:
 
 An id consists of 16 random hexadecimal digits. The ids of a call are passed on to the threads, tasks and workers that
 work for the call (`Span`), so spans of several processes can be joined. Ids are empty outside of calls. On a server,
-they are also empty for calls of clients that have no observers.
+they are also empty for calls from clients that have no observers.
 """
 
 import os
@@ -129,7 +129,7 @@ class PhaseEnded(PhaseEvent):
 
 @attrs.frozen(kw_only=True)
 class ClientsChanged(Event):
-    """A block of clients of a call has started or ended.
+    """A block of a call's clients has started or ended.
 
     The numbers are increments. Add them up to get the totals of the current attempt, and reset the totals after each
     `CallRetried`. Workers report about once per second.
@@ -270,7 +270,7 @@ class RpcEnded(Event):
 
 
 _ID = re.compile(r"[0-9a-f]{16}")
-# A generator of its own, so that users' seeds do not affect ids. It is reseeded in a forked child.
+# A separate generator, so that users' seeds do not affect ids. It is reseeded in a forked child.
 _random = random.Random()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_random.seed)
@@ -306,12 +306,12 @@ class Span:
         return {"trace": self.trace, "call": self.call, "parent": self.id}
 
     def new_call(self) -> "Span":
-        """Returns the span of a new call within this one."""
+        """Returns the span of a new call within this span."""
         call = new_id()
         return Span(self.trace or call, call, call)
 
     def new_phase(self) -> "Span":
-        """Returns the span of a new phase within this one."""
+        """Returns the span of a new phase within this span."""
         return Span(self.trace, self.call, new_id())
 
 

@@ -5,7 +5,7 @@ An event is created only if there is an observer:
     if observers.present:
         observers.tell(WorkerReady(worker=address))
 
-Without observers, an event therefore costs only the test of a tuple. Each observer has its own thread and queue, so a
+Without observers, an event therefore costs only the check of a tuple. Each observer has its own thread and queue, so a
 slow or blocked observer delays no other work. If its queue is full, the observer misses events. An observer that raises
 an error is removed. A forked child process does not inherit observers.
 """
@@ -39,7 +39,7 @@ class Observer(abc.ABC):
 
     @abc.abstractmethod
     def observe(self, event: Event) -> None:
-        """Handles an event. If this method raises an error, the observer is removed.
+        """Receives an event. If this method raises an error, the observer is removed.
 
         Args:
           event: An instance of one of the event classes in `fedstack.observe`. Later releases may add event classes.
@@ -82,7 +82,7 @@ class Subscription:
                 self._is_over = True
                 log_raised(_logger, f"The observer {type(self._observer).__name__}", error, "the observer was removed")
             self._among.drop(self)  # after the warning, since `flush` waits only for observers that are present
-            if self._is_direct:  # the other observers are closed by their threads
+            if self._is_direct:  # an observer that is not direct is closed by its own thread
                 self._close()
 
     def remove(self, seconds: float = 5.0) -> None:
@@ -119,7 +119,7 @@ class Subscription:
 
 
 class _ApartSubscription(Subscription):
-    """A subscription that delivers events on its own thread."""
+    """Delivers events to an observer on a separate thread."""
 
     _is_direct = False
 
@@ -208,7 +208,7 @@ class Observers:
         return subscription
 
     def drop(self, subscription: Subscription) -> None:
-        """Ends the delivery of new events to an observer."""
+        """Stops delivering new events to an observer."""
         with self._lock:
             self.present = tuple(other for other in self.present if other is not subscription)
 
@@ -260,6 +260,6 @@ def log_raised(logger: logging.Logger, what: str, error: BaseException, then: st
       logger: The logger.
       what: The subject of the message, such as the observer.
       error: The error. Only its text is logged, since a stored log record would keep the values in its frames alive.
-      then: The consequence of the error.
+      then: The consequence of the error, as a clause, such as `the observer was removed`.
     """
     logger.warning("%s raised %s: %s; %s%s", what, type(error).__name__, text_of(error), then, users_lines(error))

@@ -44,7 +44,7 @@ try:
     from opentelemetry.trace import TracerProvider as TracerProvider
     from opentelemetry.trace import get_tracer_provider as get_tracer_provider
 except ImportError as error:
-    raise ImportError('OpenTelemetry is not installed: pip install "fedstack[metrics]"') from error
+    raise ImportError('OpenTelemetry is not installed; install it with: pip install "fedstack[metrics]"') from error
 
 __all__ = ["SdkMeterProvider"]
 

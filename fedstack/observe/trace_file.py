@@ -2,7 +2,7 @@
 
 A track shows nested spans. Each call has a track. The spans within the call are shown on the same track, unless they
 overlap with other spans there; such spans are shown on a separate track of their own kind. The parts of phases that run
-on workers are shown on tracks for each worker.
+on workers are shown on separate tracks for each worker.
 """
 
 import contextlib

@@ -88,13 +88,13 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         if isinstance(service, ClientDatasets):
             if dataset_id is not None or credentials is not None:
                 raise TypeMismatchError(
-                    "Expected no dataset_id and no credentials for a dataset of this process, found at least one; "
-                    "omit these arguments, or pass the address of a dispatcher"
+                    "A dataset of this process needs neither a dataset_id nor credentials; omit these arguments, "
+                    " or pass the address of a dispatcher"
                 )
             self._clients: RegisteredClients | _Local = _Local(service)
         elif isinstance(cast(object, service), Dataset):
             raise TypeMismatchError(
-                f"Expected a dataset by client, found the dataset {service!r}; pass dataset.by_client(column)"
+                f"Expected a dataset that is split by client, found {service!r}; pass dataset.by_client(column)"
             )
         elif not isinstance(dataset_id, str):
             raise TypeMismatchError(
@@ -113,7 +113,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 
     @property
     def client_ids(self) -> list[Any]:
-        """The ids of all clients, in order. Text ids are `str`, other ids are numbers."""
+        """The ids of all clients, in sorted order. Text ids are `str`, and other ids are numbers."""
         return list(self._clients.client_ids)
 
     def sample(self, n: int, seed: int) -> list[Any]:
@@ -140,7 +140,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         """
         if isinstance(client_ids, (str, bytes, Mapping)) or not isinstance(cast(object, client_ids), Iterable):
             raise TypeMismatchError(
-                f"Expected a list of client ids, found {describe(client_ids)}; at select; put a single id into a list"
+                f"Expected a list of client ids for select, found {describe(client_ids)}; put a single id into a list"
             )
         return list(self._clients.references(list(client_ids)))
 
@@ -158,7 +158,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return list(self._clients.references([ids[place] for place in drawn(n, seed, key, len(ids))]))
 
     def _selected(self, k: int | None, number: int) -> list[Any]:
-        """Returns the selection with the given number. If `k` is `None`, returns all clients in order."""
+        """Returns the selection with the given number. If `k` is `None`, the selection contains all clients, sorted."""
         if k is None:
             return list(self._clients.references(self._clients.client_ids))
         return self._drawn(checked_positive("k", k), self._seed, (number,))
@@ -174,7 +174,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 
 
 class DatasetDataSourceIterator(FederatedDataSourceIterator):
-    """An iterator that draws the clients of successive rounds. `DatasetDataSource.iterator` creates it.
+    """Draws the clients of successive rounds. Created by `DatasetDataSource.iterator`.
 
     Attributes:
       source: The data source.
@@ -197,7 +197,8 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         """Returns the values of the clients of the next round, to be passed to computations.
 
         Args:
-          k: The number of clients to draw, each at most once. By default, all clients are returned, in order.
+          k: The number of clients to draw, each at most once. By default, all clients are returned, in the order of
+            `client_ids`.
 
         Raises:
           InvalidValueError: If the dataset has fewer than `k` clients, or `k` is not positive.

@@ -344,7 +344,7 @@ def test_what_a_leaf_raises_to_end_something_is_a_leaf_error_as_at_a_worker(sync
 def test_a_closed_context_raises_closed_error_and_closing_twice_is_no_error(sync_context):
     sync_context.close()
     sync_context.close()
-    with fedstack.use_context(sync_context), pytest.raises(ClosedError, match="found a closed one; create a new"):
+    with fedstack.use_context(sync_context), pytest.raises(ClosedError, match="The context is closed; create a new"):
         total([1])
 
 
@@ -364,7 +364,7 @@ def test_an_unknown_option_is_refused_by_name():
 
 
 def test_debug_is_refused_in_an_async_context():
-    with pytest.raises(TypeError, match="Expected the option debug in a sync context"):
+    with pytest.raises(TypeError, match="The option debug is not available in an async context"):
         fedstack.create_async_local_execution_context(debug=True)
 
 

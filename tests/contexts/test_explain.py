@@ -199,7 +199,7 @@ def test_a_context_over_workers_shows_them_without_asking_them():
 def test_a_closed_context_says_so():
     with fedstack.create_sync_local_execution_context() as context:
         pass
-    with pytest.raises(ClosedError, match="found a closed one; create a new context"):
+    with pytest.raises(ClosedError, match="The context is closed; create a new context"):
         fedstack.explain(context)
 
 

@@ -74,7 +74,7 @@ def test_frames_of_polars_are_read_with_their_lists_arrays_and_categories() -> N
     check_batches(frame)
     fixed = pl.DataFrame({"who": [1, 1], "x": pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int32, 2))})
     assert by_client(fixed, "who")[1]["x"].tolist() == [[1, 2], [3, 4]]
-    with pytest.raises(InvalidValueError, match=r"found no value in row 1 \(1 missing\); at column 'x'"):
+    with pytest.raises(InvalidValueError, match=r"at column 'x', found no value in row 1 \(1 missing\)"):
         by_client(pl.DataFrame({"who": [1, 2], "x": [5, None]}), "who")
 
 
@@ -84,9 +84,9 @@ def test_a_frame_that_is_yet_to_be_computed_is_to_be_collected_first() -> None:
     import polars as pl
 
     lazy = pl.DataFrame({"who": [1], "x": [1.0]}).lazy()
-    with pytest.raises(TypeMismatchError, match=r"found the lazy `LazyFrame`; at by_client; call collect\(\) first"):
+    with pytest.raises(TypeMismatchError, match=r"for by_client, found the lazy `LazyFrame`; call collect\(\) first"):
         by_client(lazy, "who")  # type: ignore[call-overload]
-    with pytest.raises(TypeMismatchError, match=r"found the lazy `LazyFrame`; at arrays; call collect\(\) first"):
+    with pytest.raises(TypeMismatchError, match=r"at arrays, found the lazy `LazyFrame`; call collect\(\) first"):
         batches(lazy, 1)
 
 
@@ -120,12 +120,15 @@ def test_lists_of_one_length_become_a_dimension(column: Any) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array([5, None]), r"column of int64, found no value in row 1 \(1 missing\); at column 'x'; .*fill_null"),
-        (pa.chunked_array([[0.5], [None]]), r"column of double, found no value in row 1 \(1 missing\)"),
+        (
+            pa.array([5, None]),
+            r"type int64 in every row at column 'x', found no value in row 1 \(1 missing\); .*fill_null",
+        ),
+        (pa.chunked_array([[0.5], [None]]), r"type double in every row .*, found no value in row 1 \(1 missing\)"),
         (pa.array([[1, 2], None]), r"found no value in row 1 \(1 missing\)"),
         (pa.array([[1, 2], [3, None]]), r"found no value in row 1 \(1 missing\)"),
-        (pa.array([[1], [2, 3]]), r"Expected lists of equal length, found list.*; at column 'x'; pad the rows"),
-        (pa.array([{"a": 1}, {"a": 2}]), r"found struct<a: int64>; at column 'x'; convert its members"),
+        (pa.array([[1], [2, 3]]), r"Expected lists of equal length at column 'x', found lists .*; pad the rows"),
+        (pa.array([{"a": 1}, {"a": 2}]), r"at column 'x', found struct<a: int64>; convert its members"),
     ],
 )
 def test_a_column_that_makes_no_array_is_refused_by_name(column: Any, message: str) -> None:
@@ -136,9 +139,9 @@ def test_a_column_that_makes_no_array_is_refused_by_name(column: Any, message: s
 
 def test_several_columns_of_one_name_are_refused() -> None:
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"])
-    with pytest.raises(InvalidValueError, match="found several columns named 'x'; at arrays"):
+    with pytest.raises(InvalidValueError, match="at arrays, found several columns named 'x'"):
         batches(twice, 1)
-    with pytest.raises(InvalidValueError, match="found several columns named 'x'; at by_client"):
+    with pytest.raises(InvalidValueError, match="at by_client, found several columns named 'x'"):
         by_client(twice, "x")
 
 
@@ -157,7 +160,9 @@ def test_an_arrow_column_is_an_argument_unless_a_value_is_missing() -> None:
         WIDE,
         3,
     ]
-    with pytest.raises(InvalidValueError, match=r"column of double, found no value in row 0 \(1 missing\); at arg"):
+    with pytest.raises(
+        InvalidValueError, match=r"type double in every row at arg.*, found no value in row 0 \(1 missing\)"
+    ):
         normalize_argument(pa.array([None, 0.5]), fl.TensorType(np.float64, [2]))
 
 

@@ -32,7 +32,7 @@ def test_what_can_be_iterated_again_is_a_sequence(elements):
     [(iter([1]), "list_iterator"), ((x for x in [1]), "generator"), (map(str, [1]), "map"), (zip([1]), "zip")],
 )
 def test_one_shot_iterator_is_refused_by_name(iterator, name):
-    with pytest.raises(TypeMismatchError, match=f"found the one-shot iterator `{name}`; at arg.data; pass a list"):
+    with pytest.raises(TypeMismatchError, match=f"at arg.data, found the one-shot iterator `{name}`; pass a list"):
         check_re_iterable(iterator, "arg.data")
 
 
@@ -170,10 +170,10 @@ def test_passes_change_nothing_where_rows_are_not_shuffled():
     [
         ({"x": np.zeros(3), "y": np.zeros((4, 3))}, {}, InvalidValueError, r"found arrays\['x'\]: 3, arrays\['y'\]: 4"),
         ({}, {}, InvalidValueError, "found no arrays"),
-        (np.float32(1), {}, TypeMismatchError, "found the scalar `float32`; at arrays; repeat the scalar"),
-        (iter([1]), {}, TypeMismatchError, "found the one-shot iterator `list_iterator`; at arrays; pass a list"),
-        ((np.zeros(1), None), {}, TypeMismatchError, r"found the scalar `NoneType`; at arrays\[1\]"),
-        ([[1], [1, 2]], {}, InvalidValueError, "found ragged rows: .*; at arrays; pad the rows"),
+        (np.float32(1), {}, TypeMismatchError, "at arrays, found the scalar `float32`; repeat the scalar"),
+        (iter([1]), {}, TypeMismatchError, "at arrays, found the one-shot iterator `list_iterator`; pass a list"),
+        ((np.zeros(1), None), {}, TypeMismatchError, r"at arrays\[1\], found the scalar `NoneType`"),
+        ([[1], [1, 2]], {}, InvalidValueError, "at arrays, found ragged rows: .*; pad the rows"),
         (np.zeros(3), {"batch_size": 0}, InvalidValueError, "batch_size to be one or more, found 0"),
         (np.zeros(3), {"batch_size": 1.5}, TypeMismatchError, "batch_size to be an integer, found `float`"),
         (np.zeros(3), {"batch_size": True}, TypeMismatchError, "found `bool`"),
@@ -243,7 +243,7 @@ def test_by_client_takes_a_data_frame_by_its_shape_alone():
 
 
 def test_by_client_refuses_several_columns_that_say_whose_rows_they_are():
-    with pytest.raises(TypeMismatchError, match=r"Expected the name of one column as client_id, found list \['a', 'b'"):
+    with pytest.raises(TypeMismatchError, match=r"one column as client_id of by_client, found list \['a', 'b'"):
         by_client({"a": [1], "b": [2]}, ["a", "b"])
 
 
@@ -262,17 +262,17 @@ def test_by_client_gives_each_row_to_its_client(rows):
 @pytest.mark.parametrize(
     ("table", "columns", "error", "message"),
     [
-        ({"x": [1]}, None, InvalidValueError, r"Expected a column named 'user', found the columns \['x'\]; at"),
+        ({"x": [1]}, None, InvalidValueError, r"column named 'user' for by_client, found the columns \['x'\]"),
         ({"user": [1]}, ["z"], InvalidValueError, "Expected a column named 'z'"),
-        ({"user": [[1, 2]]}, None, InvalidValueError, r"found shape \[1, 2\]; at column 'user'"),
-        ({"user": [1, 2], "x": [1]}, None, InvalidValueError, r"Expected 2 rows .* found shape \[1\]; at column 'x'"),
-        ({"user": [1, 2], "x": 3}, None, InvalidValueError, r"found shape \[\]; at column 'x'"),
-        ({"user": [1, 2], "x": [[1], [2, 3]]}, None, InvalidValueError, "ragged rows: .*; at column 'x'; pad the rows"),
-        ({"user": [[1], [2, 3]]}, None, InvalidValueError, "ragged rows: .*; at column 'user'"),
-        ({"user": [1.0, float("nan")]}, None, InvalidValueError, "found nan in row 1; at column 'user'"),
+        ({"user": [[1, 2]]}, None, InvalidValueError, r"in column 'user', found shape \[1, 2\]"),
+        ({"user": [1, 2], "x": [1]}, None, InvalidValueError, r"Expected 2 rows in column 'x', .* found shape \[1\]"),
+        ({"user": [1, 2], "x": 3}, None, InvalidValueError, r"in column 'x', .* found shape \[\]"),
+        ({"user": [1, 2], "x": [[1], [2, 3]]}, None, InvalidValueError, "'x', found ragged rows: .*; pad the rows"),
+        ({"user": [[1], [2, 3]]}, None, InvalidValueError, "at column 'user', found ragged rows"),
+        ({"user": [1.0, float("nan")]}, None, InvalidValueError, "of column 'user', found nan in row 1"),
         ({"user": ["a", None]}, None, InvalidValueError, "found None in row 1"),
-        ({"user": np.array([[], {}, None], np.object_)}, None, InvalidValueError, "unhashable type: 'list'; at column"),
-        ([("user", [1])], None, TypeMismatchError, "found `list`; at by_client"),
+        ({"user": np.array([[], {}, None], np.object_)}, None, InvalidValueError, "'user', .*unhashable type: 'list'"),
+        ([("user", [1])], None, TypeMismatchError, "for by_client, found `list`"),
     ],
 )
 def test_by_client_refuses_a_table_that_does_not_tell_whose_rows_they_are(table, columns, error, message):
@@ -287,7 +287,7 @@ MASKED = np.ma.array([1, 2], mask=[False, True])
     "arrays", [MASKED, {"x": MASKED}, ([1, 2], MASKED), {"x": [[1, 2], MASKED]}, [1, np.ma.masked]]
 )
 def test_batches_refuse_masked_arrays(arrays):
-    with pytest.raises(TypeMismatchError, match=r"found a masked array; at arrays.*; .*value\.filled"):
+    with pytest.raises(TypeMismatchError, match=r"at arrays.*, found a masked array; .*value\.filled"):
         batches(arrays, 1)
 
 
@@ -295,16 +295,16 @@ def test_batches_refuse_masked_arrays(arrays):
     "column", [["a", None, None], [1.5, None, None], np.array([[1, 2], [3, None], [None, 4]], np.object_)]
 )
 def test_none_in_a_row_is_no_value(column):
-    with pytest.raises(InvalidValueError, match=r"found None in row 1 \(2 missing\); at column 'x'; drop these rows"):
+    with pytest.raises(InvalidValueError, match=r"at column 'x', found None in row 1 \(2 missing\); drop these rows"):
         by_client({"id": [1, 2, 1], "x": column}, "id")
-    with pytest.raises(InvalidValueError, match=r"found None in row 1 \(2 missing\); at arrays\['x'\]"):
+    with pytest.raises(InvalidValueError, match=r"at arrays\['x'\], found None in row 1 \(2 missing\)"):
         batches({"x": column}, 1)
 
 
 @pytest.mark.parametrize("column", [MASKED, [1, np.ma.masked], [[1, np.ma.masked], [2, 3]]])
 @pytest.mark.parametrize("name", ["id", "x"])
 def test_by_client_refuses_masked_columns(name, column):
-    with pytest.raises(TypeMismatchError, match=rf"found a masked array; at column '{name}'; .*value\.filled"):
+    with pytest.raises(TypeMismatchError, match=rf"at column '{name}', found a masked array; .*value\.filled"):
         by_client({"id": [1, 2], "x": [1, 2], name: column}, "id")
 
 

@@ -91,11 +91,11 @@ def test_a_record_array_with_a_field_called_columns_is_an_array():
 
 def test_several_columns_of_one_name_are_refused_by_that_name():
     twice = Frame(("who", np.array([1, 1])), ("x", np.array([1, 2])), ("y", np.array([3, 4])), ("x", np.array([5, 6])))
-    with pytest.raises(InvalidValueError, match="found several columns named 'x'; at arrays; rename or drop"):
+    with pytest.raises(InvalidValueError, match="at arrays, found several columns named 'x'; rename or drop"):
         batches(twice, 2)
-    with pytest.raises(InvalidValueError, match="found several columns named 'x'; at by_client; rename or drop"):
+    with pytest.raises(InvalidValueError, match="at by_client, found several columns named 'x'; rename or drop"):
         by_client(twice, "who")
-    with pytest.raises(InvalidValueError, match="found several columns named 'x'; at by_client"):
+    with pytest.raises(InvalidValueError, match="at by_client, found several columns named 'x'"):
         by_client(twice, "x", ["y"])
     assert by_client(twice, "who", ["y"])[1]["y"].tolist() == [3, 4]
 

@@ -233,7 +233,7 @@ def test_a_context_that_is_closed_during_calls_ends_its_sessions_after_the_last_
         running = [Background(lambda: mean_visit([(door.port, 1.0)])) for _ in range(2)]
         eventually(lambda: len(door.visitors) == 2)
         context.close()
-        with pytest.raises(ClosedError, match="found a closed one; create a new context"):
+        with pytest.raises(ClosedError, match="The context is closed; create a new context"):
             doubled_sum([1, 2])
         assert len(status_of(worker.target).session) == 1
         door.open()
@@ -249,7 +249,7 @@ def test_a_context_that_is_closed_does_not_try_again_what_fails_then(fleet: Flee
         eventually(lambda: door.visitors)
         context.close()
         worker.kill()
-        with pytest.raises(ClosedError, match="found a closed one; create a new context"):
+        with pytest.raises(ClosedError, match="The context is closed; create a new context"):
             running.result()
     door.open()
 

@@ -213,4 +213,4 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == 'OpenTelemetry is not installed: pip install "fedstack[metrics]"\n'
+    assert done.stdout == 'OpenTelemetry is not installed; install it with: pip install "fedstack[metrics]"\n'

@@ -65,16 +65,18 @@ def test_bytes_of_no_iterator_are_refused(content) -> None:
 
 @pytest.mark.parametrize("ids", ["a", b"ab", 5, {"a": 1}])
 def test_one_client_is_no_list_of_clients(ids) -> None:
-    with pytest.raises(TypeMismatchError, match="Expected a list of client ids, found .*; put a single id into a list"):
+    with pytest.raises(
+        TypeMismatchError, match="Expected a list of client ids for select, found .*; put a single id into a list"
+    ):
         DatasetDataSource(LOCAL).select(ids)
 
 
 def test_what_is_missing_or_too_much_is_refused() -> None:
     with pytest.raises(TypeMismatchError, match="Expected dataset_id to be a string, found None"):
         DatasetDataSource("localhost:1")
-    with pytest.raises(TypeMismatchError, match="Expected no dataset_id"):
+    with pytest.raises(TypeMismatchError, match="needs neither a dataset_id nor credentials"):
         DatasetDataSource(LOCAL, "points")
-    with pytest.raises(TypeMismatchError, match="Expected a dataset by client"):
+    with pytest.raises(TypeMismatchError, match="Expected a dataset that is split by client"):
         DatasetDataSource(LOCAL.dataset)  # type: ignore[arg-type]
 
 

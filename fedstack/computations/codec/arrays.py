@@ -176,8 +176,7 @@ def array_from_proto(
             return scalar
     if encoding is None:
         raise InvalidValueError(
-            f"Expected the number of one of the language's dtypes, found {proto.dtype}; at {path}; send one of the 16 "
-            "dtypes"
+            f"Expected the number of a dtype of the language at {path}, found {proto.dtype}; send one of the 16 dtypes"
         )
     dims = read_dims(proto.shape.dim, path, unknown_rank=proto.shape.unknown_rank)
     if (dtype is not None and dtype.type is not encoding.dtype.type) or not shape_fits(dims, shape):
@@ -197,7 +196,7 @@ def array_from_proto(
     except ValueError as error:
         # Only shapes without elements can fail. NumPy does not support some of these, such as (2**40, 2**40, 0).
         raise InvalidValueError(
-            f"Expected a shape that NumPy supports, found {_notation(encoding.dtype, dims)}; at {path}; "
+            f"Expected a shape that NumPy supports at {path}, found {_notation(encoding.dtype, dims)}; "
             "use smaller dimensions"
         ) from error
     array.flags.writeable = False
@@ -223,8 +222,8 @@ def _write_strings(proto: array_pb2.Array, payload: object, shape: Shape, path: 
     for value in values:
         if not isinstance(value, bytes):
             raise TypeMismatchError(
-                f"Expected `bytes` or an object array of `bytes` for {_notation(_STRING.dtype, shape)}, found "
-                f"`{type(value).__name__}`; at {path}; encode text as bytes first"
+                f"Expected `bytes` or an object array of `bytes` for {_notation(_STRING.dtype, shape)} at {path}, "
+                f"found `{type(value).__name__}`; encode text as bytes first"
             )
     if not shape_fits(dims, shape):
         raise _mismatch(_STRING.dtype, shape, payload, path, "reshape the value to match its type")
@@ -237,18 +236,18 @@ def _write_strings(proto: array_pb2.Array, payload: object, shape: Shape, path: 
 def _read_content(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...], path: str) -> NDArray[Any]:
     if encoding is _STRING:
         raise InvalidValueError(
-            f"Expected strings in `string_list`, found strings in `content`; at {path}; send the strings as a list"
+            f"Expected strings in `string_list` at {path}, found strings in `content`; send the strings as a list"
         )
     content = proto.content
     length = math.prod(dims) * encoding.dtype.itemsize
     if len(content) != length:
         raise InvalidValueError(
-            f"Expected {length} bytes of content for {_notation(encoding.dtype, dims)}, found {len(content)}; "
-            f"at {path}; send the actual shape of the content"
+            f"Expected {length} bytes of content for {_notation(encoding.dtype, dims)} at {path}, "
+            f"found {len(content)}; send the actual shape of the content"
         )
     if encoding.dtype == np.bool_ and np.any(np.frombuffer(content, np.uint8) > 1):
         # NumPy does not check these bytes. With other bytes, two true values could compare as unequal.
-        raise InvalidValueError(f"Expected only bytes 0 and 1 for bool, found other bytes; at {path}; send 0 or 1")
+        raise InvalidValueError(f"Expected only bytes 0 and 1 for bool at {path}, found other bytes; send 0 or 1")
     return _little_endian(np.frombuffer(content, encoding.dtype))
 
 
@@ -257,23 +256,23 @@ def _read_list(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...
     if kind != encoding.list_field:
         raise InvalidValueError(
             f"Expected `{encoding.list_field}`{'' if encoding is _STRING else ' or `content`'} for "
-            f"{_notation(encoding.dtype, dims)}, found {f'`{kind}`' if kind else 'neither field'}; at {path}; "
+            f"{_notation(encoding.dtype, dims)} at {path}, found {f'`{kind}`' if kind else 'neither field'}; "
             "send the field for the dtype"
         )
     values = _list_of(proto, kind)
     length = math.prod(dims) * encoding.entries_per_element
     if len(values) != length:
         raise InvalidValueError(
-            f"Expected {length} entries in `{kind}` for {_notation(encoding.dtype, dims)}, found {len(values)}; "
-            f"at {path}; send the actual shape of the list"
+            f"Expected {length} entries in `{kind}` for {_notation(encoding.dtype, dims)} at {path}, "
+            f"found {len(values)}; send the actual shape of the list"
         )
     words = np.fromiter(values, encoding.entry, length)
     if encoding.entry != encoding.word:
         limits = np.iinfo(encoding.word)
         if length and (words.min() < limits.min or words.max() > limits.max):
             raise InvalidValueError(
-                f"Expected entries in [{limits.min}, {limits.max}] in `{kind}`, found an entry out of range; "
-                f"at {path}; send values in the range of the dtype"
+                f"Expected entries in [{limits.min}, {limits.max}] in `{kind}` at {path}, found an entry out of range; "
+                "send values in the range of the dtype"
             )
         words = words.astype(encoding.word)
     words.flags.writeable = False  # the result is a view of this array
@@ -300,7 +299,7 @@ def _encoding_of(dtype: np.dtype[Any], path: str) -> _Encoding:
     encoding = _BY_TYPE.get(dtype.type)
     if encoding is None:
         raise TypeMismatchError(
-            f"Expected a dtype of the language, found {dtype}; at {path}; use one of the language's 16 dtypes"
+            f"Expected a dtype of the language at {path}, found {dtype}; use one of the language's 16 dtypes"
         )
     return encoding
 
@@ -319,13 +318,13 @@ def read_dims(found: Sequence[int], path: str, *, unknown_rank: bool = False) ->
     if unknown_rank or len(found) > _MAX_RANK:
         rank = "an unknown rank" if unknown_rank else f"{len(found)} dimensions"
         raise InvalidValueError(
-            f"Expected a shape with at most {_MAX_RANK} dimensions, found {rank}; at {path}; "
+            f"Expected a shape with at most {_MAX_RANK} dimensions at {path}, found {rank}; "
             "send the actual shape of the value"
         )
     dims = tuple(found)
     if dims and min(dims) < 0:
         raise InvalidValueError(
-            f"Expected non-negative dimensions, found the dimension {min(dims)}; at {path}; send the actual shape of "
+            f"Expected non-negative dimensions at {path}, found the dimension {min(dims)}; send the actual shape of "
             "the value, because only types can have unknown dimensions"
         )
     return dims

@@ -320,8 +320,8 @@ def write_typed(payload: object, type_spec: Type, packer: Packer, into: TypedVal
     """Writes a payload together with its type, for a receiver that does not know the type.
 
     This format is used for values that are created in a session, values of variables, and results of a coordinator's
-    functions. If both sides know the type, as for arguments of methods and partial results of a phase, only the packed
-    value is sent.
+    functions. If the sender and the receiver know the type, as for arguments of methods and partial results of a
+    phase, only the packed value is sent.
 
     Args:
       payload: The payload.

@@ -76,7 +76,7 @@ class _Sizes:
         return found[0]
 
     def _of_column(self, column: Column, member: Type, written: int) -> float:
-        """Returns the size of a column, each of whose arrays is written as `written` tensors."""
+        """Returns the size of a column in which each array is written as `written` tensors."""
         if isinstance(column, RowsColumn):
             return self._each * written + _bytes(column.values)
         if isinstance(column, StructColumn):

@@ -15,10 +15,10 @@ from fedstack.foundations.segments import Memory, Rows
 
 
 class ReceivedBytes:
-    """Array bytes that have already been received, as a series of pieces that can include columns.
+    """Reads arrays from bytes that have already been received, in pieces. A piece can also be a column.
 
     Args:
-      pieces: The pieces, in order.
+      pieces: The pieces, in the order in which they are read.
     """
 
     def __init__(self, pieces: Iterable[Memory | DeferredColumn]) -> None:
@@ -35,7 +35,7 @@ class ReceivedBytes:
         while size:
             if not self._pieces:
                 raise InvalidValueError(
-                    f"Expected {size} more bytes of an array, found the end of the data; at {path}; send all bytes "
+                    f"Expected {size} more bytes of an array at {path}, found the end of the data; send all bytes "
                     "that the message announces"
                 )
             piece = self._pieces.popleft()
@@ -77,5 +77,6 @@ class ReceivedBytes:
         if self._pieces:
             left = sum(getattr(piece, "nbytes", 0) for piece in self._pieces)
             raise InvalidValueError(
-                f"Expected no more bytes of arrays, found {left} bytes; send only the bytes that the message announces"
+                f"Expected no more bytes of arrays, found {left} more bytes; send only the bytes that the message "
+                "announces"
             )

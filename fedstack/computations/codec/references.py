@@ -73,8 +73,8 @@ class Reference(HasBlocks):
         read = scope.reads if scope.is_for_others else self.group.read
         if read is None:
             raise CarrierError(
-                f"Expected a data service from which this worker may read a {self.group.source.TypeName()}, found no "
-                "such service in the worker's configuration; add the address of the service to the worker: fedstack "
+                "The worker's configuration contains no data service from which the worker may read a "
+                f"{self.group.source.TypeName()}; add the address of the service to the worker: fedstack "
                 "serve --data-service ADDRESS, ServerConfig.data_services, or local_worker_pool(data_services=...)"
             )
         return read(self.group, self.place)
@@ -105,7 +105,7 @@ def write_references(message: Packed.References, references: Sequence[Reference]
     of: list[int] = []
     for reference in references:
         source = reference.group.source
-        # The value identifies a source, because the same reader reads sources of all types.
+        # `source.value` alone identifies a source, because the same reader reads sources of all types.
         place = places.setdefault(source.value, len(places))
         if place == len(message.source):
             message.source.append(source)
@@ -129,8 +129,8 @@ def read_references(message: Packed.References, element: Type, path: str) -> Col
     keys, of = message.key, message.of
     if len(of) not in (0, len(keys)) or not message.source or any(place >= len(message.source) for place in of):
         raise InvalidValueError(
-            f"Expected a source for each of {len(keys)} references, found {len(message.source)} sources and "
-            f"{len(of)} indices of sources; at {path}; send no index, or one valid index per reference"
+            f"Expected a source for each of {len(keys)} references at {path}, found {len(message.source)} sources and "
+            f"{len(of)} indices of sources; send no index, or one valid index per reference"
         )
     groups = [ReferenceGroup(source, cast("list[bytes]", []), element) for source in message.source]
     found: list[Payload] = []

@@ -192,15 +192,15 @@ def read_batchings(messages: Sequence[Packed.Batching], count: int, what: str, p
         return None
     if len(messages) not in (1, count):
         raise InvalidValueError(
-            f"Expected one batching, or one for each of {count} {what}, found {len(messages)} batchings; at {path}; "
+            f"Expected one batching, or one for each of {count} {what}, at {path}, found {len(messages)} batchings; "
             "send one batching for all if they are equal"
         )
     batchings: list[Batching] = []
     for one in messages:
         if one.size < 1 or len(one.seed) > MAX_SEED_BYTES:
             raise InvalidValueError(
-                f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes, found {one.size} "
-                f"rows and {len(one.seed)} bytes; at {path}; send values in these ranges"
+                f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes at {path}, found "
+                f"batches of {one.size} rows and a seed of {len(one.seed)} bytes; send values in these ranges"
             )
         seed = int.from_bytes(one.seed, "big") if one.HasField("seed") else None
         reshuffles = seed is not None and one.reshuffles

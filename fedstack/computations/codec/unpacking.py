@@ -73,7 +73,8 @@ class Unpacker:
       max_bytes: The maximum number of bytes that a message may announce.
       clients: The required number of clients in columns; `None` allows any number.
       for_results: Whether the values are results. If true, each client's large array has separate memory, so that it
-        can be returned to the user without a copy. Otherwise, one block for all clients is faster to receive.
+        can be returned to the user without a copy. If false, the arrays of all clients share one block, which is
+        faster to receive.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Unpacker:
         if isinstance(type_spec, SequenceType) and kind == "sequences":
             if len(proto.sequences.rows) != 1:
                 raise InvalidValueError(
-                    f"Expected one sequence, found {len(proto.sequences.rows)} sequences; at {path}; send exactly one"
+                    f"Expected one sequence at {path}, found {len(proto.sequences.rows)} sequences; send exactly one"
                 )
             return self._sequences(proto.sequences, type_spec.element, path).items()[0]
         if isinstance(type_spec, SequenceType) and kind == "references" and len(proto.references.key) == 1:
@@ -156,7 +157,7 @@ class Unpacker:
         rows = self._elements(proto.row, row, path + ANY_ELEMENT, in_batches=batchings is not None)
         if sum(counts) != len(rows):
             raise InvalidValueError(
-                f"Expected {sum(counts)} rows of sequences, found {len(rows)} rows; at {path}; send the actual number "
+                f"Expected {sum(counts)} rows of sequences at {path}, found {len(rows)} rows; send the actual number "
                 "of rows of each sequence"
             )
         if batchings is None:
@@ -178,13 +179,13 @@ class Unpacker:
             )
         if not shape:
             raise InvalidValueError(
-                f"Expected the shape of an array, found the shape of a scalar; at {path}; send scalars in the message"
+                f"Expected the shape of an array at {path}, found the shape of a scalar; send scalars in the message"
             )
         self._bytes += math.prod(shape) * dtype.itemsize
         if self._bytes > self._max_bytes:
             raise ResourceLimitError(
-                f"Expected at most {self._max_bytes} bytes of arrays in one message, found at least {self._bytes}; "
-                f"at {path}; send less data per message, or raise the peer's limit (--max-value-bytes)"
+                f"Expected at most {self._max_bytes} bytes of arrays in one message up to {path}, found at least "
+                f"{self._bytes} bytes; send less data per message, or raise the peer's limit (--max-value-bytes)"
             )
         return shape
 
@@ -196,7 +197,7 @@ class Unpacker:
                 array = np.empty(shape, dtype)
             except (MemoryError, ValueError) as error:
                 raise ResourceLimitError(
-                    f"Expected an array that fits into memory, found {dtype}{list(shape)}; at {path}; send a smaller "
+                    f"Expected an array that fits into memory at {path}, found {dtype}{list(shape)}; send a smaller "
                     "array"
                 ) from error
             if array.nbytes:
@@ -288,8 +289,8 @@ class Unpacker:
         ]
         if any(len(column) != size for column in columns):
             raise CardinalityError(
-                f"Expected {size} clients in each column of a struct, found {[len(column) for column in columns]}; "
-                f"at {path}; send a value for each client in each column"
+                f"Expected {size} clients in each column of the struct at {path}, found "
+                f"{[len(column) for column in columns]}; send a value for each client in each column"
             )
         return StructColumn(tuple(columns), size)
 
@@ -303,16 +304,16 @@ class Unpacker:
         """
         if self._in_sequence and not takes_bytes and clients > _MAX_EMPTY_ELEMENTS:
             raise ResourceLimitError(
-                f"Expected at most {_MAX_EMPTY_ELEMENTS} elements without content, found {clients}; at {path}; send "
+                f"Expected at most {_MAX_EMPTY_ELEMENTS} elements without content at {path}, found {clients}; send "
                 "fewer elements"
             )
         if not self._in_sequence and clients > _MAX_CLIENTS:
             raise ResourceLimitError(
-                f"Expected at most {_MAX_CLIENTS} clients, found {clients}; at {path}; send values for fewer clients"
+                f"Expected at most {_MAX_CLIENTS} clients at {path}, found {clients}; send values for fewer clients"
             )
         if self._clients is not None and clients != self._clients:
             raise CardinalityError(
-                f"Expected a value for each of {self._clients} clients, found {clients} values; at {path}; send one "
+                f"Expected a value for each of {self._clients} clients at {path}, found {clients} values; send one "
                 "value per client"
             )
         return clients

@@ -71,7 +71,7 @@ def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") ->
     """
     if struct_depth(type_spec) > _MAX_DEPTH:
         raise ResourceLimitError(
-            f"Expected at most {_MAX_DEPTH} levels of nested structs, found more levels; at {path}; flatten the value"
+            f"Expected at most {_MAX_DEPTH} levels of nested structs at {path}, found more levels; flatten the value"
         )
     proto = executor_pb2.Value()
     _write(proto, payload, type_spec, path)
@@ -81,10 +81,10 @@ def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") ->
 def value_from_proto(proto: executor_pb2.Value, type_spec: Type, *, path: str = "value") -> Payload:
     """Decodes a payload.
 
-    Members are matched by position. If the message names a member, the name must match the type's. dtypes must be
-    equal, and shapes must be compatible. A literal computation is decoded as its array, and any other computation is
-    returned unchanged. If a peer sends an all-equal value once per client, the values are assumed to be equal, and the
-    first value is used.
+    Members are matched by position. If the message names a member, the name must match the name in the
+    type. The dtypes must be equal, and the shapes must be compatible. A literal computation is decoded as its array,
+    and any other computation is returned unchanged. If a peer sends an all-equal value once per client, the values are
+    assumed to be equal, and the first value is used.
 
     Args:
       proto: The message.
@@ -109,7 +109,7 @@ def value_from_proto(proto: executor_pb2.Value, type_spec: Type, *, path: str = 
         return _read_federated(proto.federated, type_spec, path)
     if kind == "computation":
         return _read_computation(proto.computation, type_spec, path)
-    raise InvalidValueError(f"Expected a value, found an empty message; at {path}; set one of the message's fields")
+    raise InvalidValueError(f"Expected a value at {path}, found an empty message; set one of the message's fields")
 
 
 def _write(proto: executor_pb2.Value, payload: object, type_spec: Type, path: str) -> None:
@@ -187,7 +187,7 @@ def _read_sequence(proto: executor_pb2.Value.Sequence, type_spec: Type, path: st
     if not proto.element:
         if len(UnknownFieldSet(proto)):
             raise InvalidValueError(
-                f"Expected a sequence of arrays, found a serialized dataset that only TensorFlow can read; at {path}; "
+                f"Expected a sequence of arrays at {path}, found a serialized dataset that only TensorFlow can read; "
                 "convert the dataset to a list of its elements"
             )
         return []
@@ -222,7 +222,7 @@ def _read_federated(proto: executor_pb2.Value.Federated, type_spec: Type, path: 
         return column_from_payloads(members, member)
     if not values or (is_sent_once and len(values) > 1):
         raise InvalidValueError(
-            f"Expected one value that is equal for all members, found {len(values)} values; at {path}; send the value "
+            f"Expected one value that is equal for all members at {path}, found {len(values)} values; send the value "
             "once"
         )
     return value_from_proto(values[0], member, path=path)
@@ -234,7 +234,7 @@ def _read_computation(proto: computation_pb2.Computation, type_spec: Type, path:
     try:
         found = type_from_proto(proto.type)
     except InvalidComputationError as error:
-        raise InvalidValueError(f"{error}; at {path}; send a well-formed type") from error
+        raise InvalidValueError(f"The type at {path} is malformed: {error}; send a well-formed type") from error
     if not isinstance(type_spec, FunctionType) or not type_spec.is_equivalent_to(found):
         mismatch(type_spec, f"a computation of type {type_text(found)}", path)
     return proto

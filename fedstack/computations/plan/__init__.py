@@ -10,7 +10,7 @@ The stages, in order of processing:
 3. Program. The work of a task in one location is a *program* (`program.py`): steps over numbered slots, each of which
    names the operation to run. `render.py` writes graphs as computations of the language. `program_ir.py` writes
    programs as computations and reads them, so that they can be printed, tested and sent.
-4. Link. Executors replace the names in steps by callable operations (`Program.with_operations`).
+4. Link. Executors replace the names in steps with callable operations (`Program.with_operations`).
 5. Run. `interpreter.py` runs a linked program, either once or for a column of clients.
 
 Data that is derived from one of these objects is computed once and stored in the object (see `made_once` in

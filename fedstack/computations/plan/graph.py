@@ -1,4 +1,4 @@
-"""Defines the graph of a traced computation, which consists of nodes in the order of creation, and functions over them.
+"""Defines the graph of a traced computation: nodes in the order of their creation, and functions over nodes.
 
 A traced computation contains no calls of lambdas, no blocks and no references, because the nodes of a lambda's body
 replace the call. Each function is a flat list of nodes. A functional argument of an intrinsic, such as the body of a
@@ -140,7 +140,7 @@ class IntrinsicCall(Node):
 
 @attrs.define(eq=False, repr=False)
 class Pack:
-    """A struct of other symbols. It is not a node, because it requires no work.
+    """A struct of symbols. It is not a node, because it requires no work.
 
     Attributes:
       names: The names of the members.
@@ -183,7 +183,7 @@ def declared_type(computation: computation_pb2.Computation) -> Type:
     except InvalidComputationError as error:
         kind = computation.WhichOneof("computation") or "computation of unknown kind"
         uri = f" {shorten(computation.intrinsic.uri)}" if kind == "intrinsic" else ""
-        raise InvalidComputationError(f"{error}; as the type of the {kind}{uri}") from error.__cause__
+        raise InvalidComputationError(f"The type of the {kind}{uri} is invalid: {error}") from error.__cause__
 
 
 class Function:

@@ -291,7 +291,9 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
     try:
         derived = intrinsic.rule(arguments)
     except (TypeMismatchError, ValueError) as error:  # the language rejects some types, such as nested placements
-        raise TypeMismatchError(f"{error}; in the type {declared} of {intrinsic.uri}; correct the type") from None
+        raise TypeMismatchError(
+            f"The type {declared} of {intrinsic.uri} is invalid: {error}; correct the type"
+        ) from None
     if not declared.result.is_assignable_from(derived) and not same_without_names(declared.result, derived):
         raise TypeMismatchError(
             f"Expected {intrinsic.uri} to return {derived}, found the declared type {declared}; correct the type"

@@ -2,7 +2,7 @@
 
 Executors in one process pass programs to each other. A program runs either once (for server work, or for an element of
 a sequence), or once per client, step by step over whole columns. Each step names a *source* (a leaf computation, an
-intrinsic or a data block), which executors replace by a callable operation (`BoundOperation`).
+intrinsic or a data block), which executors replace with a callable operation (`BoundOperation`).
 
 A fold may write into an array that a leaf function returned, if nothing else reads the array afterwards. Within the
 program, a step must have produced the array, and no other result may read it (`read_by_one`). Within the process,
@@ -92,7 +92,7 @@ class DataSource:
 
 @attrs.frozen(eq=False)
 class IntrinsicSource:
-    """An intrinsic that an executor has not replaced by an operation yet.
+    """An intrinsic that an executor has not replaced with an operation yet.
 
     The argument of the operation is a struct of the intrinsic's value arguments, followed by the captures of each of
     its functions.
@@ -124,7 +124,7 @@ Operation: TypeAlias = LeafSource | DataSource | IntrinsicSource | BoundOperatio
 
 
 class CompositeOperation(BoundOperation):
-    """An operation that itself runs programs."""
+    """An operation that runs programs."""
 
     @abc.abstractmethod
     def linked(self, link: "Callable[[Program], Program]") -> BoundOperation:
@@ -172,7 +172,7 @@ class Program:
 
 @attrs.frozen(eq=False)
 class Linking:
-    """Identifies a way to replace the sources of programs by operations.
+    """Identifies a way to replace the sources of programs with operations.
 
     Executors that replace sources in the same way share a `Linking`.
 

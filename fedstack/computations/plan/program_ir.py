@@ -46,7 +46,7 @@ def program_to_ir(program: Program, inputs: Sequence[Type], results: Sequence[Ty
     """Returns a program as a function of the language.
 
     Args:
-      program: The program, whose sources have not been replaced by operations.
+      program: The program, whose sources have not been replaced with operations.
       inputs: The types of the program's inputs.
       results: The types of the program's results, which provide the names of struct members.
 
@@ -70,7 +70,7 @@ def program_from_ir(function: Function, inputs: int) -> Program:
     The program is created once and cached with the function.
 
     Raises:
-      InvalidComputationError: If the function has another number of inputs or a federated input, or does not return a
+      InvalidComputationError: If the function has the wrong number of inputs or a federated input, or does not return a
         struct.
     """
     program = _program_of(function)

@@ -38,7 +38,7 @@ def checked_index(source: Symbol, index: int) -> int:
         )
     if not 0 <= index < size:
         raise TypeMismatchError(
-            f"Expected an index from 0 to {size - 1}, found {index}; in a selection from {type_of(source)}; use an "
+            f"Expected an index from 0 to {size - 1} in a selection from {type_of(source)}, found {index}; use the "
             "index of an existing member"
         )
     return index
@@ -48,7 +48,7 @@ def check_plain(value: Symbol, where: str) -> None:
     """Checks that a symbol contains no function."""
     if isinstance(value, Callee):
         raise TypeMismatchError(
-            f"Expected a value, found a function of type {value.type}; in an argument of {where}; call the function "
+            f"Expected a value in an argument of {where}, found a function of type {value.type}; call the function "
             "and pass its result"
         )
     if isinstance(value, Pack):

@@ -1,4 +1,4 @@
-"""Normalises a computation by running it on symbols, which eliminates lambdas, blocks, references and their calls.
+"""Normalizes a computation by running it on symbols, which eliminates lambdas, blocks, references and their calls.
 
 The result is a `Function`, a flat list of leaf calls and intrinsic calls. Functions that were captured, curried,
 shadowed or passed as arguments have been applied to their arguments. Nodes of unused locals are dropped, because no
@@ -257,7 +257,9 @@ class Tracer:
         """Converts a generic operator on two federated values to a map of the operator over the zipped values."""
         federated = next(iter(types))
         if not isinstance(federated, FederatedType) or not isinstance(result, FederatedType):
-            raise TypeMismatchError(f"Expected federated arguments and result for {intrinsic.uri}, found {result}")
+            raise TypeMismatchError(
+                f"Expected federated arguments and a federated result for {intrinsic.uri}, found {result}"
+            )
         pair = StructType([federated.member, federated.member])
         zipped_type = FederatedType(pair, federated.placement, federated.all_equal)
         zip_uri, uri = "federated_zip_at_server", "federated_apply"
@@ -274,7 +276,7 @@ class Tracer:
 def _function(callee: Callee) -> Callee:
     if not isinstance(callee.type, FunctionType):
         raise InvalidComputationError(
-            f"Expected the type of a lambda or an intrinsic to be functional, found {callee.type}"
+            f"Expected a lambda or an intrinsic to have a functional type, found {callee.type}"
         )
     return callee
 
@@ -296,7 +298,7 @@ def _widened(value: Symbol, declared: Type, scope: Scope) -> Symbol:
 
 
 def trace(computation: computation_pb2.Computation) -> Function:
-    """Normalises a computation.
+    """Normalizes a computation.
 
     A computation whose type is not functional becomes a function without a parameter.
 
@@ -322,7 +324,7 @@ def trace(computation: computation_pb2.Computation) -> Function:
         check_result(function.result, declared)
     except RecursionError:
         raise ResourceLimitError(
-            "Expected a computation whose nested calls stay within Python's recursion limit, found calls that exceed "
-            "the limit; split the computation into several computations"
+            "The calls in the computation are nested more deeply than Python's recursion limit allows; "
+            "split the computation into several computations"
         ) from None
     return function

@@ -301,7 +301,7 @@ def test_the_limit_is_on_all_arrays_of_a_message_together():
 @pytest.mark.parametrize(
     ("dims", "error", "message"),
     [
-        ([], InvalidValueError, "Expected the shape of an array, found the shape of a scalar"),
+        ([], InvalidValueError, "Expected the shape of an array at .*, found the shape of a scalar"),
         ([-1], InvalidValueError, "Expected non-negative dimensions"),
         ([2, -(2**63)], InvalidValueError, "Expected non-negative dimensions"),
         ([1] * 65, InvalidValueError, "Expected a shape with at most 64"),
@@ -363,7 +363,7 @@ def packed_member(proto):
 @pytest.mark.parametrize("kind", ["same", "fields", "rows", "column"])
 def test_the_number_of_clients_is_bounded(kind):
     message, member = of_clients(10_000_001, kind)
-    with pytest.raises(ResourceLimitError, match="Expected at most 10000000 clients, found 10000001; at value"):
+    with pytest.raises(ResourceLimitError, match="Expected at most 10000000 clients at value.*, found 10000001"):
         Unpacker(max_bytes=PLENTY).unpack(message, at_clients(member))
 
 
@@ -371,7 +371,7 @@ def test_the_number_of_clients_is_bounded(kind):
 @pytest.mark.parametrize("found", [0, 2, 4])
 def test_a_column_has_as_many_clients_as_it_must_have(kind, found):
     message, member = of_clients(found, kind)
-    with pytest.raises(CardinalityError, match=f"Expected a value for each of 3 clients, found {found} values; at"):
+    with pytest.raises(CardinalityError, match=f"Expected a value for each of 3 clients at .*, found {found} values"):
         Unpacker(max_bytes=PLENTY, clients=3).unpack(message, at_clients(member))
 
 
@@ -380,7 +380,7 @@ def test_the_columns_of_a_struct_have_one_length():
         StructColumn((ScalarColumn(np.arange(3, dtype=np.int32)),), 3), at_clients(fl.StructType([("a", INT)]))
     )
     message.fields.clients = 2
-    with pytest.raises(CardinalityError, match=r"Expected 2 clients in each column of a struct, found \[3\]"):
+    with pytest.raises(CardinalityError, match=r"Expected 2 clients in each column of the struct at .*, found \[3\]"):
         Unpacker(max_bytes=PLENTY).unpack(message, at_clients(fl.StructType([("a", INT)])))
 
 
@@ -446,7 +446,7 @@ def test_a_value_is_read_by_its_own_type_only(sent, wanted):
     if isinstance(type_spec, fl.SequenceType) and other == at_clients(type_spec):
         return  # one sequence is written as the sequences of one client are
     _, message = packed(payload, type_spec)
-    with pytest.raises((TypeMismatchError, InvalidValueError), match="Expected .*, found .*; at value"):
+    with pytest.raises((TypeMismatchError, InvalidValueError), match="Expected .* at value.*, found |; at value"):
         Unpacker(max_bytes=PLENTY).unpack(message, other)
 
 
@@ -546,7 +546,7 @@ def test_the_number_of_elements_that_take_no_bytes_is_bounded(kind):
     getattr(message.sequences.row, kind).clients = 100_001
     if kind == "same":
         message.sequences.row.same.member.CopyFrom(packed(np.int32(1), INT)[1])
-    with pytest.raises(ResourceLimitError, match="at most 100000 elements without content, found 100001"):
+    with pytest.raises(ResourceLimitError, match="at most 100000 elements without content at .*, found 100001"):
         Unpacker(max_bytes=PLENTY).unpack(message, fl.SequenceType(member))
 
 

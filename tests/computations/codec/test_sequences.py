@@ -189,18 +189,33 @@ def batching(size=1, **fields):
 @pytest.mark.parametrize(
     ("message", "sequence", "error", "said"),
     [
-        (rows_of(3), POINTS, InvalidValueError, "Expected 3 rows of sequences, found 2 rows; at value"),
-        (rows_of(2**64 - 1), POINTS, InvalidValueError, "found 2 rows; at value"),
+        (rows_of(3), POINTS, InvalidValueError, "Expected 3 rows of sequences at value, found 2 rows"),
+        (rows_of(2**64 - 1), POINTS, InvalidValueError, "at value, found 2 rows"),
         (rows_of(2), FLOATS, TypeMismatchError, "at value"),
         (rows_of(2, batching=batching(0)), BATCHES, InvalidValueError, "at least one row"),
         (rows_of(2, batching=batching()), POINTS, TypeMismatchError, "at value"),
         (rows_of(2, batching=batching()), PAIRS, TypeMismatchError, "found batches of rows; at value"),
-        (rows_of(2, batching=batching() * 3), POINTS, InvalidValueError, "or one for each of 1 sequences, found 3"),
-        (rows_of(2, batching=batching(seed=bytes(129))), POINTS, InvalidValueError, "found 1 rows and 129 bytes"),
+        (
+            rows_of(2, batching=batching() * 3),
+            POINTS,
+            InvalidValueError,
+            "or one for each of 1 sequences, at value, found 3",
+        ),
+        (
+            rows_of(2, batching=batching(seed=bytes(129))),
+            POINTS,
+            InvalidValueError,
+            "found batches of 1 rows and a seed of 129 bytes",
+        ),
         (rows_of(2, batching=batching(3)), fl.SequenceType((np.float32, [3, 2])), TypeMismatchError, "of another size"),
         (Packed(sequences=Packed.Sequences(rows=[1])), FLOATS, TypeMismatchError, "found an empty message; at value"),
-        (Packed(sequences=Packed.Sequences()), FLOATS, InvalidValueError, "one sequence, found 0 sequences"),
-        (Packed(sequences=Packed.Sequences(rows=[0, 0])), FLOATS, InvalidValueError, "Expected one sequence, found 2"),
+        (Packed(sequences=Packed.Sequences()), FLOATS, InvalidValueError, "one sequence at value, found 0 sequences"),
+        (
+            Packed(sequences=Packed.Sequences(rows=[0, 0])),
+            FLOATS,
+            InvalidValueError,
+            "Expected one sequence at value, found 2",
+        ),
     ],
 )
 def test_sequences_that_contradict_themselves_are_refused(message, sequence, error, said):

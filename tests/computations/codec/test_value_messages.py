@@ -165,7 +165,7 @@ def test_value_from_proto_takes_the_first_of_an_all_equal_value_that_was_sent_on
 @pytest.mark.parametrize(
     ("proto", "type_spec", "message"),
     [
-        (federated([], True), FOR_ALL, "Expected one value that is equal for all members, found 0"),
+        (federated([], True), FOR_ALL, "Expected one value that is equal for all members at arg, found 0"),
         (federated([1, 1], True), FOR_ALL, "found 2"),
         (federated([1, 1], False, "server"), fl.FederatedType(np.int32, fl.SERVER), "found 2"),
         (federated([1], False, "moon"), AT_CLIENTS, "found a value at 'moon'"),
@@ -284,14 +284,14 @@ def test_value_from_proto_refuses_a_value_of_another_kind(type_spec, other):
 
 
 def test_value_from_proto_refuses_an_empty_message():
-    with pytest.raises(InvalidValueError, match="found an empty message; at value"):
+    with pytest.raises(InvalidValueError, match="Expected a value at value, found an empty message"):
         value_from_proto(Value(), INT)
 
 
 @pytest.mark.parametrize("raw", [b"\x1a\x03abc", b"\x0a\x03abc"])
 def test_value_from_proto_refuses_the_dataset_of_an_old_peer(raw):
     proto = Value(sequence=Value.Sequence.FromString(raw))
-    with pytest.raises(InvalidValueError, match="found a serialized dataset that only TensorFlow can read; at value"):
+    with pytest.raises(InvalidValueError, match="at value, found a serialized dataset that only TensorFlow can read"):
         value_from_proto(reparse(proto), fl.SequenceType(np.int32))
 
 

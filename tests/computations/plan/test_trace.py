@@ -503,8 +503,16 @@ NOTHING = Expression(INT, computation_pb2.Computation(type=INT.to_proto()))
         (lambda x: as_expression(add)(x, FLOAT), TypeMismatchError, r"Expected int32, found float32; at arg\[1\]"),
         (lambda x: as_expression(increment)(), TypeMismatchError, "of type int32, found no argument"),
         (lambda x: selected(x, 0), TypeMismatchError, "to select from, found a value of type int32"),
-        (lambda x: selected(struct(x), 1), TypeMismatchError, "Expected an index from 0 to 0, found 1"),
-        (lambda x: selected(struct(x), -1), TypeMismatchError, "Expected an index from 0 to 0, found -1"),
+        (
+            lambda x: selected(struct(x), 1),
+            TypeMismatchError,
+            "Expected an index from 0 to 0 in a selection from .*, found 1",
+        ),
+        (
+            lambda x: selected(struct(x), -1),
+            TypeMismatchError,
+            "Expected an index from 0 to 0 in a selection from .*, found -1",
+        ),
     ],
 )
 def test_what_cannot_be_executed_is_refused_by_name(fedstack_context, body, error, message):

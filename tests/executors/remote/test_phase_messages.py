@@ -340,7 +340,7 @@ BAD = [
     ("sum", lambda r: r.input[0].type.Clear(), Malformed, "Expected a type that the language knows"),
     ("sum", set_input(INT, np.int32(1)), Malformed, "Expected values of int32 as input 0 of a phase"),
     ("sum", set_input(at_clients(FLOAT), ScalarColumn(np.zeros(3, np.float32))), Malformed, "type {float32}"),
-    ("sum", set_input(at_clients(INT), ScalarColumn(np.zeros(4, np.int32))), CardinalityError, "of 3 clients, found 4"),
+    ("sum", set_input(at_clients(INT), ScalarColumn(np.zeros(4, np.int32))), CardinalityError, "found 4 values"),
     ("sum", lambda r: r.input[0].value.Clear(), Misfit, "found an empty message"),
     ("sum", set_uri("federated_summ"), UnsupportedIntrinsicError, "found 'federated_summ'"),
     ("sum", set_uri("federated_map"), Malformed, "Expected an aggregation at the end of a phase, found"),

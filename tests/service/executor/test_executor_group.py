@@ -356,7 +356,7 @@ async def test_a_dataset_that_only_tensorflow_can_run_is_refused_by_name(peer, n
     code, _ = await status_of(peer.value(DATASETS[name]))
     assert code == Code.INVALID_ARGUMENT
     if name == "graph":
-        with pytest.raises(FedstackError, match="found a serialized dataset that only TensorFlow can read; .*; conver"):
+        with pytest.raises(FedstackError, match="found a serialized dataset that only TensorFlow can read; conver"):
             await peer.value(DATASETS[name])
     # Also as what one client has.
     clients = federated(CLIENTS, *[DATASETS["graph"]] * 3, member=fb.sequence_type(PAIR_TYPE))
@@ -562,7 +562,7 @@ async def test_sessions_share_nothing(service):
     ("sent", "told"),
     [
         (array_pb2.Array(dtype=99, shape={"dim": [1]}), "a known dtype at value, found dtype number 99"),
-        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), "found the dimension -1; at value"),
+        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), "at value, found the dimension -1"),
         (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"unknown_rank": True}), "an unknown rank; at value"),
     ],
 )

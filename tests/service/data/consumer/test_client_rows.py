@@ -126,7 +126,7 @@ def test_a_worker_without_the_data_service_says_so_and_one_that_lost_a_client_na
     with DatasetDataSource(service.target, "rows") as source:
         good, bad = source.select(["user 0", "nobody"])
         with local_worker_pool(1) as pool, fedstack.create_sync_remote_execution_context(pool) as context:
-            with fedstack.use_context(context), pytest.raises(FedstackError, match="found no such service"):
+            with fedstack.use_context(context), pytest.raises(FedstackError, match="contains no data service"):
                 over_columns([good])
         with local_worker_pool(1, data_services=[service.target]) as pool:
             with fedstack.create_sync_remote_execution_context(pool) as context, fedstack.use_context(context):

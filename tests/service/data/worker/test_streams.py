@@ -91,7 +91,7 @@ def test_there_are_no_more_streams_than_there_may_be_and_those_that_are_left_giv
 @pytest.mark.parametrize(
     ("dims", "dtype", "sent", "message"),
     [
-        ([2, 20_000], 2, 200_000, "Expected 120000 more bytes of an array, found the end of the data"),
+        ([2, 20_000], 2, 200_000, "Expected 120000 more bytes of an array .*, found the end of the data"),
         ([2, 20_000], 2, 480_000, "Expected 0 bytes of data, as the header announced, found at least 160000"),
         ([2, 1 << 50], 2, 0, "Expected at most .* bytes of arrays in one message"),
         ([2, -1], 2, 0, "Expected non-negative dimensions"),
