@@ -339,7 +339,7 @@ def test_a_dataset_that_goes_on_from_a_cursor_stays_here(coordinator: ClusterCoo
         next(elements)
         resumed = Dataset.range(40).apply(exactly(resume=elements.cursor()))
         elements.close()
-        with pytest.raises(CarrierError, match="without resume"):
+        with pytest.raises(CarrierError, match="resumes from a cursor"):
             iter(coordinator.create_per_worker_dataset(resumed))
 
 

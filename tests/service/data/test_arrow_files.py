@@ -79,12 +79,16 @@ def test_columns_are_chosen_by_name_or_by_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
-        (["z"], InvalidValueError, r"Expected exactly one column 'z', found the columns \['x', 'y'.*; in .*a"),
-        ("x", TypeMismatchError, "Expected a list of column names or a dict from names to types, found str"),
-        ({"y": np.int16}, TypeMismatchError, r"Expected rows of int16, found int32\[\]; in .*a, column 'y'"),
-        ({"x": (np.float32, [4])}, TypeMismatchError, r"Expected rows of float32\[4\], found float32\[3\]; in .*'x'"),
-        ({"name": np.int8}, TypeMismatchError, r"Expected rows of int8, found object\[\]; in .*column 'name'"),
-        ({"y": np.str_}, TypeMismatchError, r"Expected str, found int32; in .*column 'y'"),
+        (["z"], InvalidValueError, r"Expected exactly one column 'z' in .*a, found the columns \['x', 'y'"),
+        ("x", TypeMismatchError, "to be a list of names or a dict from names to types, found str"),
+        ({"y": np.int16}, TypeMismatchError, r"Expected rows of int16 in .*a, column 'y', found rows of int32\[\]"),
+        (
+            {"x": (np.float32, [4])},
+            TypeMismatchError,
+            r"Expected rows of float32\[4\] in .*'x', found rows of float32\[3\]",
+        ),
+        ({"name": np.int8}, TypeMismatchError, r"Expected rows of int8 in .*column 'name', found rows of object\[\]"),
+        ({"y": np.str_}, TypeMismatchError, r"Expected str in .*column 'y', found int32"),
     ],
 )
 def test_columns_that_the_file_does_not_have_so_are_refused(
@@ -98,7 +102,7 @@ def test_values_that_are_missing_or_that_the_language_has_not_are_refused(tmp_pa
     path = parquet(tmp_path / "a", pa.table({"x": [1, 2, None], "when": pa.array([0, 1, 2], pa.timestamp("s"))}))
     with pytest.raises(InvalidValueError, match=r"at .*a, column 'x', found no value in row 3 of the file"):
         list(Dataset.from_parquet(path, ["x"]))
-    with pytest.raises(TypeMismatchError, match=r"found timestamp\[ms\]; at .*column 'when'; leave out this column"):
+    with pytest.raises(TypeMismatchError, match=r"in .*column 'when', found timestamp\[ms\]; leave out this column"):
         Dataset.from_parquet(path)
 
 
@@ -139,7 +143,7 @@ def test_a_list_of_another_length_than_the_type_says_comes_after_those_before_it
 def test_a_column_is_read_once(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a")
     with pytest.raises(
-        InvalidValueError, match=r"Expected distinct column names, found \['y', 'y'\]; at .*from_parquet"
+        InvalidValueError, match=r"Expected distinct column names in .*from_parquet, found \['y', 'y'\]; name"
     ):
         Dataset.from_parquet(path, ["y", "y"])
 
@@ -158,11 +162,11 @@ def test_a_file_that_shrinks_or_changes_while_it_is_read_is_an_error_of_that_rea
     elements = iter(dataset)
     assert next(elements)["x"] == 0
     os.truncate(path, 1000)
-    with pytest.raises(InvalidValueError, match=r"a, which has changed|Reading .*a raised"):
+    with pytest.raises(InvalidValueError, match=r"a has changed|Reading .*a raised"):
         list(elements)
     parquet(path, table, row_group_size=10_000)
     with pytest.raises(
-        InvalidValueError, match="Expected 2 row groups or record batches, found 10; in .*define the dataset again"
+        InvalidValueError, match="Expected 2 row groups or record batches in .*, found 10; define the dataset again"
     ):
         next(dataset.read(1, 2))
 
@@ -204,12 +208,11 @@ def test_the_client_in_the_path_is_known_to_csv_json_lines_and_npz_too(tmp_path:
 
 def test_paths_that_name_clients_do_so_in_one_way_and_under_a_new_name(tmp_path: Path) -> None:
     paths = [parquet(tmp_path / "user=a" / "0"), parquet(tmp_path / "b")]
-    with pytest.raises(
-        InvalidValueError, match=r"Expected a folder user=… in every path, because other paths have one, found .*b"
-    ):
+    with pytest.raises(InvalidValueError, match=r"contain a folder user=…, because other paths contain one, found .*b"):
         Dataset.from_parquet(paths, ["y"], client_from_path="user")
     with pytest.raises(
-        TypeMismatchError, match=r"Expected files without a column 'y', because the paths provide it, found"
+        TypeMismatchError,
+        match=r"Expected files without a column 'y', because client_from_path adds this column, found",
     ):
         Dataset.from_parquet(paths, client_from_path="y")
 
@@ -217,7 +220,7 @@ def test_paths_that_name_clients_do_so_in_one_way_and_under_a_new_name(tmp_path:
 def test_a_definition_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     proto = definition_of(Dataset.from_parquet(parquet(tmp_path / "a")), Destination(takes_code=True))
     proto.files.parts.append(3)
-    with pytest.raises(InvalidComputationError, match="Expected a number of parts for each file, found 2"):
+    with pytest.raises(InvalidComputationError, match="found the number for 2 files"):
         read_definition(proto)
 
 

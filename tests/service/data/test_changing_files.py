@@ -16,7 +16,7 @@ from fedstack.service.data import Dataset
 from fedstack.service.data.datasets import arrow_files
 
 ROWS = 400_000  # of 8 bytes: some blocks
-CHANGED = r"Expected a file that does not change while it is read.*a\.npy, which has changed; write a new file"
+CHANGED = r"The file .*a\.npy has changed since it was first opened; write a new file"
 
 
 def shorten(path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_file_in_parts_is_the_same_for_all_of_them_in_a_pass(
     assert [next(elements)["x"] for _ in range(7)] == list(range(7))
     write(tmp_path / "new", 100)
     (tmp_path / "new").replace(path)
-    with pytest.raises(InvalidValueError, match="does not change while it is read"):
+    with pytest.raises(InvalidValueError, match="has changed since it was first opened"):
         for element in elements:
             assert element["x"] < 100
     assert [element["x"] for element in dataset] == list(range(100, 120))
@@ -103,7 +103,7 @@ def test_text_that_becomes_shorter_does_not_end_early(
     blocks = dataset.blocks()
     next(blocks)
     os.truncate(path, 0)
-    with pytest.raises(InvalidValueError, match="does not change while it is read"):
+    with pytest.raises(InvalidValueError, match="has changed since it was first opened"):
         list(blocks)
 
 

@@ -54,7 +54,7 @@ def test_a_range_has_the_int64_numbers_of_pythons_range() -> None:
 
 @pytest.mark.parametrize("arguments", [(0, 5, 0), (2**63,), (-(2**63) - 1, 0)])
 def test_a_range_outside_of_int64_and_one_without_a_step_are_refused(arguments: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidValueError, match="Expected int64 numbers as start, stop and step"):
+    with pytest.raises(InvalidValueError, match="Expected int64 numbers and a nonzero step"):
         Dataset.range(*arguments)
 
 
@@ -73,7 +73,7 @@ def test_rows_of_arrays_come_in_their_containers_and_share_their_memory() -> Non
 
 def test_arrays_that_the_language_has_no_type_for_are_refused_with_their_place() -> None:
     with pytest.raises(
-        TypeMismatchError, match=r"Expected an array of numbers or text, found an array datetime64.*; at arrays\['t'\]"
+        TypeMismatchError, match=r"Expected an array of numbers or text at arrays\['t'\], found an array datetime64"
     ):
         Dataset.from_arrays({"t": np.zeros(2, "datetime64[s]")})
     with pytest.raises(TypeMismatchError, match="Expected text at .*, found"):
@@ -138,14 +138,16 @@ def test_elements_before_the_one_that_fails_come_out_and_the_error_says_which_it
 @pytest.mark.parametrize("step", ["map", "filter"])
 def test_what_is_no_computation_of_the_elements_is_refused_when_the_dataset_is_built(step: str) -> None:
     dataset = Dataset.range(3)
-    with pytest.raises(InvalidComputationError, match=f"Expected a computation, found .*; at {step}; decorate"):
+    with pytest.raises(InvalidComputationError, match=f"Expected a computation for {step}, found .*; decorate"):
         getattr(dataset, step)(lambda x: x)
-    with pytest.raises(TypeMismatchError, match=rf"Expected a function that takes int64\[\?\], found .*; at {step}"):
+    with pytest.raises(
+        TypeMismatchError, match=rf"Expected {step} to receive a function that takes int64\[\?\], found "
+    ):
         getattr(dataset.batch(2), step)(double)
 
 
 def test_filter_wants_a_bool() -> None:
-    with pytest.raises(InvalidComputationError, match="Expected a function that returns bool, found double"):
+    with pytest.raises(InvalidComputationError, match="a function that returns bool, found double"):
         Dataset.range(3).filter(double)
 
 
@@ -202,7 +204,7 @@ def test_repeat_without_a_count_does_not_end_unless_there_is_nothing() -> None:
     assert elements(endless.take(4)) == [0, 1, 2, 0]
     assert elements(Dataset.range(0).repeat()) == []
     assert elements(Dataset.range(3).repeat(0)) == []
-    with pytest.raises(TypeError, match="whose length is infinite"):
+    with pytest.raises(TypeError, match="The length of .* is infinite"):
         len(endless)
 
 
@@ -245,9 +247,11 @@ def test_zip_ends_with_the_shortest_and_concatenate_goes_through_all() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(TypeMismatchError, match=r"Expected elements of type int64, found int64\[\?\]; at concatenate"):
+    with pytest.raises(
+        TypeMismatchError, match=r"Expected concatenate to receive elements of type int64, found int64\[\?\]"
+    ):
         Dataset.range(2).concatenate(Dataset.range(2).batch(2))
-    with pytest.raises(TypeMismatchError, match="Expected datasets, found .*; at zip"):
+    with pytest.raises(TypeMismatchError, match="Expected zip to receive datasets, found"):
         Dataset.range(2).zip([1, 2])  # type: ignore[arg-type]
 
 
@@ -260,7 +264,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         ("skip", True, "Expected count to be an integer"),
         ("repeat", -2, "Expected count to be zero or more, found -2"),
         ("prefetch", 0, "Expected buffer_size to be one or more"),
-        ("enumerate", 2**63, "Expected start to be an int64 number"),
+        ("enumerate", 2**63, "Expected the start of enumerate to be an int64 number"),
     ],
 )
 def test_arguments_out_of_range_are_refused_when_the_dataset_is_built(step: str, argument: Any, message: str) -> None:
@@ -281,11 +285,13 @@ def test_what_comes_from_other_libraries_is_refused_with_what_to_write_here() ->
     numbers = Dataset.range(3)
     for wrong in (lambda: Dataset.zip((numbers, numbers)), lambda: numbers.zip([numbers])):  # type: ignore[arg-type]
         with pytest.raises(
-            TypeMismatchError, match=r"at zip; pass each dataset as a separate argument, as in a\.zip\(b\)"
+            TypeMismatchError,
+            match=r"zip to receive datasets, found .*; pass each dataset as a separate argument, as in a\.zip\(b\)",
         ):
             wrong()
     with pytest.raises(
-        TypeMismatchError, match=r"at concatenate; pass each dataset as a separate argument, as in a\.concatenate\(b\)"
+        TypeMismatchError,
+        match=r"concatenate to receive .*; pass each dataset as a separate argument, as in a\.concatenate\(b\)",
     ):
         numbers.concatenate((numbers,))  # type: ignore[arg-type]
     for arguments, found in (((), "nothing"), (([1, 2],), r"list \[1, 2\]")):
@@ -293,7 +299,7 @@ def test_what_comes_from_other_libraries_is_refused_with_what_to_write_here() ->
             TypeMismatchError, match=f"Expected a source of elements, found {found}; create datasets with"
         ):
             Dataset(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match=r"Expected a seed, .*found None; at shuffle; try shuffle\(5, seed=1\)"):
+    with pytest.raises(InvalidValueError, match=r"Expected a seed for shuffle, .*found None; try shuffle\(5, seed=1\)"):
         numbers.shuffle(5)
 
 
@@ -303,7 +309,7 @@ def test_enumerate_does_not_number_beyond_int64() -> None:
     assert [int(number) for number, _ in itertools.islice(numbered, 2)] == [last - 1, last]
     with pytest.raises(
         InvalidValueError,
-        match=f"Expected at most 2 elements, so that their numbers fit .* at enumerate\\({last - 1}\\)",
+        match=f"Expected enumerate\\({last - 1}\\) to receive at most 2 elements, so that their numbers fit",
     ):
         next(numbered)
     assert [int(number) for number, _ in Dataset.range(2).enumerate(last - 1)] == [last - 1, last]
@@ -326,7 +332,7 @@ def test_an_iterator_that_another_thread_waits_with_says_so_and_goes_on(iterate:
     other = threading.Thread(target=lambda: found.extend(itertools.islice(elements, 1)))
     other.start()
     assert waits.wait(20)
-    with pytest.raises(InvalidValueError, match="Expected one thread or task at a time to read from an iterator"):
+    with pytest.raises(InvalidValueError, match="Another thread or task is waiting for elements of this iterator"):
         next(elements)
     if iterate is iter:
         elements.close()  # which leaves the other one alone
@@ -358,7 +364,7 @@ async def test_of_tasks_that_share_an_iterator_one_waits_at_a_time_and_aclose_en
     async with contextlib.aclosing(aiter(Dataset.from_generator(numbers, np.int64))) as elements:
         first = asyncio.ensure_future(anext(elements))
         assert await asyncio.to_thread(waits.wait, 20)
-        with pytest.raises(InvalidValueError, match="Expected one thread or task at a time"):
+        with pytest.raises(InvalidValueError, match="Another thread or task is waiting"):
             await anext(elements)
         go_on.set()
         assert await first == 0

@@ -36,10 +36,10 @@ def test_files_of_a_pattern_come_in_the_order_of_their_names_each_as_a_split(tmp
 
 def test_a_pattern_without_files_and_what_is_no_path_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidValueError, match="Expected at least one file, found no match for .*; at Dataset.from_npy; check"
+        InvalidValueError, match="Expected Dataset.from_npy to find at least one file, found no match for .*; check"
     ):
         Dataset.from_npy(str(tmp_path / "*.npy"))
-    with pytest.raises(TypeMismatchError, match="Expected a path, a pattern or a list of paths, found int 5"):
+    with pytest.raises(TypeMismatchError, match="to receive a path, a pattern or a list of paths, found int 5"):
         Dataset.from_csv(5, READING)
 
 
@@ -65,10 +65,10 @@ def test_arrays_that_differ_from_those_of_the_first_file_are_refused_with_the_fi
         list(Dataset.from_npy(str(tmp_path / "?.npy")))
     np.savez(tmp_path / "a.npz", x=np.zeros(2), y=np.zeros(2))
     np.savez(tmp_path / "b.npz", x=np.zeros(2))
-    with pytest.raises(InvalidValueError, match=r"Expected an array 'y', found the arrays \['x'\]; in .*b\.npz"):
+    with pytest.raises(InvalidValueError, match=r"Expected an array 'y' in .*b\.npz, found the arrays \['x'\]"):
         list(Dataset.from_npz(str(tmp_path / "?.npz")))
     np.savez(tmp_path / "b.npz", x=np.zeros(2), y=np.zeros(3))
-    with pytest.raises(InvalidValueError, match=r"the same number of rows, found x: 2, y: 3; in .*b\.npz"):
+    with pytest.raises(InvalidValueError, match=r"the same number of rows in .*b\.npz, found x: 2, y: 3"):
         list(Dataset.from_npz(str(tmp_path / "?.npz")))
 
 
@@ -113,12 +113,12 @@ def test_the_cells_of_csv_are_read_as_the_types_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a,warm,true,1,", r"Expected float32, found 'warm'; in .*a\.csv, row 3, column 'celsius'"),
-        ("a,1e99,true,1,", r"Expected float32, found 1e\+99; in .*a\.csv, column 'celsius', row 3"),
-        ("a,,true,1,", r"Expected float32, found ''; in .*a\.csv, row 3, column 'celsius'"),
-        ("a,1,yes,1,", r"Expected bool, found 'yes'; in .*a\.csv, row 3, column 'open'"),
-        ("a,1,true,256,", r"Expected uint8, found '256'; in .*a\.csv, row 3, column 'people'"),
-        ("a,1,true,1.0,", r"Expected uint8, found '1.0'; in .*a\.csv, row 3, column 'people'"),
+        ("a,warm,true,1,", r"Expected float32 in .*a\.csv, row 3, column 'celsius', found 'warm'"),
+        ("a,1e99,true,1,", r"Expected float32 in .*a\.csv, column 'celsius', row 3, found 1e\+99"),
+        ("a,,true,1,", r"Expected float32 in .*a\.csv, row 3, column 'celsius', found ''"),
+        ("a,1,yes,1,", r"Expected bool in .*a\.csv, row 3, column 'open', found 'yes'"),
+        ("a,1,true,256,", r"Expected uint8 in .*a\.csv, row 3, column 'people', found '256'"),
+        ("a,1,true,1.0,", r"Expected uint8 in .*a\.csv, row 3, column 'people', found '1.0'"),
         ("a,1", r"Reading .*a\.csv raised ArrowInvalid: .*Row #3: Expected 5 columns, got 2"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_row_of_csv_that_does_not_fit_is_named(tmp_path: Path, line: str, mess
 def test_rows_are_numbered_through_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_files, "_TEXT_BYTES", 1000)
     path = csv(tmp_path, *["a,1,true,1,"] * 1000, "a,1,true,x,")
-    with pytest.raises(InvalidValueError, match=r"found 'x'; in .*a\.csv, row 1002, column 'people'"):
+    with pytest.raises(InvalidValueError, match=r"in .*a\.csv, row 1002, column 'people', found 'x'"):
         list(Dataset.from_csv(path, READING))
     path = json_lines(tmp_path, *[{"x": 1}] * 1000, {"y": 1})
     with pytest.raises(InvalidValueError, match=r"at .*a\.jsonl, column 'x', found no value in row 1001"):
@@ -140,14 +140,14 @@ def test_rows_are_numbered_through_large_files(tmp_path: Path, monkeypatch: pyte
 
 def test_a_column_that_is_missing_or_there_twice_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidValueError, match=r"Expected exactly one column 'floor', found the columns \['room'.*row 1"
+        InvalidValueError, match=r"Expected exactly one column 'floor' in .*row 1, found the columns \['room'"
     ):
         list(Dataset.from_csv(csv(tmp_path), {"floor": np.int32}))
     (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
-    with pytest.raises(InvalidValueError, match="Expected exactly one column 'x', found several columns 'x'"):
+    with pytest.raises(InvalidValueError, match="Expected exactly one column 'x' in .*, found several columns 'x'"):
         list(Dataset.from_csv(tmp_path / "twice.csv", {"x": np.int32}))
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(InvalidValueError, match=r"Expected exactly one column 'x', found the columns \[\]"):
+    with pytest.raises(InvalidValueError, match=r"Expected exactly one column 'x' in .*, found the columns \[\]"):
         list(Dataset.from_csv(tmp_path / "empty.csv", {"x": np.int32}))
 
 

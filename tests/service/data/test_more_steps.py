@@ -156,21 +156,21 @@ def test_padded_batch_pads_members_of_structs_each_in_its_way() -> None:
 
 def test_padding_that_does_not_fit_is_refused_with_its_place() -> None:
     rows = Dataset.range(9).map(row_of)
-    with pytest.raises(TypeMismatchError, match="Expected a shape of 1 dimensions, found .*; at padded_shapes"):
+    with pytest.raises(TypeMismatchError, match="Expected padded_shapes.* to have 1 dimensions, found"):
         rows.padded_batch(2, [2, 2])
-    with pytest.raises(TypeMismatchError, match=r"Expected the 2 members of an element, found .*; at padded_shapes"):
+    with pytest.raises(TypeMismatchError, match=r"Expected padded_shapes.* to have the 2 members of an element, found"):
         rows.zip(rows).padded_batch(2, [[1]])
     with pytest.raises(TypeMismatchError, match=r"Expected int64, found .*; at padding_values\[1\]"):
         rows.zip(rows).padded_batch(2, None, (np.int64(1), "a"))
-    with pytest.raises(TypeMismatchError, match="Expected a size of at least 2, found 1"):
+    with pytest.raises(TypeMismatchError, match="Expected a size of at least 2 at .*, found 1"):
         Dataset.from_arrays(np.zeros((3, 2))).padded_batch(2, [1])
-    with pytest.raises(InvalidValueError, match=r"Expected arrays of at most size 3 .*, found 4; at padded_batch\(2\)"):
+    with pytest.raises(InvalidValueError, match=r"padded_batch\(2\) to receive arrays of at most size 3 .*, found 4;"):
         list(rows.padded_batch(2, [3]))
     with pytest.raises(
         ResourceLimitError, match=r"Expected padded arrays of at most .*; at padded_batch; reduce padded_shapes$"
     ):
         rows.padded_batch(2, [2**40])
-    with pytest.raises(ResourceLimitError, match="bytes in a padded batch"):
+    with pytest.raises(ResourceLimitError, match="to produce batches of at most"):
         list(rows.padded_batch(9, [2**26]))
 
 
@@ -198,15 +198,17 @@ def test_unbatch_undoes_batch(make: Callable[[int], Dataset]) -> None:
 
 def test_what_has_no_first_dimension_in_common_is_not_taken_apart() -> None:
     for dataset in (Dataset.range(3), Dataset.from_arrays((np.zeros((2, 3)), np.zeros((2, 4))))):
-        with pytest.raises(TypeMismatchError, match="Expected elements of arrays with the same first dimension"):
+        with pytest.raises(TypeMismatchError, match="whose first dimensions have the same size, found"):
             dataset.unbatch()
     rows = Dataset.range(5).map(row_of)
-    with pytest.raises(InvalidValueError, match="Expected arrays with the same first dimension in each element"):
+    with pytest.raises(InvalidValueError, match="have the same size in each element, found"):
         list(rows.zip(rows.skip(1)).unbatch())
 
 
 def test_a_cache_in_a_file_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="Expected an empty file name, found str 'file'; at cache, which keeps"):
+    with pytest.raises(
+        InvalidValueError, match="Expected an empty file name for cache, which keeps .*, found str 'file'"
+    ):
         Dataset.range(3).cache("file")
 
 
@@ -226,7 +228,7 @@ def test_a_cache_reads_once_what_comes_to_its_end() -> None:
     alone = Dataset.from_generator(numbers, np.int64).cache(only_for_repetitions=True).repeat(3)
     assert len(list(alone)) == len(list(alone)) == 15
     assert begun == [0] * 4
-    with pytest.raises(InvalidValueError, match="Expected a finite dataset.*at cache"):
+    with pytest.raises(InvalidValueError, match="Expected cache to receive a finite dataset"):
         Dataset.range(5).repeat().cache()
     assert Kept.__reduce__(Kept()) == (Kept, ())
 
@@ -242,7 +244,7 @@ def test_a_shuffle_before_a_cache_has_one_order_and_after_it_one_for_each_repeti
 def test_reduce_applies_a_function_to_a_state_and_each_element() -> None:
     assert Dataset.range(5).reduce(7, digits) == 701234
     assert Dataset.range(0).reduce(np.int64(7), digits) == 7
-    with pytest.raises(TypeMismatchError, match=r"Expected a function that takes .*; at reduce"):
+    with pytest.raises(TypeMismatchError, match=r"Expected reduce to receive a function that takes"):
         Dataset.range(5).reduce(0, up_to_2)
     with pytest.raises(TypeMismatchError, match="at initial_state"):
         Dataset.range(5).reduce("a", digits)
@@ -256,11 +258,11 @@ def test_reduce_applies_a_function_to_a_state_and_each_element() -> None:
 
 
 def test_a_function_that_makes_no_sequence_is_refused() -> None:
-    with pytest.raises(InvalidComputationError, match="Expected a function that returns a sequence, .*at flat_map"):
+    with pytest.raises(InvalidComputationError, match="flat_map to receive a function that returns a sequence"):
         Dataset.range(3).flat_map(up_to_2)
-    with pytest.raises(InvalidComputationError, match="at interleave"):
+    with pytest.raises(InvalidComputationError, match="interleave to receive"):
         Dataset.range(3).interleave(up_to_2, 2)
-    with pytest.raises(InvalidComputationError, match="Expected a computation, found .*; at interleave"):
+    with pytest.raises(InvalidComputationError, match="Expected a computation for interleave, found"):
         Dataset.range(3).interleave(lambda x: Dataset.range(x), 2)
 
 

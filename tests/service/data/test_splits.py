@@ -71,7 +71,7 @@ def test_splits_can_be_read_from_any_element_on(dataset: Dataset, start: int) ->
 
 
 def test_a_split_that_there_is_not_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="Expected a range of splits within 0 to 5, found 4 to 6"):
+    with pytest.raises(InvalidValueError, match="Expected splits from 0 to 5 of .*, found 4 to 6"):
         Dataset.range(5).read(4, 6)
     assert read(Dataset.range(5), 3, 3) == []
 
@@ -108,7 +108,9 @@ def test_what_a_generator_function_yields_is_checked() -> None:
 
 
 def test_a_one_shot_iterator_is_refused_by_name() -> None:
-    with pytest.raises(TypeMismatchError, match="found the one-shot iterator `generator`; at Dataset.from_generator"):
+    with pytest.raises(
+        TypeMismatchError, match="from_generator to receive .*, found the one-shot iterator `generator`"
+    ):
         Dataset.from_generator((i for i in range(3)), np.int64)  # type: ignore[arg-type]
     shared = iter([1, 2])
     dataset = Dataset.from_generator(lambda split: shared, np.int64)
@@ -125,7 +127,7 @@ def test_a_name_belongs_to_one_generator_function() -> None:
 
     Dataset.from_generator(one, np.int64, name="test_a_name")
     Dataset.from_generator(one, np.int64, name="test_a_name")
-    with pytest.raises(InvalidValueError, match="Expected an unused name, found 'test_a_name', under which"):
+    with pytest.raises(InvalidValueError, match="Expected an unused name for .*, found 'test_a_name', under which"):
         Dataset.from_generator(other, np.int64, name="test_a_name")
 
 
@@ -144,10 +146,10 @@ def test_a_computation_gives_a_sequence_or_one_for_each_split() -> None:
     assert list(Dataset.from_computation(of_split, 3).map(double)) == [0, 0, 2, 2, 4, 4]
     assert read(Dataset.from_computation(of_split, 3), 2, 3, 1) == [2]
     with pytest.raises(
-        TypeMismatchError, match="Expected num_splits for a computation that takes the number of a split, found None"
+        TypeMismatchError, match="to receive num_splits for a computation that takes the number of a split, found None"
     ):
         Dataset.from_computation(of_split)
-    with pytest.raises(TypeMismatchError, match="Expected no num_splits"):
+    with pytest.raises(TypeMismatchError, match="to receive no num_splits"):
         Dataset.from_computation(three, 2)
-    with pytest.raises(InvalidComputationError, match="Expected a computation of type"):
+    with pytest.raises(InvalidComputationError, match="to receive a computation of type"):
         Dataset.from_computation(double)

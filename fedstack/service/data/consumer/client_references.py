@@ -28,7 +28,7 @@ class ClientReference(Reference):
     """A reference to the elements of a client, which can be passed to a computation in place of the elements.
 
     The computation receives a sequence of the elements or a struct of arrays with a row for each element, depending on
-    its type. Use `batches` to pass a sequence of batches.
+    the computation's type. Use `batches` to pass a sequence of batches.
 
     The process that runs the computation reads the elements. A reference is small and can be pickled. It contains the
     address of the data service, but no credentials. Iterating over the reference reads the elements in this process.
@@ -50,7 +50,7 @@ class ClientReference(Reference):
         return itertools.chain.from_iterable(map(shown, some) for some in lists)
 
     def batches(self, batch_size: int, **options: Any) -> ClientRows:
-        """Returns the elements in batches, as a client's value for a computation in place of `fedstack.batches`.
+        """Returns the elements in batches, as a client's value for a computation; see `fedstack.batches`.
 
         Args:
           batch_size: The number of elements of each batch.

@@ -37,14 +37,14 @@ from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 
 
 class ShardingPolicy(enum.Enum):
-    """The way in which the elements of a dataset are divided among data workers.
+    """How the elements of a dataset are divided among data workers.
 
     Attributes:
       OFF: Each worker reads the whole dataset.
       DYNAMIC: Each element is read once, by one of the workers. Faster workers read more elements.
-      FILE: Each file is read by one worker: file `i` by the worker at number `i % n` of the dispatcher's `n`
-        `worker_addresses`. If that worker is not available, another worker reads the file. At most 100,000 files are
-        supported.
+      FILE: Each file is read by one worker: file `i` by the worker at index `i % n` in the dispatcher's
+        `worker_addresses`, of which there are `n`. If that worker is not available, another worker reads the file. At
+        most 100,000 files are supported.
       DATA: The worker at each of the `n` addresses reads the whole dataset, and sends every `n`-th element.
       FILE_OR_DATA, HINT: Not supported.
     """
@@ -72,14 +72,14 @@ def checked_policy(mode: object) -> ShardingPolicy:
     if isinstance(mode, str):
         known = {**_NAMES, **{one.value: one for one in _NOT_OFFERED}}
         if mode not in known:
-            raise InvalidValueError(f"Expected {_FORMS} as processing_mode, found {mode!r}")
+            raise InvalidValueError(f"Expected processing_mode to be {_FORMS}, found {mode!r}")
         mode = known[mode]
     if not isinstance(mode, ShardingPolicy):
-        raise TypeMismatchError(f"Expected {_FORMS} as processing_mode, found {describe(mode)}")
+        raise TypeMismatchError(f"Expected processing_mode to be {_FORMS}, found {describe(mode)}")
     if mode in _NOT_OFFERED:
         raise InvalidValueError(
-            f"Expected {_FORMS} as processing_mode, found {mode}, which is not supported; use ShardingPolicy.FILE or "
-            "ShardingPolicy.DATA, or add a step shard(n, index)"
+            f"Expected processing_mode to be {_FORMS}, found {mode}, which is not supported; use ShardingPolicy.FILE "
+            "or ShardingPolicy.DATA, or add a step shard(n, index)"
         )
     return mode
 
@@ -88,7 +88,7 @@ _CHECK_BYTES = 4
 
 
 def written_cursor(cursor: PassCursor) -> bytes:
-    """Converts a cursor to bytes for the user, which `read_cursor` reads: the message and a checksum."""
+    """Returns a cursor as bytes for the user: the message and a checksum. The inverse of `read_cursor`."""
     content = cursor.SerializeToString()
     return content + _check_sum(content)
 

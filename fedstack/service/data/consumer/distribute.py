@@ -59,21 +59,21 @@ def distribute(
     dispatcher_timeout_ms: float = 60_000,
     **refused: object,
 ) -> Callable[[Dataset], DistributedDataset]:
-    """Returns a transformation for `Dataset.apply`, after which data workers read the dataset.
+    """Returns a transformation for `Dataset.apply` that lets data workers read the dataset.
 
         dataset = Dataset.range(1000).map(square).apply(distribute("distributed_epoch", dispatcher.target))
 
-    The dataset is registered when iteration begins. Each iteration is a pass over the dataset, and so is each
-    repetition of a `repeat`. Steps that require all elements, such as `batch` and `shuffle`, run in the process that
-    iterates over the dataset.
+    The dataset is registered when iteration begins. Each iteration, and each repetition of a `repeat`, is a pass over
+    the dataset. Steps that require all elements, such as `batch` and `shuffle`, run in the process that iterates over
+    the dataset.
 
     Args:
       processing_mode: The division of the dataset among workers. With `ShardingPolicy.DYNAMIC` or
         `"distributed_epoch"`, each element is read once. With `ShardingPolicy.OFF` or `"parallel_epochs"`, each worker
         reads all elements. With `ShardingPolicy.FILE` or `ShardingPolicy.DATA`, the position of a file or an element
         determines the worker that reads it.
-      service: The dispatcher: an address, a tuple of a protocol and an address, a `DispatchServer`, the job of a
-        cluster with one task, or a channel.
+      service: The dispatcher: an address, a tuple of a protocol and an address, a `DispatchServer`, a cluster's job
+        that has one task, or a channel.
       job_name: The name of a job. Consumers with the same job name share the passes over a dataset, and each element is
         delivered to one of them.
       max_outstanding_requests: The maximum number of blocks of elements that are requested or wait to be consumed; by
@@ -102,7 +102,7 @@ def distribute(
     def apply(dataset: Dataset) -> DistributedDataset:
         if not isinstance(cast(object, dataset), Dataset):
             raise TypeMismatchError(
-                f"Expected a dataset, found {describe(dataset)}; at distribute; create a Dataset first"
+                f"Expected distribute to be applied to a dataset, found {describe(dataset)}; create a Dataset first"
             )
         _check_spec(element_spec, dataset.element_type)
         return _distributed(described(dataset), terms, connections)
@@ -141,8 +141,8 @@ def register_dataset(
     whole, column = (dataset.dataset, dataset.column) if isinstance(dataset, ClientDatasets) else (dataset, "")
     if not isinstance(cast(object, whole), Dataset):
         raise TypeMismatchError(
-            f"Expected a dataset, found {describe(dataset)}; at register_dataset; pass a Dataset or the result of its "
-            "by_client(column)"
+            f"Expected register_dataset to receive a dataset, found {describe(dataset)}; pass a Dataset or the result "
+            "of its by_client(column)"
         )
     name = "" if dataset_id is None else _checked_name("dataset_id", dataset_id)
     connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression)
@@ -251,17 +251,18 @@ def _terms(
     cursor = None if resume is None else read_cursor(resume)
     if cursor is not None and known[guarantee] is not Guarantee.EXACTLY_ONCE:
         raise InvalidValueError(
-            f"Expected guarantee 'exactly_once' in combination with resume, found {guarantee!r}; pass "
+            f"Expected guarantee to be 'exactly_once' for a pass that is resumed, found {guarantee!r}; pass "
             "guarantee='exactly_once'"
         )
     if cursor is not None and cursor.policy != policy.name:
         raise InvalidValueError(
-            f"Expected processing_mode ShardingPolicy.{cursor.policy} as in resume, found {policy}; pass the mode of "
-            "the cursor's pass, or start a new pass without resume"
+            f"Expected processing_mode to be ShardingPolicy.{cursor.policy}, as in the pass to resume, found {policy}; "
+            "pass the mode of the cursor's pass, or start a new pass without resume"
         )
     if cursor is not None and cursor.job_name != job:
         raise InvalidValueError(
-            f"Expected job_name {cursor.job_name!r} as in resume, found {job!r}; pass the job_name of the cursor's pass"
+            f"Expected job_name to be {cursor.job_name!r}, as in the pass to resume, found {job!r}; pass the job_name "
+            "of the cursor's pass"
         )
     most = None if max_requests is None else checked_positive("max_outstanding_requests", max_requests)
     return Terms(policy, known[guarantee], job, cast(str, targets), most, _seconds(timeout_ms), cursor)
@@ -272,7 +273,8 @@ def _connections(
 ) -> Connections:
     if compression not in (None, "AUTO"):
         raise InvalidValueError(
-            f"Expected compression to be 'AUTO' or None, found {compression!r}; pass the id of a dataset as dataset_id="
+            f"Expected compression to be 'AUTO' or None, found {compression!r}; if it is the id of a dataset, pass it "
+            "as dataset_id="
         )
     return Connections(_address(service), credentials, terms.target_workers == "LOCAL")
 
@@ -317,12 +319,14 @@ def _check_spec(spec: object, element: Type) -> None:
         return
     expected = type_of(spec, "element_spec")
     if not expected.is_equivalent_to(element):
-        raise TypeMismatchError(f"Expected elements of {expected}, found a dataset of {element}; at element_spec")
+        raise TypeMismatchError(
+            f"Expected elements of type {expected}, which element_spec declares, found elements of type {element}"
+        )
 
 
 def _check_refused(refused: dict[str, object]) -> None:
     for name, value in refused.items():
         if name not in _REFUSED:
-            raise TypeError(f"Expected a known argument, found {name!r}; see help(fedstack.service.data.distribute)")
+            raise TypeError(f"Unknown argument {name!r}; see help(fedstack.service.data.distribute)")
         if value is not None:
-            raise InvalidValueError(f"Expected no {name}, which is not supported, found {value!r}; {_REFUSED[name]}")
+            raise InvalidValueError(f"The argument {name}={value!r} is not supported; {_REFUSED[name]}")

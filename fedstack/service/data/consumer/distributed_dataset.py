@@ -42,7 +42,7 @@ class DistributedSource(Source):
     """A source of the elements that data workers send. Each iteration is a new pass.
 
     Args:
-      known: The dataset.
+      known: The dataset to read.
       terms: The options with which the dataset is read.
       connections: The connections to the dispatcher and its workers.
     """
@@ -105,12 +105,12 @@ class DistributedSource(Source):
         The other processes become separate consumers.
 
         Raises:
-          CarrierError: If the dataset resumes from a cursor, because only one consumer may do this.
+          CarrierError: If the dataset resumes from a cursor, because only one consumer may continue from a cursor.
         """
         if self._terms.resume is not None:
             raise CarrierError(
-                "Expected a distributed dataset without resume in an object that is sent to another process, found a "
-                "dataset with a cursor, from which only one consumer may continue; pass resume in the other process"
+                "A dataset that resumes from a cursor cannot be sent to another process, because only one consumer "
+                "may continue from the cursor; pass resume in the other process instead"
             )
         return DistributedSource, (self._known, self._terms, self._connections)
 
@@ -187,7 +187,7 @@ class Passes:
         return made + (0 if self._driver is None else self._driver.opening.position.left_out)
 
     def work_on(self, more: int) -> None:
-        """Adds to the number of blocks that are processed on threads other than the thread that calls the driver."""
+        """Adds to the number of blocks that threads other than the driver's calling thread process."""
         with self._counting:
             self._in_work += more
             driver = self._driver
@@ -215,7 +215,7 @@ class Passes:
         taken = self._taken(made)
         if isinstance(taken, Step):
             raise InvalidComputationError(
-                f"Expected only steps that can resume at any element, found {taken!r} after distribute; create the "
+                f"Expected all steps after distribute to be resumable at any element, found {taken!r}; create the "
                 "cursor from an iterator over the dataset without this step, and apply the step to its elements"
             )
         if self._driver is None or not self._driver.commit.number:
@@ -302,7 +302,7 @@ class DistributedDataset(Dataset):
 
 
 class DistributedIterator(ElementIterator):
-    """An iterator over the elements of a distributed dataset, for `for` and `async for` loops."""
+    """Iterates over the elements of a distributed dataset, in a `for` or `async for` loop."""
 
     def __init__(self, passes: Passes, blocks: Blocks, shown: Shown | None) -> None:
         # The number of elements that have been received, and the number that had been yielded when the iterator was

@@ -1,4 +1,4 @@
-"""Reads the elements of referenced clients from data services, ahead of their consumption.
+"""Reads the elements of referenced clients from data services, before they are requested.
 
 References belong to a group, which usually consists of all clients of a round on one worker. They are consumed roughly
 in the order of the group. When a client is requested, the following clients are read too, in one call for each data
@@ -123,7 +123,7 @@ class GroupReader:
                 raise outcome
 
     async def _read_at(self, worker: bytes, places: Sequence[int], *, is_alone: bool) -> None:
-        """Reads some clients, and continues with another worker if the worker is lost."""
+        """Reads some clients, and continues with another worker if a worker is lost."""
         begun = self._workers.io.time()
         while True:
             try:
@@ -166,7 +166,7 @@ class GroupReader:
         return columns, [self._bytes_of(column) for column in columns]
 
     def _streamed(self, place: int) -> Iterator[Column]:
-        """Yields the elements of one client as they are received, and continues with another worker after a loss."""
+        """Yields the elements of one client as they are received. If a worker is lost, continues with another."""
         run, workers, request = self._workers.io.run_sync, self._workers, self._request([place])
         begun = workers.io.time()
         while True:
@@ -302,7 +302,7 @@ class ReferenceReader(ClosesOnExit):
         dataset = _dataset_of(data.content)
         if not dataset.HasField("client") or not isinstance(type_spec, SequenceType):
             raise InvalidValueError(
-                f"Expected a reference to the sequence of a client, found data of type {type_spec}; at a data block"
+                f"Expected a data block that refers to the sequence of a client, found a data block of type {type_spec}"
             )
         return Reference(ReferenceGroup(data.content, [dataset.client], type_spec.element, self.blocks), 0)
 

@@ -24,7 +24,7 @@ from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import shorten
 from fedstack.service.data.reading.blocks import column_over
 
-# Arrow's names of types that have another name in NumPy. Arrow's own conversion would import pandas.
+# Maps the names of Arrow types to NumPy's names where they differ. Arrow's own conversion would import pandas.
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
@@ -53,7 +53,7 @@ def type_of_arrow(kind: Any, path: str) -> Type:
         return TensorType(np.str_ if is_text else np.dtype(_NUMPY_NAMES.get(str(kind), str(kind))).type)
     except (TypeError, ValueError, SyntaxError, NotImplementedError):
         raise TypeMismatchError(
-            f"Expected numbers, text, or lists and structs of these, found {kind}; at {path}; leave out this column by "
+            f"Expected numbers, text, or lists and structs of these in {path}, found {kind}; leave out this column by "
             "passing columns=[...]"
         ) from None
 
@@ -66,7 +66,7 @@ def check_text(element: Type) -> None:
     """
     for path, tensor in tensor_leaves(element):
         if kind_of_dtype(tensor.dtype) not in "Sbif" or tensor.shape is None:
-            raise TypeMismatchError(f"Expected text, numbers, bools or lists of these, found {tensor}; at {path}")
+            raise TypeMismatchError(f"Expected text, numbers, bools or lists of these at {path}, found {tensor}")
 
 
 def arrow_type(element: Type) -> Any:
@@ -95,10 +95,10 @@ class ArrowReader:
     from_text: bool = False
 
     def until_failure(self, values: Any, element: Type, first: int) -> Iterator[Column]:
-        """Yields the elements before the first invalid element, then raises the error of the invalid element.
+        """Yields the elements before the first invalid element, then raises the error for that element.
 
         Args:
-          values: The values for which `column` has failed.
+          values: The values for which `column` raised an error.
           element: The type of an element.
           first: The row number of the first value in the file, for error messages.
         """
@@ -125,7 +125,7 @@ class ArrowReader:
 
         Raises:
           InvalidValueError: If a value is missing, or out of range for the element's type.
-          TypeMismatchError: If the values have a type other than the element's.
+          TypeMismatchError: If the values do not have the type of the element.
         """
         array, place = joined(values), f"{self.path}{name}"
 
@@ -150,14 +150,14 @@ class ArrowReader:
         members = {field.name: member for field, member in zip(array.type, array.flatten())} if is_struct else {}
         wanted = [cast(str, member) for member, _ in fields_of(element)]
         if not members.keys() >= set(wanted):
-            raise TypeMismatchError(f"Expected {element}, found {array.type}; in {self.path}{name}")
+            raise TypeMismatchError(f"Expected {element} in {self.path}{name}, found {array.type}")
         columns = [
             self.column(members[n], t, first, f"{name}, column {n!r}") for n, (_, t) in zip(wanted, fields_of(element))
         ]
         return StructColumn(tuple(columns), len(array))
 
     def _rows(self, rows: NDArray[Any], tensor: TensorType, first: int, place: str) -> Column:
-        """Casts rows to the element's dtype and returns them as a column.
+        """Returns rows as a column with the element's dtype.
 
         The cast must be lossless, except that floats from text may lose precision but must stay finite.
         """
@@ -165,7 +165,9 @@ class ArrowReader:
         narrows = self.from_text and kind == "f"
         is_one = kind_of_dtype(rows.dtype) == kind and (narrows or kind == "S" or np.can_cast(rows.dtype, dtype))
         if not is_one or not shape_fits(rows.shape[1:], tensor.shape):
-            raise TypeMismatchError(f"Expected rows of {tensor}, found {rows.dtype}{list(rows.shape[1:])}; in {place}")
+            raise TypeMismatchError(
+                f"Expected rows of {tensor} in {place}, found rows of {rows.dtype}{list(rows.shape[1:])}"
+            )
         if kind == "S":
             return column_over(rows, TensorType(np.str_, rows.shape[1:]), len(rows), place)
         values = quiet_context().run(np.asarray, rows, dtype)
@@ -173,7 +175,7 @@ class ArrowReader:
             lost = (np.isinf(values) & np.isfinite(rows)).reshape(len(rows), -1).any(axis=1)
             for row in np.flatnonzero(lost)[:1].tolist():
                 raise InvalidValueError(
-                    f"Expected {tensor}, found {shorten(rows[row].tolist())}; in {place}, row {first + row}; correct "
+                    f"Expected {tensor} in {place}, row {first + row}, found {shorten(rows[row].tolist())}; correct "
                     "the file, or read a wider type"
                 )
         return (ScalarColumn if is_scalar(tensor) else RowsColumn)(read_only(np.ascontiguousarray(values)))
@@ -185,7 +187,7 @@ def _texts(array: Any, tensor: TensorType, place: str) -> list[object]:
         words = _texts(array.dictionary, tensor, place)
         return [words[index] for index in array.indices.to_pylist()]
     if type_of_arrow(array.type, place) != tensor:
-        raise TypeMismatchError(f"Expected {tensor}, found {array.type}; in {place}")
+        raise TypeMismatchError(f"Expected {tensor} in {place}, found {array.type}")
     return array.cast(pa.large_binary()).to_pylist()
 
 
@@ -197,7 +199,7 @@ def _ragged(array: Any, place: str, row_of: Callable[[int], object]) -> list[NDA
     found = [dense(array.slice(row, 1), place) for row in range(len(array))]
     if any(row is None for row in found):
         raise InvalidValueError(
-            f"Expected nested lists that form an array in each row, found lists of different lengths; in {place}; pad "
-            "the lists"
+            f"Expected lists of equal length within each row in {place}, found lists of different lengths; pad the "
+            "lists"
         )
     return [cast("NDArray[Any]", row)[0] for row in found]

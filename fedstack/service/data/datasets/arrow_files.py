@@ -89,20 +89,20 @@ def check_columns(wanted: Sequence[str], found: Sequence[str], path: str, where:
     for name in wanted:
         if list(found).count(name) != 1:
             what = f"several columns {name!r}" if name in found else f"the columns {shorten(list(found))}"
-            raise InvalidValueError(f"Expected exactly one column {name!r}, found {what}; in {path}{where}")
+            raise InvalidValueError(f"Expected exactly one column {name!r} in {path}{where}, found {what}")
 
 
 class FilesWithSchema(ArrowFiles):
-    """Files that contain the types of their columns and consist of parts that can be read separately."""
+    """Files that declare the types of their columns and whose parts can be read separately."""
 
     @classmethod
     @abc.abstractmethod
     def look(cls, path: str) -> tuple[Any, int]:
-        """Returns the `pyarrow.Schema` of a file and its number of parts."""
+        """Returns a file's `pyarrow.Schema` and the number of its parts."""
 
     @classmethod
     def looked(cls, path: str) -> tuple[Any, int]:
-        """Does the same as `look`, but raises an `InvalidValueError` in place of pyarrow's errors and `OSError`.
+        """Like `look`, but raises `InvalidValueError` instead of pyarrow's errors and `OSError`.
 
         Raises:
           InvalidValueError: If the file cannot be read.
@@ -119,7 +119,7 @@ class FilesWithSchema(ArrowFiles):
         wanted = self.parts_of(path)
         if part is not None and parts != wanted:
             raise InvalidValueError(
-                f"Expected {wanted} row groups or record batches, found {parts}; in {path}; define the dataset again, "
+                f"Expected {wanted} row groups or record batches in {path}, found {parts}; define the dataset again, "
                 "because the file has changed since the dataset was defined"
             )
         return schema.names, parts
@@ -194,7 +194,7 @@ class CsvFiles(ArrowFiles):
 
     Raises:
       TypeMismatchError: If the element type is not a struct of named scalars.
-      InvalidValueError: If the delimiter is not a single character other than a quotation mark or a line break.
+      InvalidValueError: If the delimiter is not a single character, or is a quotation mark or a line break.
     """
 
     format = "CSV"
@@ -206,8 +206,8 @@ class CsvFiles(ArrowFiles):
         check_named(self.in_files, lambda t: isinstance(t, TensorType) and is_scalar(t))
         if not isinstance(cast(object, self.delimiter), str) or len(self.delimiter) != 1 or self.delimiter in '\r\n"':
             raise InvalidValueError(
-                f"Expected a single character other than a quotation mark or a line break, found "
-                f"{describe(self.delimiter)}; at delimiter of Dataset.from_csv"
+                "Expected the delimiter of Dataset.from_csv to be a single character other than a quotation mark or a "
+                f"line break, found {describe(self.delimiter)}"
             )
 
     def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
@@ -239,7 +239,7 @@ class CsvFiles(ArrowFiles):
         name = self._header(path)[int(found[1])]
         tensor = self.columns[name]
         return InvalidValueError(
-            f"Expected {tensor}, found {shorten(found[3])}; in {path}, row {found[2]}, column {name!r}; correct the "
+            f"Expected {tensor} in {path}, row {found[2]}, column {name!r}, found {shorten(found[3])}; correct the "
             "file, or read the column as text (np.str_)"
         )
 
@@ -273,7 +273,7 @@ def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where:
     """Returns the type of the elements in files, as determined by the first file.
 
     Args:
-      kind: The kind of the files.
+      kind: The class of the source that reads the files.
       path: The path of the first file.
       columns: The names of the columns to read, or a dict from names to types; `None` for all columns.
       where: The name of the function that received the arguments, for error messages.
@@ -281,20 +281,20 @@ def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where:
     Raises:
       TypeMismatchError: If `columns` is neither a sequence of names nor a dict, or the language has no type for a
         column.
-      InvalidValueError: If the file lacks a column, or is not of this kind.
+      InvalidValueError: If the file lacks a column, or does not have the expected format.
     """
     if isinstance(columns, Mapping):
         return cast(StructType, type_of(cast(object, columns), where))
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
         raise TypeMismatchError(
-            f"Expected a list of column names or a dict from names to types, found {describe(columns)}; at columns of "
-            f"{where}"
+            f"Expected the columns of {where} to be a list of names or a dict from names to types, found "
+            f"{describe(columns)}"
         )
     schema, _ = kind.looked(path)
     names = schema.names if columns is None else list(cast("Sequence[str]", columns))
     check_columns(names, schema.names, path)
     if len(set(names)) < len(names):
         raise InvalidValueError(
-            f"Expected distinct column names, found {shorten(names)}; at {where}; name each column once"
+            f"Expected distinct column names in {where}, found {shorten(names)}; name each column once"
         )
     return StructType([(n, type_of_arrow(schema.field(n).type, f"{path}, column {n!r}")) for n in names])

@@ -32,14 +32,16 @@ def drawn(n: object, seed: object, key: tuple[int, ...], clients: int) -> list[i
       n: The number of clients to draw.
       seed: The seed of the draw.
       key: Identifies the draw: different keys yield different draws for the same seed.
-      clients: The number of all clients.
+      clients: The total number of clients.
 
     Raises:
       InvalidValueError: If there are fewer than `n` clients.
     """
     number = checked_seed("n", n)
     if number > clients:
-        raise InvalidValueError(f"Expected a sample of at most {counted(clients, 'client')}, found {number}; reduce n")
+        raise InvalidValueError(
+            f"Expected a sample of at most {counted(clients, 'client')}, found a sample of {number}; reduce n"
+        )
     return drawn_order(checked_seed("seed", seed, MAX_SEED), key, clients)[:number].tolist()
 
 
@@ -62,7 +64,7 @@ def key_of(client: object, id_type: TensorType) -> bytes:
 
 
 def id_of(key: bytes, id_type: TensorType) -> Any:
-    """Returns the client's id that `key_of` has encoded.
+    """Returns the client's id that a wire form from `key_of` encodes.
 
     Raises:
       InvalidValueError: If `key` is not the wire form of an id of type `id_type`.
@@ -83,7 +85,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
     dataset is read as a whole when its clients are first requested, and is then kept in memory.
 
     Args:
-      dataset: The dataset.
+      dataset: The dataset to split by client.
       column: The member of the dataset's elements that contains the client's id.
       make: Creates the dataset of a client from its source.
 
@@ -97,15 +99,15 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         names = [name for name, _ in members]
         if column not in names:
             raise TypeMismatchError(
-                f"Expected elements with a member {column!r}, found {element}; at by_client; pass the name of the "
+                f"Expected by_client to split elements with a member {column!r}, found {element}; pass the name of the "
                 "member that contains the client's id"
             )
         self._place = names.index(column)
         self._id_type = members[self._place][1]
         if not isinstance(self._id_type, TensorType) or not is_scalar(self._id_type):
             raise TypeMismatchError(
-                f"Expected scalar client ids, found {self._id_type}; at column {column!r}; pass the name of a member "
-                "that is a scalar"
+                f"Expected scalar client ids in column {column!r}, found {self._id_type}; pass the name of a scalar "
+                "member"
             )
         self._element = StructType([member for member in members if member[0] != column])
         self._dataset = dataset
@@ -134,7 +136,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         """Reads elements and groups them by client.
 
         Args:
-          elements: The dataset, or another provider of the same elements.
+          elements: Provides the dataset's elements in blocks.
 
         Returns:
           A dict from each client to its slice of the grouped elements, and the grouped elements.
@@ -149,7 +151,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return places, picked(self.without_id(column), order)
 
     def divided(self, column: StructColumn) -> tuple[list[Any], list[NDArray[np.intp]]]:
-        """Returns the clients that own some elements of the dataset, in order, and the row indices of each client."""
+        """Returns the clients that have elements in the dataset, in order, and the row indices of each client."""
         return group_rows(self._ids(column.fields[self._place]), self._column)
 
     def without_id(self, column: StructColumn) -> StructColumn:
@@ -165,7 +167,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
             found[:] = [cast(bytes, one).decode() if texts else one for one in ids.items()]
         except UnicodeDecodeError as error:
             raise InvalidValueError(
-                f"Expected client ids encoded as UTF-8, found invalid bytes: {error}; at column {self._column!r}"
+                f"Expected client ids encoded as UTF-8 in column {self._column!r}, found invalid bytes: {error}"
             ) from error
         return found
 

@@ -51,7 +51,7 @@ class Dataset(Pipeline):
     """
 
     def batches(self, batch_size: int, **options: Any) -> ClientRows:
-        """Returns the elements in batches, as a client's value for a computation in place of `fedstack.batches`.
+        """Returns the elements in batches, as a client's value for a computation; see `fedstack.batches`.
 
         Unlike the result of `batch`, the value is not a dataset, and the order of its elements can differ between
         passes.
@@ -63,7 +63,7 @@ class Dataset(Pipeline):
         return ClientRows(self, batching_of(batch_size, **options))
 
     def zip(self, *others: "Dataset") -> "Dataset":
-        """Returns a dataset of tuples with one element of each dataset. It ends with the shortest dataset."""
+        """Returns a dataset of tuples with one element of each dataset, up to the end of the shortest."""
         return Dataset(ZippedSource(_datasets((self, *others), "zip")))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
@@ -76,15 +76,15 @@ class Dataset(Pipeline):
         for other in rest:
             if not first.element_type.is_equivalent_to(other.element_type):
                 raise TypeMismatchError(
-                    f"Expected elements of type {first.element_type}, found {other.element_type}; at concatenate; "
-                    "convert the elements with map first"
+                    f"Expected concatenate to receive elements of type {first.element_type}, found "
+                    f"{other.element_type}; convert the elements with map first"
                 )
         return Dataset(ConcatenatedSource(datasets))
 
     def by_client(self, column: str) -> "ClientDatasets[Dataset]":
         """Splits the dataset into one dataset per client.
 
-        The elements of the clients' datasets do not contain the column of the client's id.
+        The elements of the clients' datasets omit the member `column`.
 
         Args:
           column: The member of the elements that contains the client's id.
@@ -105,14 +105,14 @@ class Dataset(Pipeline):
         checked = [checked_integer(n, value) for n, value in (("start", first), ("stop", last), ("step", step))]
         if not checked[2] or not all(number in INT64_NUMBERS for number in checked):
             raise InvalidValueError(
-                f"Expected int64 numbers as start, stop and step, and a step other than 0, found {checked}; at "
-                "Dataset.range"
+                "Expected int64 numbers and a nonzero step as the start, stop and step of Dataset.range, found "
+                f"{checked}"
             )
         numbers = range(*checked)
         if numbers and abs(numbers[-1] - numbers[0]) // abs(checked[2]) >= MOST_NUMBER:
             raise InvalidValueError(
-                f"Expected a range of at most {MOST_NUMBER} numbers, found the start, stop and step {checked}; at "
-                "Dataset.range"
+                f"Expected at most {MOST_NUMBER} numbers in Dataset.range, found more for the start, stop and step "
+                f"{checked}"
             )
         return Dataset(RangeSource(numbers))
 
@@ -175,8 +175,8 @@ class Dataset(Pipeline):
             as in `{"x": (np.float32, [32])}`, declares a fixed length.
           client_from_path: The name of an additional string member that contains the client's id, which is derived from
             the path of the file. For the name `user` and the path `user=alice/part-0.parquet`, the id is `alice`. If no
-            path has such a part, the id is the name of the file without its extension. Each file is then one split,
-            and is read only for its client.
+            path has such a part, the id is the name of the file without its extension. With this option, each file is
+            one split, and is read only for its client.
 
         Raises:
           ImportError: If pyarrow is not installed; the extra `arrow` includes pyarrow.
@@ -229,7 +229,7 @@ class Dataset(Pipeline):
         Raises:
           ImportError: During iteration, if pyarrow is not installed; the extra `arrow` includes pyarrow.
           TypeMismatchError: If `element_type` is not the type of a dict.
-          InvalidValueError: If there are no such files. During iteration, if an object does not have the type.
+          InvalidValueError: If there are no such files. During iteration, if an object does not match `element_type`.
         """
         element = checked_element(type_of(element_type, "Dataset.from_json_lines"))
         paths = files.files_of(files_or_pattern, "Dataset.from_json_lines")
@@ -257,8 +257,8 @@ class Dataset(Pipeline):
         if not callable(cast(object, function)):
             once = "the one-shot iterator " * isinstance(cast(object, function), Iterator)
             raise TypeMismatchError(
-                f"Expected a function that takes the number of a split, found {once}`{type(function).__name__}`; at "
-                "Dataset.from_generator; pass the function that creates the iterator"
+                f"Expected Dataset.from_generator to receive a function, found {once}`{type(function).__name__}`; pass "
+                "the function that creates the iterator"
             )
         _check_takes_a_split(function)
         element = checked_element(type_of(element_type, "Dataset.from_generator"))
@@ -294,8 +294,8 @@ def _check_takes_a_split(function: Callable[..., object]) -> None:
         signature.bind(0)
     except TypeError as error:
         raise TypeMismatchError(
-            f"Expected a function that takes the number of a split, found a function with the parameters {signature}; "
-            "at Dataset.from_generator; declare one parameter, even if there is only one split"
+            "Expected Dataset.from_generator to receive a function of the number of a split, found a function with "
+            f"the parameters {signature}; declare one parameter, even if there is only one split"
         ) from error
 
 
@@ -315,5 +315,7 @@ def _datasets(found: Sequence[object], where: str) -> "tuple[Dataset, ...]":
             advice = "create a dataset from it, for example with Dataset.from_arrays"
             if isinstance(one, (tuple, list)):
                 advice = f"pass each dataset as a separate argument, as in a.{where}(b)"
-            raise TypeMismatchError(f"Expected datasets, found {describe(cast(object, one))}; at {where}; {advice}")
+            raise TypeMismatchError(
+                f"Expected {where} to receive datasets, found {describe(cast(object, one))}; {advice}"
+            )
     return cast("tuple[Dataset, ...]", tuple(found))

@@ -74,13 +74,15 @@ def read_definition(proto: DatasetDefinition) -> Dataset:
     kind = proto.WhichOneof("source")
     if kind is None:
         raise InvalidComputationError(
-            f"Expected a source that this release supports, found no source or an unknown kind; at {_THE_DATASET}; "
-            "install the same release of fedstack in both processes"
+            f"Expected a source that this release supports in {_THE_DATASET}, found no source or an unknown kind of "
+            "source; install the same release of fedstack in both processes"
         )
     element = checked_element(type_from_proto(proto.element))
     source = _SOURCES[kind](proto, element)
     if not source.element.is_equivalent_to(element):
-        raise InvalidComputationError(f"Expected elements of {element}, found {source.element}; at {_THE_DATASET}")
+        raise InvalidComputationError(
+            f"Expected elements of type {element} in {_THE_DATASET}, found elements of type {source.element}"
+        )
     return with_steps(Dataset(source), proto.step)
 
 
@@ -90,8 +92,8 @@ def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
         name = step.WhichOneof("kind")
         if name is None:
             raise InvalidComputationError(
-                f"Expected a step that this release supports, found an empty step or an unknown kind; at "
-                f"{_THE_DATASET}; install the same release of fedstack in both processes"
+                f"Expected a step that this release supports in {_THE_DATASET}, found an empty step or an unknown kind "
+                "of step; install the same release of fedstack in both processes"
             )
         dataset = _STEPS[name](dataset, step)
     return dataset
@@ -100,8 +102,8 @@ def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
 @functools.singledispatch
 def _write_source(source: Source, proto: DatasetDefinition, destination: Destination) -> None:
     raise CarrierError(
-        f"Expected a dataset that can be sent to other processes, found a dataset with the source {source!r}, which "
-        "exists only in this process; apply its steps before distribute, or to the distributed dataset"
+        f"The dataset cannot be sent to other processes, because its source {source!r} exists only in this process; "
+        "apply its steps before distribute, or to the distributed dataset"
     )
 
 
@@ -163,7 +165,7 @@ def _read_arrays(proto: DatasetDefinition, element: Type) -> Source:
         return ArraysSource(element, empty_column(element))
     if len(proto.arrays.array) != len(tensors):
         found = len(proto.arrays.array)
-        raise InvalidComputationError(f"Expected {len(tensors)} arrays, found {found}; at {_THE_DATASET}")
+        raise InvalidComputationError(f"Expected {len(tensors)} arrays in {_THE_DATASET}, found {found}")
     arrays: list[NDArray[Any]] = []
     for array, (path, tensor) in zip(proto.arrays.array, tensors):
         shape = None if tensor.shape is None else (rows, *tensor.shape)
@@ -176,12 +178,13 @@ def _read_files(proto: DatasetDefinition, element: Type) -> Source:
     found = proto.files
     if found.format not in _FILES or not found.path:
         raise InvalidComputationError(
-            f"Expected files of a format that this release supports, found no files or an unknown format; at "
-            f"{_THE_DATASET}; install the same release of fedstack in both processes"
+            f"Expected files of a format that this release supports in {_THE_DATASET}, found no files or an unknown "
+            "format; install the same release of fedstack in both processes"
         )
     if len(found.parts) not in (0, len(found.path)):
         raise InvalidComputationError(
-            f"Expected a number of parts for each file, found {len(found.parts)} numbers; at {_THE_DATASET}"
+            f"Expected the number of parts of each file in {_THE_DATASET}, found the number for {len(found.parts)} "
+            "files"
         )
     return _FILES[found.format](
         element, tuple(found.path), delimiter=found.delimiter, client=found.client, parts=found.parts
@@ -205,9 +208,7 @@ def _read_computation(proto: DatasetDefinition, element: Type) -> Source:
 
 def _read_parts(proto: DatasetDefinitions) -> tuple[Pipeline, ...]:
     if not proto.dataset:
-        raise InvalidComputationError(
-            f"Expected the datasets to zip or concatenate, found an empty list; at {_THE_DATASET}"
-        )
+        raise InvalidComputationError(f"Expected {_THE_DATASET} to contain datasets to zip or concatenate, found none")
     return tuple(read_definition(part) for part in proto.dataset)
 
 
@@ -301,7 +302,7 @@ def _padded_batch(dataset: Dataset, step: DatasetStep.PaddedBatch) -> Dataset:
     element = dataset.element_type
     tensors = [tensor for _, tensor in tensor_leaves(element)]
     if len(step.padding) != len(tensors):
-        raise InvalidComputationError(f"Expected {len(tensors)} paddings, found {len(step.padding)}; at {_THE_DATASET}")
+        raise InvalidComputationError(f"Expected {len(tensors)} paddings in {_THE_DATASET}, found {len(step.padding)}")
     shapes = unflatten(iter([list(padding.size) for padding in step.padding]), element)
     values = [
         array_from_proto(padding.value, np.dtype(np.str_) if is_string(tensor) else tensor.dtype, (), path=_THE_DATASET)

@@ -57,12 +57,12 @@ def type_of(spec: object, where: str) -> Type:
         return to_type(spec)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise TypeMismatchError(
-            f"Expected a type, found {describe(spec)}; at {where}; pass a dtype such as np.int64, or a dict of types"
+            f"Expected a type for {where}, found {describe(spec)}; pass a dtype such as np.int64, or a dict of types"
         ) from error
 
 
 def checked_element(element: Type) -> Type:
-    """Checks that elements may have a type, and returns the type.
+    """Checks that a type is permitted for elements, and returns the type.
 
     Raises:
       InvalidComputationError: If the type contains anything other than tensors and structs of tensors, a tensor with
@@ -71,8 +71,8 @@ def checked_element(element: Type) -> Type:
     for path, tensor in tensor_leaves(element):
         if tensor.shape is not None and len(tensor.shape) > _MOST_DIMENSIONS:
             raise InvalidComputationError(
-                f"Expected elements of at most {_MOST_DIMENSIONS} dimensions, found {len(tensor.shape)}; "
-                f"at {path or 'the element'}; nest fewer batches"
+                f"Expected at most {_MOST_DIMENSIONS} dimensions in {path or 'the element'}, found "
+                f"{len(tensor.shape)}; nest fewer batches"
             )
     shower(element)
     return element
@@ -91,7 +91,7 @@ def laid_out(arrays: object, path: str) -> tuple[Type, object]:
     tensor = tensor_of_rows(cast(Any, arrays))
     if tensor is None:
         raise TypeMismatchError(
-            f"Expected an array of numbers or text, found {describe(arrays)}; at {path}; convert the array first"
+            f"Expected an array of numbers or text at {path}, found {describe(arrays)}; convert the array first"
         )
     return tensor, arrays
 
@@ -104,8 +104,8 @@ def shower(element: Type) -> Shown | None:
     members = [shower(t) for _, t in fields_of(element)]
     if None in names and any(names):
         raise InvalidComputationError(
-            f"Expected a struct in which all members have names or no member has a name, found {element}; name all "
-            "members or none"
+            f"Expected a struct whose members all have names or all lack names, found {element}; name all members or "
+            "none"
         )
     if not any(members):
         return (lambda payload: dict(zip(names, payload))) if any(names) else None
@@ -120,7 +120,7 @@ def _same(payload: object) -> object:
 
 
 class Lists(Iterator[Sequence[object]]):
-    """An iterator over the elements of blocks, in lists, that one thread or task may use at a time.
+    """Iterates over the elements of blocks, in lists. Only one thread or task at a time may use an instance.
 
     Args:
       blocks: The blocks of elements.
@@ -139,8 +139,8 @@ class Lists(Iterator[Sequence[object]]):
         """
         if not self._lock.acquire(blocking=False):
             raise InvalidValueError(
-                "Expected one thread or task at a time to read from an iterator, found another thread or task that is "
-                "waiting for elements; create a separate iterator for each, or read in a single thread or task"
+                "Another thread or task is waiting for elements of this iterator; create a separate iterator for each "
+                "thread or task, or read in a single thread or task"
             )
         try:
             yield
@@ -164,7 +164,7 @@ class Lists(Iterator[Sequence[object]]):
 class PlainIterator(itertools.chain[Any]):
     """An iterator over the elements of a dataset that supports only `for` loops.
 
-    It is a subclass of `itertools.chain`, which avoids a call of a Python function for each element.
+    The class extends `itertools.chain`, which avoids calling a Python function for each element.
     """
 
     _lists: Lists
@@ -275,13 +275,13 @@ class ElementFunction:
             computation = computation.to_proto()
         if not isinstance(computation, computation_pb2.Computation):
             raise InvalidComputationError(
-                f"Expected a computation, found {describe(computation)}; at {where}; decorate the function with "
+                f"Expected a computation for {where}, found {describe(computation)}; decorate the function with "
                 "fedstack.python_computation"
             )
         found = type_from_proto(computation.type)
         if not isinstance(found, FunctionType) or contains_federated(found) or contains_function(found.result):
             raise InvalidComputationError(
-                f"Expected a function without placements that does not return a function, found {found}; at {where}"
+                f"Expected a function for {where} that has no placements and does not return a function, found {found}"
             )
         self.computation = computation
         self.type = found
@@ -374,13 +374,13 @@ class ElementFunction:
         """
         if self.type.parameter is None or not self.type.parameter.is_assignable_from(element):
             raise TypeMismatchError(
-                f"Expected a function that takes {element}, found {self} of type {self.type}; at {where}; "
+                f"Expected {where} to receive a function that takes {element}, found {self} of type {self.type}; "
                 "declare its parameter with the type of the dataset's elements"
             )
 
     def __reduce__(self) -> tuple[type["ElementFunction"], tuple[object, str]]:
         """Supports pickling, because Python functions that are sent to other processes may refer to a dataset."""
-        return ElementFunction, (self._source, self._where)  # without state of this process
+        return ElementFunction, (self._source, self._where)  # without state that exists only in this process
 
     def __repr__(self) -> str:
         return self.name or "a computation"

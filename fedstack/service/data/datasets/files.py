@@ -50,11 +50,13 @@ def files_of(pattern: object, where: str) -> tuple[str, ...]:
     elif isinstance(pattern, (list, tuple)):
         paths = [os.fspath(cast("str | os.PathLike[str]", path)) for path in cast("Sequence[Any]", pattern)]
     else:
-        raise TypeMismatchError(f"Expected a path, a pattern or a list of paths, found {describe(pattern)}; at {where}")
+        raise TypeMismatchError(
+            f"Expected {where} to receive a path, a pattern or a list of paths, found {describe(pattern)}"
+        )
     if not paths:
         raise InvalidValueError(
-            f"Expected at least one file, found no match for {shorten(cast(object, pattern))}; at {where}; check the "
-            "pattern"
+            f"Expected {where} to find at least one file, found no match for {shorten(cast(object, pattern))}; check "
+            "the pattern"
         )
     return tuple(map(os.path.abspath, paths))
 
@@ -166,7 +168,7 @@ def with_client(element: Type, client: str) -> Type:
       client: The name of the member; if empty, the type is returned unchanged.
 
     Raises:
-      TypeMismatchError: If the element has no named members, or already has a member with the name.
+      TypeMismatchError: If the element has no named members, or already has a member named `client`.
     """
     if not client:
         return element
@@ -174,8 +176,8 @@ def with_client(element: Type, client: str) -> Type:
     members = fields_of(cast(StructType, element))
     if client in [name for name, _ in members]:
         raise TypeMismatchError(
-            f"Expected files without a column {client!r}, because the paths provide it, found {element}; at "
-            "client_from_path; choose another name"
+            f"Expected files without a column {client!r}, because client_from_path adds this column, found {element}; "
+            "choose another name"
         )
     return StructType([*members, (client, _TEXT)])
 
@@ -183,7 +185,7 @@ def with_client(element: Type, client: str) -> Type:
 def _without_client(element: Type, client: str) -> Type:
     members = fields_of(element) if isinstance(element, StructType) else ()
     if len(members) < 2 or members[-1] != (client, _TEXT):
-        raise TypeMismatchError(f"Expected a last column {client!r} of text, found {element}; at client_from_path")
+        raise TypeMismatchError(f"Expected a last column {client!r} of text for client_from_path, found {element}")
     return StructType(list(members[:-1]))
 
 
@@ -202,14 +204,14 @@ def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
     if any(folders):
         odd = paths[[bool(found) for found in folders].index(False)]
         raise InvalidValueError(
-            f"Expected a folder {name}=… in every path, because other paths have one, found {odd}; move the file into "
-            "such a folder, or leave it out"
+            f"Expected every path to contain a folder {name}=…, because other paths contain one, found {odd}; move the "
+            "file into such a folder, or leave it out"
         )
     return tuple(pathlib.PurePath(path).stem for path in paths)
 
 
 def _unchanged(path: str, blocks: Blocks, first_stamp: _FirstStamp) -> Blocks:
-    """Yields the blocks of a file and checks that the file does not change meanwhile.
+    """Yields the blocks of a file and checks that the file does not change while it is read.
 
     Raises:
       InvalidValueError: If the file has been replaced or written to since it was first opened.
@@ -228,8 +230,8 @@ def _unchanged(path: str, blocks: Blocks, first_stamp: _FirstStamp) -> Blocks:
 def _check_unchanged(path: str, before: _Stamp) -> None:
     if _stamp(path) != before:
         raise InvalidValueError(
-            f"Expected a file that does not change while it is read, found {path}, which has changed; write a new "
-            "file, and move it to this path between two passes"
+            f"The file {path} has changed since it was first opened; write a new file, and move it to this path "
+            "between two passes"
         )
 
 
@@ -294,7 +296,7 @@ class NpzFiles(FilesSource):
         found = npz_arrays(path)
         names = [cast(str, name) for name, _ in fields_of(cast(StructType, self.in_files))]
         if missing := [name for name in names if name not in found]:
-            raise InvalidValueError(f"Expected an array {missing[0]!r}, found the arrays {sorted(found)}; in {path}")
+            raise InvalidValueError(f"Expected an array {missing[0]!r} in {path}, found the arrays {sorted(found)}")
         arrays = tuple(found[name] for name in names)
         count = check_rows({name: found[name] for name in names}, path)
         return pieces(column_over(arrays, self.in_files, count, path), rows_at_once(self.in_files), start)
@@ -343,8 +345,8 @@ def npz_arrays(path: str) -> dict[str, NDArray[Any]]:
             found: object = np.load(file, allow_pickle=False)
             if not isinstance(found, np.lib.npyio.NpzFile):
                 raise InvalidValueError(
-                    f"Expected a file with named arrays, found {describe(found)}; in {path}; read it with "
-                    "Dataset.from_npy, or write it with np.savez"
+                    f"Expected named arrays in {path}, found {describe(found)}; read it with Dataset.from_npy, or "
+                    "write it with np.savez"
                 )
             with found:
                 return {name: found[name] for name in found.files}
@@ -363,7 +365,7 @@ def check_rows(arrays: Mapping[str, NDArray[Any]], path: str) -> int:
     rows = {name: len(array) if array.ndim else None for name, array in arrays.items()}
     if len(set(rows.values())) != 1 or None in rows.values():
         found = ", ".join(f"{name}: {'a scalar' if n is None else n}" for name, n in rows.items()) or "no arrays"
-        raise InvalidValueError(f"Expected arrays with the same number of rows, found {found}; in {path}")
+        raise InvalidValueError(f"Expected arrays with the same number of rows in {path}, found {found}")
     return cast(int, next(iter(rows.values())))
 
 
@@ -384,6 +386,6 @@ def _row_type(array: NDArray[Any], path: str) -> TensorType:
     found = tensor_of_rows(array)
     if found is None:
         raise TypeMismatchError(
-            f"Expected an array of numbers or text, found {describe(array)}; in {path}; convert the array first"
+            f"Expected an array of numbers or text in {path}, found {describe(array)}; convert the array first"
         )
     return found

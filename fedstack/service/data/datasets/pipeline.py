@@ -39,7 +39,7 @@ MOST_STEPS = 100
 
 @attrs.frozen
 class Division:
-    """The division of the work on a dataset between the readers of its splits and the consumer of all its elements.
+    """Divides a dataset into work for the readers of its splits and work for the consumer of all its elements.
 
     Attributes:
       split: The part that can be read split by split, in any order and by several workers.
@@ -97,7 +97,7 @@ class Pipeline(HasBlocks):
 
     @property
     def element_spec(self) -> Type:
-        """The same as `element_type`."""
+        """An alias of `element_type`."""
         return self._element
 
     @property
@@ -112,7 +112,7 @@ class Pipeline(HasBlocks):
         size = self.cardinality
         if size is None or size == math.inf:
             what = "is not known" if size is None else "is infinite"
-            raise TypeError(f"Expected a dataset of known length, found {self!r}, whose length {what}")
+            raise TypeError(f"The length of {self!r} {what}")
         return int(size)
 
     @property
@@ -161,9 +161,7 @@ class Pipeline(HasBlocks):
           start: The number of elements to skip at the beginning.
         """
         if not 0 <= first <= last <= self.num_splits:
-            raise InvalidValueError(
-                f"Expected a range of splits within 0 to {self.num_splits}, found {first} to {last}; in {self!r}"
-            )
+            raise InvalidValueError(f"Expected splits from 0 to {self.num_splits} of {self!r}, found {first} to {last}")
         if first == last:
             return iter(())
         if self._asks_for_more:
@@ -316,11 +314,11 @@ class Pipeline(HasBlocks):
         number = min(checked_positive("num_shards", num_shards), MOST_NUMBER)
         place = checked_seed("index", index)
         if place >= number:
-            raise InvalidValueError(f"Expected a shard index less than {number}, found {place}; at shard")
+            raise InvalidValueError(f"Expected a shard index less than {number}, found {place}")
         return self._with(rearranging_steps.ShardStep(number, place))
 
     def cache(self: _D, filename: object = "", *, only_for_repetitions: bool = False) -> _D:
-        """Caches the elements in memory, for iterations after the first that reaches the end.
+        """Caches the elements in memory once an iteration has read all of them.
 
         Datasets derived from the result share the cache. A data worker caches elements for the repetitions within one
         iteration only.
@@ -334,11 +332,11 @@ class Pipeline(HasBlocks):
         """
         if filename != "":
             raise InvalidValueError(
-                f"Expected an empty file name, found {describe(filename)}; at cache, which keeps elements in memory; "
+                f"Expected an empty file name for cache, which keeps elements in memory, found {describe(filename)}; "
                 "to cache elements in files, write the files yourself and create a dataset from them"
             )
         if self.is_endless:
-            raise InvalidValueError(f"Expected a finite dataset, found {self!r}; at cache; call take(n) first")
+            raise InvalidValueError(f"Expected cache to receive a finite dataset, found {self!r}; call take(n) first")
         return self._with(rearranging_steps.CacheStep(None if only_for_repetitions else rearranging_steps.Kept()))
 
     def reduce(self, initial_state: object, computation: object) -> object:
@@ -371,7 +369,7 @@ class Pipeline(HasBlocks):
         """
         if seed is None:
             example = f"shuffle({buffer_size!r}, seed=1)"
-            raise InvalidValueError(f"Expected a seed, so that all passes agree, found None; at shuffle; try {example}")
+            raise InvalidValueError(f"Expected a seed for shuffle, so that all passes agree, found None; try {example}")
         size = min(checked_positive("buffer_size", buffer_size), MOST_NUMBER)
         return self._with(steps.ShuffleStep(size, checked_seed("seed", seed, MAX_SEED)))
 
@@ -391,7 +389,7 @@ class Pipeline(HasBlocks):
         """Pairs each element with its int64 number, counting from `start`."""
         first = checked_integer("start", start)
         if first not in INT64_NUMBERS:
-            raise InvalidValueError(f"Expected start to be an int64 number, found {first}; at enumerate")
+            raise InvalidValueError(f"Expected the start of enumerate to be an int64 number, found {first}")
         return self._with(steps.EnumerateStep(first))
 
     def prefetch(self: _D, buffer_size: int) -> _D:

@@ -55,8 +55,8 @@ class InterleaveStep(Step):
         result = self.function.type.result
         if not isinstance(result, SequenceType):
             raise InvalidComputationError(
-                f"Expected a function that returns a sequence, found {self.function!r} of type {self.function.type}; "
-                f"at {self._name}; declare its result type as a SequenceType"
+                f"Expected {self._name} to receive a function that returns a sequence, found {self.function!r} of type "
+                f"{self.function.type}; declare its result type as a SequenceType"
             )
         return result.element
 
@@ -90,9 +90,9 @@ def _flat(sequences: Column, element: Type) -> Blocks:
 
 
 def _by_turns(sequences: Iterator[Column], step: InterleaveStep, gathering: Gathering) -> Iterator[Payload]:
-    """Yields some elements of each of several sequences in turn.
+    """Yields elements of several sequences in turn.
 
-    When a sequence ends, its turn ends early. The next sequence replaces it at its next turn.
+    If a sequence ends during its turn, the turn ends early, and the next sequence takes its place at its next turn.
 
     Args:
       sequences: The sequences, each a column of one row.
@@ -136,7 +136,7 @@ class UnbatchStep(Step):
         shapes = [tensor.shape for _, tensor in tensor_leaves(before)]
         if found is None or None in shapes or len(first_sizes(before)) > 1 or not shapes:
             raise TypeMismatchError(
-                f"Expected elements of arrays with the same first dimension, found {before}; at unbatch"
+                f"Expected unbatch to receive arrays whose first dimensions have the same size, found {before}"
             )
         return found
 
@@ -150,8 +150,8 @@ class UnbatchStep(Step):
                 lengths = _lengths(block, element)
                 if any(found != lengths[0] for found in lengths[1:]):
                     raise InvalidValueError(
-                        "Expected arrays with the same first dimension in each element, found an element whose arrays "
-                        "differ; at unbatch"
+                        "Expected unbatch to receive arrays whose first dimensions have the same size in each "
+                        "element, found an element with different sizes"
                     )
                 gathering.add(block)
                 yield from pieces(_rows_of(block, element), rows_at_once(made))
@@ -162,7 +162,7 @@ class UnbatchStep(Step):
 
 
 def _lengths(column: Column, element: Type) -> list[list[int]]:
-    """Returns the sizes of the first dimension of the arrays in a block, as a list over the elements per tensor."""
+    """Returns, for each tensor, a list of the sizes of the first dimension in the elements of a block."""
     if isinstance(element, StructType):
         fields = [_lengths(column.field(place), t) for place, (_, t) in enumerate(fields_of(element))]
         return list(itertools.chain.from_iterable(fields))

@@ -94,7 +94,7 @@ class Source(abc.ABC):
 
 
 class RowsSource(Source):
-    """A source in which each element is a split. Any range of elements is read without reading preceding elements."""
+    """A source in which each element is a split. Any range can be read without the preceding elements."""
 
     def __init__(self, element: Type, rows: int) -> None:
         super().__init__(element, rows)
@@ -179,8 +179,8 @@ class GeneratorSource(Source):
         before = _registered.setdefault(self.name, self)
         if _origin(before.function) != _origin(self.function):
             raise InvalidValueError(
-                f"Expected an unused name, found {self.name!r}, under which {_origin(before.function)[1]!r} is "
-                "registered; at Dataset.from_generator; choose another name"
+                f"Expected an unused name for Dataset.from_generator, found {self.name!r}, under which "
+                f"{_origin(before.function)[1]!r} is registered; choose another name"
             )
         _registered[self.name] = self  # replaces the function of a notebook cell that is run again
 
@@ -229,14 +229,14 @@ class ComputationSource(Source):
         parameter, result = function.type.parameter, function.type.result
         if not isinstance(result, SequenceType) or (parameter is not None and parameter != INT32):
             raise InvalidComputationError(
-                f"Expected a computation of type ( -> T*) or (int32 -> T*), found {function.type}; at "
-                "Dataset.from_computation; declare no parameter, or an int32 parameter for the number of the split"
+                "Expected Dataset.from_computation to receive a computation of type ( -> T*) or (int32 -> T*), found "
+                f"{function.type}; declare no parameter, or an int32 parameter for the number of the split"
             )
         if (splits is None) != (parameter is None):
             what = "no num_splits for a computation without a parameter"
             if parameter is not None:
                 what = "num_splits for a computation that takes the number of a split"
-            raise TypeMismatchError(f"Expected {what}, found {splits}; at Dataset.from_computation")
+            raise TypeMismatchError(f"Expected Dataset.from_computation to receive {what}, found {splits}")
         super().__init__(result.element, 1 if splits is None else splits)
         self.function = function
         self.splits = splits
@@ -275,7 +275,7 @@ class ZippedSource(Source):
     def _side_by_side(self) -> Blocks:
         waiting: list[Column | None] = [None] * len(self.parts)
         with contextlib.ExitStack() as stack:
-            # Elements that wait for elements of the other datasets count as gathered memory.
+            # Elements of one dataset that wait for elements of the others count as gathered memory.
             rests = [stack.enter_context(Gathering(part.element_type, "zip")) for part in self.parts]
             parts = [part.blocks() for part in self.parts]
             while True:

@@ -106,7 +106,7 @@ class Step(abc.ABC):
         return None
 
     def for_iteration(self) -> "Step":
-        """Returns the step to run in one iteration: a new step if the step has state that lasts for one iteration."""
+        """Returns the step to run in an iteration: a new step if this step keeps state during an iteration."""
         return self
 
     def apart(self) -> "Step":
@@ -155,8 +155,8 @@ class FilterStep(Step):
         self.function.check_takes(before, "filter")
         if self.function.type.result != _BOOL:
             raise InvalidComputationError(
-                f"Expected a function that returns bool, found {self.function!r} of type {self.function.type}; "
-                "at filter; declare its result type as bool"
+                f"Expected filter to receive a function that returns bool, found {self.function!r} of type "
+                f"{self.function.type}; declare its result type as bool"
             )
         return before
 
@@ -361,8 +361,8 @@ class EnumerateStep(Step):
                 yield StructColumn((ScalarColumn(numbers), block if fits == len(block) else block.slice(0, fits)), fits)
             if fits < len(block):
                 raise InvalidValueError(
-                    f"Expected at most {_END_INT64 - self.start} elements, so that their numbers fit into int64, found "
-                    f"more; at {self!r}; start with a smaller number"
+                    f"Expected {self!r} to receive at most {_END_INT64 - self.start} elements, so that their numbers "
+                    "fit into int64, found more; start with a smaller number"
                 )
             number += fits
 

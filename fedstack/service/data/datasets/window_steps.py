@@ -53,7 +53,7 @@ class WindowStep(Step):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         waiting: list[Column] = []
-        have, skipped = 0, 0  # the numbers of waiting elements, and of the next elements that are in no window
+        have, skipped = 0, 0  # the number of waiting elements, and the number of next elements that are in no window
         bytes_of = size_in(element)
         with Gathering(element, repr(self)) as gathering:
             for found in upstream(epoch):
@@ -177,8 +177,8 @@ class PaddedBatchStep(BatchStep):
         for most, size in zip(longest, padding.sizes):
             if size is not None and most > size:
                 raise InvalidValueError(
-                    f"Expected arrays of at most size {size} in a dimension that is padded to this size, found "
-                    f"{most}; at {self!r}; pass larger padded_shapes, or None to pad to the largest array in the batch"
+                    f"Expected {self!r} to receive arrays of at most size {size} in a dimension that is padded to this "
+                    f"size, found {most}; pass larger padded_shapes, or None to pad to the largest array in the batch"
                 )
         return tuple(most if size is None else size for most, size in zip(longest, padding.sizes))
 
@@ -189,8 +189,8 @@ class PaddedBatchStep(BatchStep):
         size = math.prod(shape[-len(padding.sizes) - 1 :]) * dtype.itemsize
         if size > _MOST_BYTES:
             raise ResourceLimitError(
-                f"Expected at most {_MOST_BYTES} bytes in a padded batch, found {size}; at {self!r}; reduce batch_size "
-                "or padded_shapes"
+                f"Expected {self!r} to produce batches of at most {_MOST_BYTES} bytes, found a batch of {size} bytes; "
+                "reduce batch_size or padded_shapes"
             )
         gathering.take(math.prod(shape) * dtype.itemsize)
         return np.full(shape, padding.value, dtype)
@@ -246,24 +246,24 @@ def _member(found: object, key: object, place: int, count: int, path: str) -> ob
     if isinstance(found, (tuple, list)) and len(cast("Sequence[object]", found)) == count:
         return cast("Sequence[object]", found)[place]
     raise TypeMismatchError(
-        f"Expected the {count} members of an element, found {describe(cast(object, found))}; at {path}"
+        f"Expected {path} to have the {count} members of an element, found {describe(cast(object, found))}"
     )
 
 
 def _sizes(tensor: TensorType, shape: object, path: str) -> tuple[int | None, ...]:
     if tensor.shape is None:
-        raise TypeMismatchError(f"Expected arrays of a known rank, found {tensor}; at {path}; declare their dimensions")
+        raise TypeMismatchError(f"Expected arrays of known rank at {path}, found {tensor}; declare their dimensions")
     known = tuple(tensor.shape)
     if shape is None:
         return known
     if not isinstance(shape, (tuple, list)) or len(cast("Sequence[object]", shape)) != len(known):
         raise TypeMismatchError(
-            f"Expected a shape of {len(known)} dimensions, found {describe(cast(object, shape))}; at {path}"
+            f"Expected {path} to have {len(known)} dimensions, found {describe(cast(object, shape))}"
         )
     sizes = [None if size in (None, -1) else checked_integer(path, size) for size in cast("Sequence[object]", shape)]
     for size, least in zip(sizes, known):
         if size is not None and size < (least or 0):
-            raise TypeMismatchError(f"Expected a size of at least {least or 0}, found {size}; at {path}")
+            raise TypeMismatchError(f"Expected a size of at least {least or 0} at {path}, found {size}")
     return tuple(least if size is None else size for size, least in zip(sizes, known))
 
 

@@ -39,8 +39,8 @@ class Attendance:
     """The workers that are registered with a dispatcher.
 
     Args:
-      known: The addresses of the workers that were registered before the dispatcher was started, by worker id. They
-        must report again within one lease.
+      known: The addresses of the workers that were registered before the dispatcher was started, by worker id. These
+        workers must report again within one lease.
       allowed: The addresses of workers that may register, as `host`, `host:port` or `host:%port%`; `None` for any.
       limits: The limits of the dispatcher, which include the maximum number of workers.
       lease_seconds: The maximum time between two reports of a worker, in seconds.
@@ -69,7 +69,7 @@ class Attendance:
 
     @property
     def workers(self) -> Mapping[bytes, str]:
-        """The addresses of the workers, by worker id. A change of the workers replaces the mapping."""
+        """The addresses of the workers, by worker id. The mapping is replaced when the workers change."""
         return self._workers
 
     @property
@@ -86,7 +86,7 @@ class Attendance:
         return found
 
     def attend(self, worker: bytes, address: str) -> bool:
-        """Records a report of a worker, and returns whether the list of workers has changed.
+        """Records that a worker has reported, and returns whether the list of workers has changed.
 
         Raises:
           MembershipError: If the worker's address is not allowed.
@@ -142,7 +142,7 @@ class Attendance:
         if not 0 < len(worker) <= _MAX_NAME_BYTES or len(address) > _MAX_NAME_BYTES:
             raise InvalidValueError(
                 f"Expected a worker id of 1 to {_MAX_NAME_BYTES} bytes and an address of at most the same length, "
-                f"found {len(worker)} and {len(address)} bytes"
+                f"found an id of {len(worker)} bytes and an address of {len(address)} bytes"
             )
         place = _without_scheme(address)
         if not is_local(address):

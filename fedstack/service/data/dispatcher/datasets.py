@@ -23,7 +23,7 @@ def check_dataset(dataset: DatasetDescription, limits: DispatcherLimits) -> None
       ResourceLimitError: If the definition is too large.
     """
     if len(dataset.digest) != _DIGEST_BYTES:
-        raise InvalidValueError(f"Expected a digest of {_DIGEST_BYTES} bytes, found {len(dataset.digest)}")
+        raise InvalidValueError(f"Expected a digest of {_DIGEST_BYTES} bytes, found {len(dataset.digest)} bytes")
     if len(dataset.dataset_id.encode()) > MAX_NAME_BYTES:
         raise InvalidValueError(f"Expected a dataset_id of at most {MAX_NAME_BYTES} bytes, found a longer dataset_id")
     if dataset.num_splits > MOST_NUMBER:
@@ -48,8 +48,9 @@ def check_definition(dataset: DatasetDescription, definition: memoryview) -> Non
     found = hashlib.sha256(definition).digest()
     if found != dataset.digest:
         raise InvalidValueError(
-            f"Expected a definition with the digest {dataset.digest.hex()}, found the digest {found.hex()}; the "
-            "definition was changed in transit, or the description contains a wrong digest: register the dataset again"
+            f"Expected a definition with the digest {dataset.digest.hex()}, found a definition with the digest "
+            f"{found.hex()}; the definition was changed in transit, or the description contains a wrong digest: "
+            "register the dataset again"
         )
 
 
@@ -64,7 +65,7 @@ def register(
       tables: The tables of the journal.
       dataset: The description of the dataset.
       limits: The limits of the dispatcher, which include the maximum number of names.
-      keeps: Whether to register the dataset. If false, the function only checks whether it can be registered.
+      keeps: Whether to register the dataset. If false, the function only checks whether the dataset can be registered.
 
     Returns:
       The registered description, which contains the name.
@@ -83,14 +84,14 @@ def register(
             raise exceeded(limits, "max_datasets")
     elif row[0] != dataset.digest:
         raise InvalidValueError(
-            f"Expected dataset {row[0].hex()[:32]}, which is registered as {name!r}, found dataset "
-            f"{dataset.digest.hex()[:32]} with different content; choose another dataset_id"
+            f"The name {name!r} belongs to dataset {row[0].hex()[:32]}, so dataset {dataset.digest.hex()[:32]} cannot "
+            "be registered under it; choose another dataset_id"
         )
     known = _described(tables, dataset.digest)
     if known is not None and _lasting(known) != _lasting(kept):
         raise InvalidValueError(
             f"Expected the registered description of dataset {dataset.digest.hex()[:32]}, found a different "
-            "description; register the dataset with the same release of fedstack as before"
+            "description; register the dataset with the release of fedstack that first registered it"
         )
     if keeps:
         tables.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", (name, dataset.digest))
@@ -102,7 +103,7 @@ def register(
 def _lasting(dataset: DatasetDescription) -> DatasetDescription:
     """Returns the part of a description that never changes.
 
-    The number of elements is not part of it, because the number changes when files grow.
+    The number of elements is excluded, because it changes when files grow.
     """
     kept = DatasetDescription()
     kept.CopyFrom(dataset)
@@ -130,7 +131,7 @@ def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDesc
         return DatasetDescription()
     if found is None:
         wanted = f"id {request.dataset_id!r}" if request.dataset_id else f"digest {request.digest.hex()[:64]}"
-        raise InvalidValueError(f"Expected a registered dataset, found no dataset with {wanted}; {_some(tables)}")
+        raise InvalidValueError(f"No dataset with {wanted} is registered; {_some(tables)}")
     found.dataset_id = request.dataset_id or found.dataset_id
     return found
 

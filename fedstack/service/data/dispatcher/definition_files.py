@@ -83,14 +83,14 @@ class DefinitionFiles:
             definition = path.read_bytes()
         except FileNotFoundError as error:
             raise JournalError(
-                f"Expected the definition of a registered dataset, found no file {path}; register the dataset again"
+                f"The definition of a registered dataset is missing: {path}; register the dataset again"
             ) from error
         if hashlib.sha256(definition).digest() != digest:
             self._sound.discard(digest)
             path.replace(path.with_suffix(_DAMAGED))
             raise JournalError(
-                f"Expected the definition of a registered dataset, found a damaged file {path}, which has been renamed "
-                f"to end in {_DAMAGED}; register the dataset again"
+                f"The definition of a registered dataset is damaged: {path}; the file has been renamed to end in "
+                f"{_DAMAGED}: register the dataset again"
             )
         self._sound.add(digest)
         return definition

@@ -35,7 +35,7 @@ def _count_or_never(config: object, attribute: "attrs.Attribute[int | None]", va
 def _addresses(given: Sequence[str] | None) -> tuple[str, ...] | None:
     found: list[object] | None = None if given is None or isinstance(given, str) else list(given)
     if given is not None and (found is None or not all(isinstance(one, str) and one for one in found)):
-        raise InvalidValueError(f"Expected a list of non-empty addresses, found {given!r}; at worker_addresses")
+        raise InvalidValueError(f"Expected worker_addresses to be a list of non-empty addresses, found {given!r}")
     return None if given is None else tuple(given)
 
 
@@ -140,7 +140,7 @@ class DispatcherConfig:
 
 
 class DispatchServer(OwnedServer):
-    """A server for the dispatcher of a data service, which registers datasets and assigns their splits to data workers.
+    """Runs the dispatcher of a data service, which registers datasets and assigns their splits to data workers.
 
         dispatcher = DispatchServer(DispatcherConfig(work_dir="/srv/dispatcher", fault_tolerant_mode=True))
         worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher.target))

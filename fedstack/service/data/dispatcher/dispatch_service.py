@@ -72,8 +72,8 @@ class DispatchService(Service):
         self._limits = limits or DispatcherLimits()
         self._times = times or Times()
         self._clock, self._wall_clock = clock, wall_clock
-        # Each has a single thread. Definitions have a thread of their own, because they may be large and must not delay
-        # small requests.
+        # Each pool has a single thread. Definitions use a separate thread, because they may be large and must not
+        # delay small requests.
         self.threads = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         self._files = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         with self._journal.transaction() as tables:
@@ -182,7 +182,7 @@ class DispatchService(Service):
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
         """Records the ranges that a consumer has read, and assigns more ranges to the consumer.
 
-        If there is no range yet, the answer is delayed by up to `wait_seconds` of the request.
+        If there is no range yet, the answer is delayed by up to the request's `wait_seconds`.
         """
         consumer = request.pass_id, request.consumer
         deadline = Deadline(max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS)), self._clock)
@@ -220,7 +220,7 @@ class DispatchService(Service):
         return messages.ReleasePassResponse()
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Records that a worker with the same protocol version is available or leaves."""
+        """Records that a worker with the same protocol version is available or is leaving."""
         check_protocol(request.protocol, request.version, "the data worker")
         worker = request.worker
         self._check_may_attend(request)

@@ -1,4 +1,4 @@
-"""Refuses peers that know a commit that the journal does not contain, and sends the latest commit to other peers."""
+"""Refuses peers that know a commit missing from the journal, and sends the latest commit to other peers."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ class HeardCommits:
             try:
                 response = await handle(request)
             except StaleSessionError:
-                await self.check(request.commit)  # a commit that was lost in the meantime is a more precise reason
+                await self.check(request.commit)  # the loss of a commit is a more precise reason
                 raise
             response.commit.CopyFrom(self._journal.commit)
             return response

@@ -59,7 +59,7 @@ _SUMMED = (*ledger.TABLES, "datasets", "names", "workers", "passes", "lists", "c
 class Journal:
     """The persistent state of a dispatcher.
 
-    The tables must be used by one thread at a time, and so must the definitions.
+    Only one thread at a time may use the tables, and only one thread at a time may use the definitions.
 
     The changes of a transaction are on disk when the transaction has ended, so an answer sent afterwards remains valid
     even if the process crashes. After a crash, the tables are in the state after the last completed transaction. Each
@@ -104,8 +104,8 @@ class Journal:
     def renew(self) -> None:
         """Prevents a forked child process from closing the connection, because the parent process uses the file.
 
-        SQLite in the child assumes that it holds the lock, and would remove the log when the connection is closed. The
-        additional reference keeps the connection open until the child process ends.
+        SQLite in the child assumes that it holds the lock, and would remove the log when the connection is closed. An
+        additional reference to the connection keeps it open until the child process ends.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._tables))
 
@@ -122,7 +122,7 @@ class Journal:
         (is_new,) = tables.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()
         if not is_new and application != _APPLICATION:
             raise JournalError(
-                f"Expected the journal of a dispatcher, found a database of another program: {self.file}; choose "
+                f"Expected the journal of a dispatcher, found a database of another program in {self.file}; choose "
                 "another work_dir"
             )
         if is_new:
@@ -153,8 +153,8 @@ class Journal:
         (version,) = self._tables.execute("PRAGMA user_version").fetchone()
         if version != _VERSION:
             raise JournalError(
-                f"Expected a journal of version {_VERSION}, found a journal of version {version}: {self.file}; use the "
-                "release of fedstack that wrote the journal, or choose another work_dir"
+                f"Expected a journal of version {_VERSION}, found a journal of version {version} in {self.file}; use "
+                "the release of fedstack that wrote the journal, or choose another work_dir"
             )
         found = [text for (text,) in self._tables.execute("PRAGMA integrity_check(1)")]
         if found != ["ok"]:

@@ -30,9 +30,9 @@ class Commits:
 
     Each process that writes to the journal starts a branch with a random id. If two journals contain a commit with the
     same number and branch, they therefore share all earlier commits. A journal that has lost its last commits does not
-    contain a commit that a peer knows: either the journal ends before that commit, or its commit of that number belongs
-    to another branch. A digest of all earlier commits would detect this too, but would need a row for each commit
-    instead of a row for each branch.
+    contain a commit that a peer knows: either the journal ends before that commit, or its commit with that number
+    belongs to another branch. A digest of all earlier commits would detect this too, but would need a row for each
+    commit instead of a row for each branch.
 
     Attributes:
       secret: The key of the seals, which is unique to this journal.
@@ -51,11 +51,11 @@ class Commits:
     latest: Commit = attrs.field(init=False, default=attrs.Factory(lambda self: _sealed(self), takes_self=True))
 
     def next(self) -> "Commits":
-        """Returns these commits with another commit added."""
+        """Returns a copy with one commit added."""
         return attrs.evolve(self, number=self.number + 1)
 
     def branched(self) -> "Commits":
-        """Returns these commits with another commit added, which is the first of a new branch."""
+        """Returns a copy with one commit added, which is the first commit of a new branch."""
         number, ended = self.number + 1, {self.branch: (self.first, self.number)} if self.branch else {}
         return attrs.evolve(self, branches={**self.branches, **ended}, branch=draw_id(), first=number, number=number)
 
@@ -110,7 +110,7 @@ class RowSum:
 
     def follow(self) -> None:
         """Starts to update the sum when rows change."""
-        self._tables.execute("PRAGMA recursive_triggers = ON")  # also notes the rows that INSERT OR REPLACE deletes
+        self._tables.execute("PRAGMA recursive_triggers = ON")  # also reports the rows that INSERT OR REPLACE deletes
         for name in self._names:
             columns = [column for _, column, *_ in self._tables.execute(f"PRAGMA table_info({name})")]
             for event, rows in _EVENTS.items():
@@ -153,7 +153,7 @@ _MOST_BRANCHES = 10_000
 
 
 class Ledger:
-    """The ledger of a journal's commits.
+    """Records the commits of a journal in its tables.
 
     Only the thread of the tables may call the methods. Any thread may read the attributes.
 

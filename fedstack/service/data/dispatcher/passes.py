@@ -75,13 +75,13 @@ def check_request(request: OpenPassRequest) -> None:
             raise InvalidValueError(f"Expected {what} of at most {most} bytes, found {size}")
     if not request.consumer or request.repetition > MOST_NUMBER:
         raise InvalidValueError(
-            f"Expected a non-empty consumer id and a repetition of at most {MOST_NUMBER}, found {request.consumer!r} "
-            f"and {request.repetition}"
+            f"Expected a non-empty consumer id and a repetition of at most {MOST_NUMBER}, found the id "
+            f"{request.consumer!r} and the repetition {request.repetition}"
         )
     if request.policy not in Policy.values() or not request.policy or request.guarantee not in Guarantee.values():
         raise InvalidValueError(
-            "Expected a sharding policy and a guarantee that this release supports, found "
-            f"{request.policy} and {request.guarantee}"
+            f"Expected a sharding policy and a guarantee that this release supports, found policy {request.policy} and "
+            f"guarantee {request.guarantee}"
         )
 
 
@@ -106,7 +106,9 @@ def open_pass(
     _check_job(tables, wanted)
     found = _find(tables, "job = ? AND owner = ? AND repetition = ?", wanted.job, wanted.owner, wanted.repetition)
     if found is not None and found.digest != wanted.digest:
-        raise InvalidValueError("Expected a unique consumer id, found an id that is in use for another dataset")
+        raise InvalidValueError(
+            "Expected a unique consumer id, found an id that another dataset's consumer already uses"
+        )
     if request.resumes:
         _check_resumes(tables, found, request.consumer)
     one = found or _begin(tables, wanted, dataset, limits, places)
@@ -190,7 +192,7 @@ def lose_consumer(tables: Tables, pass_id: bytes, consumer: bytes, now: float) -
 
 
 def live_consumers(tables: Tables) -> Sequence[tuple[bytes, bytes]]:
-    """Returns the ids of the pass and the consumer, for each consumer that participates in a pass."""
+    """Returns the ids of the pass and the consumer for each consumer that is currently in a pass."""
     return tables.execute("SELECT pass, consumer FROM consumers WHERE is_here = 1").fetchall()
 
 
@@ -250,8 +252,8 @@ def _check_job(tables: Tables, wanted: Pass) -> None:
     ):
         if has != asked:
             raise InvalidValueError(
-                f"Expected the {what} of job {wanted.job!r}, which is {has}, found {asked}; use the same options in "
-                "all consumers of the job, or choose another job_name"
+                f"Expected the {what} of job {wanted.job!r} to be {has}, found {asked}; use the same options in all "
+                "consumers of the job, or choose another job_name"
             )
 
 
@@ -263,21 +265,21 @@ def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
     known = found is not None and _row(tables, found.id, consumer) is not None
     if not known:
         raise InvalidValueError(
-            "Expected a cursor of a pass that the dispatcher knows, found a cursor of an unknown pass; passes without "
-            "consumers are deleted after a timeout: start a new pass without resume"
+            "The dispatcher does not know the pass of this cursor; passes without consumers are deleted after a "
+            "timeout: start a new pass without resume"
         )
 
 
 def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits, places: int) -> Pass:
     if wanted.policy in (Policy.FILE, Policy.DATA) and not places:
         raise InvalidValueError(
-            "Expected a dispatcher with worker_addresses, which determine the part that each worker reads under FILE "
-            "and DATA, found a dispatcher without worker_addresses; set them in its DispatcherConfig, or use DYNAMIC"
+            "Expected a dispatcher with worker_addresses, as the policies FILE and DATA require, found a dispatcher "
+            "without worker_addresses; set them in its DispatcherConfig, or use DYNAMIC"
         )
     if wanted.policy == Policy.FILE and len(dataset.file_splits) < places:
         raise InvalidValueError(
-            f"Expected at least one file for each of {places} workers under FILE, found {len(dataset.file_splits)} "
-            "files; use DATA or DYNAMIC"
+            f"Expected at least one file for each of {places} workers under the policy FILE, found "
+            f"{len(dataset.file_splits)} files; use DATA or DYNAMIC"
         )
     _make_room(tables, "passes", limits, "max_passes")
     is_shard = wanted.policy == Policy.DATA
@@ -309,7 +311,7 @@ def _make_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str)
 
 
 def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bool) -> bool:
-    """Ends the participation of a consumer in a pass, and returns whether other consumers should be woken."""
+    """Removes a consumer from a pass, and returns whether other consumers should be woken."""
     tables.execute("UPDATE consumers SET is_here = 0 WHERE pass = ? AND consumer = ?", (one.id, consumer))
     end_wait(tables, one, consumer)
     wakes = free(tables, one, consumer)
@@ -342,8 +344,7 @@ def _consumer(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[Pass, bo
     row = None if found is None else _row(tables, found.id, consumer)
     if found is None or row is None:
         raise StaleSessionError(
-            "Expected a consumer of a pass, found a consumer that the dispatcher does not know or has removed; start a "
-            "new pass"
+            "The dispatcher does not know this consumer or has removed it from the pass; start a new pass"
         )
     return found, *row
 

@@ -24,7 +24,7 @@ def make_private_folder(folder: Path, is_ours: Callable[[str], bool]) -> None:
 
     Args:
       folder: The folder.
-      is_ours: Returns whether a file name in the folder is a name of the dispatcher's files.
+      is_ours: Returns whether a file name in the folder belongs to a file of the dispatcher.
 
     Raises:
       JournalError: If other users may enter the folder, and the folder belongs to another user or contains other files.
@@ -65,7 +65,7 @@ def make_files_private(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opens a file, as the `opener` of `open`. A newly created file may be opened only by its owner."""
+    """Opens a file, for use as the `opener` of `open`. Only its owner may open a newly created file."""
     return os.open(path, flags, _FILE)
 
 

@@ -265,7 +265,9 @@ def test_a_sample_follows_from_its_seed_wherever_the_data_is(source: DatasetData
     assert clients == 1 or drawn[1] != drawn[2]
     local = [list(dataset) for dataset in LOCAL.sample(clients, 1)]
     np.testing.assert_equal([list(one) for one in source.sample(clients, 1)], local)
-    with pytest.raises(InvalidValueError, match=f"Expected a sample of at most {CLIENTS} clients, found 41"):
+    with pytest.raises(
+        InvalidValueError, match=f"Expected a sample of at most {CLIENTS} clients, found a sample of 41"
+    ):
         source.sample(41, 1)
 
 

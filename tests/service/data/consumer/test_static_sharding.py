@@ -98,7 +98,9 @@ def test_static_sharding_wants_addresses_and_enough_files(
     ):
         list(Dataset.range(3).apply(distribute(ShardingPolicy.DATA, other)))
     with worker_at(dispatcher, ports[0], *folders):
-        with pytest.raises(InvalidValueError, match="at least one file for each of 2 workers under FILE, found 1"):
+        with pytest.raises(
+            InvalidValueError, match="at least one file for each of 2 workers under the policy FILE, found 1"
+        ):
             list(Dataset.from_npy(paths[:1]).apply(distribute(ShardingPolicy.FILE, dispatcher)))
     for dataset in (Dataset.range(3), Dataset.from_npy(paths).take(3)):
         with pytest.raises(

@@ -72,7 +72,7 @@ def test_a_definition_whose_file_is_gone_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / DIGEST.hex()
     file.unlink()
     assert not files.is_sound(DIGEST)
-    with pytest.raises(JournalError, match=f"found no file {file}; register the dataset again"):
+    with pytest.raises(JournalError, match=f"registered dataset is missing: {file}; register the dataset again"):
         files.read(DIGEST)
     assert not files.has(DIGEST)
     file.write_bytes(b"A definition")
@@ -94,7 +94,7 @@ def test_a_damaged_definition_that_is_read_is_put_aside_and_does_not_come_back(t
     file = tmp_path / DIGEST.hex()
     file.write_bytes(b"A definition")
     with pytest.raises(
-        JournalError, match=f"found a damaged file {file}, which has been renamed to end in .damaged; register the"
+        JournalError, match=f"is damaged: {file}; the file has been renamed to end in .damaged: register the"
     ):
         files.read(DIGEST)
     assert os.listdir(tmp_path) == [f"{DIGEST.hex()}.damaged"]

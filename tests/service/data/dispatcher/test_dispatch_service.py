@@ -51,7 +51,7 @@ def test_the_same_id_with_other_content_is_refused_with_both(peer: Peer) -> None
     first = peer.register(b"mine", dataset_id="numbers")
     other = hashlib.sha256(b"other").hexdigest()[:32]
     with pytest.raises(
-        InvalidValueError, match=f"{first.hex()[:32]}, which is registered as 'numbers'.* found dataset {other}"
+        InvalidValueError, match=f"'numbers' belongs to dataset {first.hex()[:32]}, so dataset {other} cannot"
     ):
         peer.register(b"other", dataset_id="numbers")
     assert peer.describe("numbers").digest == first
@@ -63,18 +63,18 @@ def test_of_a_dataset_that_is_known_nobody_says_something_else(peer: Peer) -> No
         peer.register(b"mine", 8, dataset_id="eight")
     assert peer.register(b"mine", 7, cardinality=100) == digest
     assert peer.describe(digest=digest).cardinality == 100
-    with pytest.raises(InvalidValueError, match="no dataset with id 'eight'"):
+    with pytest.raises(InvalidValueError, match="No dataset with id 'eight' is registered"):
         peer.describe("eight")
 
 
 def test_an_unknown_id_is_refused_with_some_that_there_are(peer: Peer) -> None:
-    with pytest.raises(InvalidValueError, match="no dataset with id 'nothing'; no dataset is registered"):
+    with pytest.raises(InvalidValueError, match="No dataset with id 'nothing' is registered; no dataset is registered"):
         peer.describe("nothing")
     for index in range(7):
         peer.register(b"%d" % index, dataset_id=f"name-{index}")
     with pytest.raises(InvalidValueError, match="the registered datasets are 'name-0', .*'name-4' and 2 others"):
         peer.describe("nothing")
-    with pytest.raises(InvalidValueError, match=f"no dataset with digest {'00' * 32}"):
+    with pytest.raises(InvalidValueError, match=f"No dataset with digest {'00' * 32}"):
         peer.definition(bytes(32))
     with pytest.raises(StaleSessionError, match="without a journal"):
         peer.definition(bytes(32), commit=messages.Commit(number=1))
@@ -130,7 +130,7 @@ def test_a_job_that_is_of_another_kind_is_refused(peer: Peer) -> None:
     digest, other = peer.register(), peer.register(b"other")
     Consumer(peer, digest, b"a", job_name="shared")
     for what, fields in (("dataset", {"digest": other}), ("guarantee", {"guarantee": EXACTLY_ONCE})):
-        with pytest.raises(InvalidValueError, match=f"Expected the {what} of job 'shared', which is .*, found"):
+        with pytest.raises(InvalidValueError, match=f"Expected the {what} of job 'shared' to be .*, found"):
             Consumer(peer, **{"digest": digest, **fields}, name=b"b", job_name="shared")
 
 
@@ -259,7 +259,7 @@ def test_a_pass_of_one_consumer_ends_with_it(peer: Peer) -> None:
     consumer.take()
     consumer.release()
     consumer.release()
-    with pytest.raises(StaleSessionError, match="does not know or has removed"):
+    with pytest.raises(StaleSessionError, match="does not know this consumer or has removed"):
         consumer.take()
     assert splits(Consumer(peer, digest).take_all()) == list(range(10))
 
@@ -302,7 +302,7 @@ def test_the_same_request_to_resume_takes_nobody_s_place(peer: Peer) -> None:
 
 def test_resuming_what_is_not_there_is_refused(peer: Peer) -> None:
     digest = peer.register()
-    with pytest.raises(InvalidValueError, match="a pass that the dispatcher knows"):
+    with pytest.raises(InvalidValueError, match="does not know the pass of this cursor"):
         Consumer(peer, digest, resumes=True, guarantee=EXACTLY_ONCE)
     Consumer(peer, digest, b"a", job_name="shared")
     with pytest.raises(InvalidValueError, match="'exactly_once', found 'at_most_once'"):
@@ -361,7 +361,7 @@ def test_passes_that_might_be_resumed_make_room_for_others() -> None:
             assert splits(consumer.take_all()) == list(range(10))
             consumer.release(may_resume=True)
         assert Consumer(peer, digest, b"b", guarantee=EXACTLY_ONCE, resumes=True).opened.taken
-        with pytest.raises(InvalidValueError, match="Expected a cursor of a pass that the dispatcher knows"):
+        with pytest.raises(InvalidValueError, match="The dispatcher does not know the pass of this cursor"):
             Consumer(peer, digest, b"a", guarantee=EXACTLY_ONCE, resumes=True)
 
 

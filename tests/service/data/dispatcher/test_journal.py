@@ -139,7 +139,9 @@ def test_a_definition_that_is_gone_is_named(tmp_path: Path) -> None:
     with DispatchServer(fault_tolerant(tmp_path)) as server, Peer(server.target) as peer:
         digest = peer.register()
         (tmp_path / DEFINITIONS / digest.hex()).unlink()
-        with pytest.raises(JournalError, match=f"found no file .*{digest.hex()}; register the dataset again"):
+        with pytest.raises(
+            JournalError, match=f"registered dataset is missing: .*{digest.hex()}; register the dataset again"
+        ):
             peer.definition(digest)
         assert peer.describe(digest=digest).num_splits == 10
         peer.register()
@@ -173,7 +175,7 @@ def test_a_definition_that_is_damaged_is_named_and_replaced_when_it_is_registere
         else:
             with (
                 Peer(server.target) as peer,
-                pytest.raises(JournalError, match=f"found a damaged file {file}.*register the"),
+                pytest.raises(JournalError, match=f"of a registered dataset is damaged: {file};.*register the"),
             ):
                 peer.definition(bytes.fromhex(file.name))
         register_dataset(server.target, dataset, dataset_id="numbers")

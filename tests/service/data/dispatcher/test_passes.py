@@ -79,7 +79,9 @@ def test_a_pass_is_of_a_job_or_of_one_consumer_and_of_one_repetition(direct: Dir
 
 def test_a_consumer_with_the_id_of_one_of_another_dataset_is_refused(direct: Direct) -> None:
     direct.open(b"a")
-    with pytest.raises(InvalidValueError, match="a unique consumer id, found an id that is in use for another dataset"):
+    with pytest.raises(
+        InvalidValueError, match="a unique consumer id, found an id that another dataset's consumer already uses"
+    ):
         direct.open(b"a", OTHER)
     direct.open(b"b", OTHER)
 
@@ -88,17 +90,17 @@ def test_what_is_left_out_is_the_same_as_what_it_stands_for(direct: Direct) -> N
     first = direct.open(b"a", job_name="shared", target_workers="auto")
     for fields in ({}, {"guarantee": AT_MOST_ONCE}, {"target_workers": "AUTO"}, {"target_workers": "Auto"}):
         assert direct.open(b"b", job_name="shared", **fields).opened.pass_id == first.opened.pass_id
-    with pytest.raises(InvalidValueError, match="target_workers of job 'shared', which is AUTO, found LOCAL"):
+    with pytest.raises(InvalidValueError, match="target_workers of job 'shared' to be AUTO, found LOCAL"):
         direct.open(b"b", job_name="shared", target_workers="Local")
 
 
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"dataset": OTHER}, f"the dataset of job 'shared', which is {DATASET.digest.hex()[:32]}, found "),
-        ({"policy": OFF}, "the sharding policy of job 'shared', which is dynamic, found off"),
-        ({"guarantee": AT_LEAST_ONCE}, "the guarantee of job 'shared', which is at_most_once, found at_least_once"),
-        ({"target_workers": "ANY"}, "the target_workers of job 'shared', which is AUTO, found ANY"),
+        ({"dataset": OTHER}, f"the dataset of job 'shared' to be {DATASET.digest.hex()[:32]}, found "),
+        ({"policy": OFF}, "the sharding policy of job 'shared' to be dynamic, found off"),
+        ({"guarantee": AT_LEAST_ONCE}, "the guarantee of job 'shared' to be at_most_once, found at_least_once"),
+        ({"target_workers": "ANY"}, "the target_workers of job 'shared' to be AUTO, found ANY"),
     ],
 )
 def test_the_passes_of_a_job_are_alike_in_all_their_repetitions(
@@ -217,7 +219,7 @@ def test_the_same_request_to_resume_again_is_the_same_process(direct: Direct) ->
 
 
 def test_a_cursor_is_of_a_pass_and_a_consumer_that_are_known_and_may_resume(direct: Direct) -> None:
-    unknown = "Expected a cursor of a pass that the dispatcher knows"
+    unknown = "The dispatcher does not know the pass of this cursor"
     with pytest.raises(InvalidValueError, match=unknown):
         direct.open(guarantee=EXACTLY_ONCE, resumes=True)
     assert direct.live() == set()
@@ -259,10 +261,10 @@ def test_of_what_is_not_there_any_more_nobody_hears(direct: Direct) -> None:
     consumer = direct.open()
     stranger = direct.open(b"b", job_name="shared")
     stranger.opened.pass_id = consumer.opened.pass_id
-    with pytest.raises(StaleSessionError, match="does not know or has removed"):
+    with pytest.raises(StaleSessionError, match="does not know this consumer or has removed"):
         stranger.take()
     assert not consumer.release()
-    with pytest.raises(StaleSessionError, match="does not know or has removed"):
+    with pytest.raises(StaleSessionError, match="does not know this consumer or has removed"):
         consumer.take()
     assert not consumer.release(finished=[1], given_back=[1])
     assert not consumer.lose()
@@ -372,11 +374,11 @@ def test_the_pass_of_one_consumer_that_is_idle_for_the_longest_time_makes_room(l
         consumer.take()
         consumer.release(now=now, may_resume=True)
     direct.open(b"d")
-    with pytest.raises(InvalidValueError, match="Expected a cursor of a pass that the dispatcher knows"):
+    with pytest.raises(InvalidValueError, match="The dispatcher does not know the pass of this cursor"):
         direct.open(b"b", **kept, resumes=True)
     assert direct.open(b"a", **kept, resumes=True).opened.taken
     direct.open(b"e")
-    with pytest.raises(InvalidValueError, match="Expected a cursor of a pass that the dispatcher knows"):
+    with pytest.raises(InvalidValueError, match="The dispatcher does not know the pass of this cursor"):
         direct.open(b"c", **kept, resumes=True)
     with pytest.raises(ResourceLimitError, match=limit):
         direct.open(b"f")
@@ -430,7 +432,9 @@ def test_who_reads_what_at_which_place_needs_addresses_that_are_known_beforehand
 def test_under_file_there_is_a_file_at_least_for_each_place(direct: Direct) -> None:
     dataset = description(num_splits=3, file_splits=[1, 2])
     direct.assigned = [b"u", b"v", b"w"]
-    with pytest.raises(InvalidValueError, match="at least one file for each of 3 workers under FILE, found 2"):
+    with pytest.raises(
+        InvalidValueError, match="at least one file for each of 3 workers under the policy FILE, found 2"
+    ):
         direct.open(dataset=dataset, policy=FILE)
     for number, policy in enumerate((DATA, DYNAMIC, OFF)):
         assert direct.open(b"%d" % number, dataset, policy=policy).take().ranges

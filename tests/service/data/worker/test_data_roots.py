@@ -73,7 +73,7 @@ def test_ranges_of_one_pass_find_a_file_as_its_first_found_it(
     assert [found(b"first", 0), found(b"first", 1)] == [[(0,)], [(1,)]]
     write(100)
     with pytest.raises(
-        InvalidValueError, match=r"does not change while it is read, .*/a, which has changed; .* in splits 2 to 3"
+        InvalidValueError, match=r"The file .*/a has changed since it was first opened; .* in splits 2 to 3"
     ):
         found(b"first", 2)
     assert [found(b"second", 2), found(b"", 3)] == [[(102,)], [(103,)]]
