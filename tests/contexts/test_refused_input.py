@@ -275,9 +275,7 @@ def test_an_intrinsic_without_its_whole_type_is_refused_by_name(type_spec):
     called = computation_pb2.Computation(
         type=total.type_signature.to_proto(), **{"lambda": computation_pb2.Lambda(parameter_name="x", result=body)}
     )
-    with pytest.raises(
-        InvalidComputationError, match="The type of the intrinsic 'federated_sum' is invalid: "
-    ):
+    with pytest.raises(InvalidComputationError, match="The type of the intrinsic 'federated_sum' is invalid: "):
         from_proto(called)([1])
 
 
