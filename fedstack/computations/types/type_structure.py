@@ -140,7 +140,7 @@ def type_from_proto(proto: computation_pb2.Type) -> Type:
     found = _types_by_bytes.get(key)
     if found is None:
         if not key:
-            raise InvalidComputationError("Expected a type that the language knows, found an empty type")
+            raise InvalidComputationError("Expected a type of Federated Language, found an empty type")
         try:
             found = Type.from_proto(proto)
         except _NO_TYPE as error:

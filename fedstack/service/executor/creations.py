@@ -141,10 +141,10 @@ _OPERATIONS = {UpdateRequest.ADD: np.add, UpdateRequest.SUBTRACT: np.subtract}
 
 
 class Updates:
-    """Replaces values of sessions, or adds to them or subtracts from them.
+    """Replaces, increments or decrements values of sessions.
 
     Args:
-      creations: Reads the new values.
+      creations: The reader for the received values.
     """
 
     def __init__(self, creations: Creations) -> None:

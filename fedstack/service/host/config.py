@@ -91,7 +91,7 @@ class HostConfig:
 
     @classmethod
     def of(cls, config: attrs.AttrsInstance, at: Target | None = None) -> "HostConfig":
-        """Returns the host configuration of a server that has its own kind of configuration.
+        """Returns the host configuration for a server that defines its own configuration class.
 
         Args:
           config: The server's configuration. Fields missing from it keep their defaults.

@@ -244,8 +244,8 @@ class CallLimiter:
                     self._slots.release()
                 raise
         raise DeadlineExceededError(
-            f"{who} answered none of the preceding calls within {seconds:g} seconds; check whether the server hangs "
-            "or the connection is interrupted"
+            f"{who} answered none of the preceding calls within {seconds:g} seconds; check whether the "
+            "server has stalled or the connection has been lost"
         )
 
     def __repr__(self) -> str:

@@ -167,6 +167,6 @@ def held_up(late: float, limit: float) -> bool:
 def silent(who: str, limit: float) -> DeadlineExceededError:
     """Returns the error for a peer that was silent for `limit` seconds."""
     return DeadlineExceededError(
-        f"{who} sent no message or heartbeat within {limit:.3g} seconds; check whether it hangs or the connection is "
-        "interrupted"
+        f"{who} sent no message or heartbeat within {limit:.3g} seconds; check whether it has stalled or the "
+        "connection was interrupted"
     )

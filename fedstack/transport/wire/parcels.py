@@ -226,7 +226,7 @@ class _Here:
 
 # The suffix of methods that receive and return a parcel as one message.
 SUFFIX = "Whole"
-# The method that returns the response of a call that continues after its first response.
+# The method that returns the remaining response of a call that was still running when it first responded.
 JOIN = "Join"
 # The maximum size of a parcel that is sent as one message: an array of a megabyte and its description.
 WHOLE_BYTES = CHUNK_BYTES + (64 << 10)
@@ -253,17 +253,17 @@ def write_whole(parcel: Parcel) -> bytes:
 
 
 def write_goes_on(call: str) -> bytes:
-    """Returns the first response to a call that continues, which contains the id of the call."""
+    """Returns the first response to a call that is still running: the id of the call."""
     return extensions_pb2.Whole(goes_on=call).SerializeToString()
 
 
 def join_request(call: str) -> bytes:
-    """Returns the request for the response of a call that continues."""
+    """Returns the request for the response of a call that is still running."""
     return extensions_pb2.JoinRequest(call=call).SerializeToString()
 
 
 def read_whole(message: bytes | memoryview) -> Parcel | str:
-    """Decodes a message that contains a parcel or the id of a call that continues.
+    """Decodes a message that contains either a parcel or the id of a call that is still running.
 
     Returns:
       The parcel, whose segment is a view of the message, or the id.

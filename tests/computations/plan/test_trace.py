@@ -611,7 +611,7 @@ def test_a_type_that_the_language_does_not_know_is_refused(fedstack_context):
     strange.tensor.dtype = 77
     with pytest.raises(InvalidComputationError, match="The language rejects the type: "):
         type_from_proto(strange)
-    with pytest.raises(InvalidComputationError, match="Expected a type that the language knows"):
+    with pytest.raises(InvalidComputationError, match="Expected a type of Federated Language"):
         type_from_proto(computation_pb2.Type())
 
 

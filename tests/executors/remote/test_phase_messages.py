@@ -326,7 +326,7 @@ PAIR = fl.StructType([INT])
 Malformed, Misfit = InvalidComputationError, TypeMismatchError
 ONE = literal(np.int32(1), np.int32)
 BAD = [
-    ("sum", lambda r: r.ClearField("program"), Malformed, "Expected a type that the language knows"),
+    ("sum", lambda r: r.ClearField("program"), Malformed, "Expected a type of Federated Language"),
     ("sum", lambda r: r.program.CopyFrom(ONE.proto), Malformed, "Expected a func"),
     ("sum", lambda r: r.program.CopyFrom(struct(ONE).proto),
      Malformed, "Expected a function as the program of a phase, found a computation of type <int32>"),
@@ -337,7 +337,7 @@ BAD = [
      "Expected only local work in a mapped function"),
     ("sum", lambda r: r.input.add(), Malformed, "Expected a function of 2 inputs, found a function of 1"),
     ("sum", lambda r: r.ClearField("input"), Malformed, "Expected a function of 0 inputs, found a function of 1"),
-    ("sum", lambda r: r.input[0].type.Clear(), Malformed, "Expected a type that the language knows"),
+    ("sum", lambda r: r.input[0].type.Clear(), Malformed, "Expected a type of Federated Language"),
     ("sum", set_input(INT, np.int32(1)), Malformed, "Expected values of int32 as input 0 of a phase"),
     ("sum", set_input(at_clients(FLOAT), ScalarColumn(np.zeros(3, np.float32))), Malformed, "type {float32}"),
     ("sum", set_input(at_clients(INT), ScalarColumn(np.zeros(4, np.int32))), CardinalityError, "found 4 values"),

@@ -220,7 +220,9 @@ class Passes:
             )
         if self._driver is None or not self._driver.commit.number:
             at = "an iterator at its end" if self._is_over else "a new iterator; read an element first"
-            raise InvalidValueError(f"Expected an iterator between its first and its last element, found {at}")
+            raise InvalidValueError(
+                f"Expected an iterator positioned after its first element and before its end, found {at}"
+            )
         return self._source.cursor(self._driver, taken)
 
     @property

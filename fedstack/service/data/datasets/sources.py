@@ -179,8 +179,8 @@ class GeneratorSource(Source):
         before = _registered.setdefault(self.name, self)
         if _origin(before.function) != _origin(self.function):
             raise InvalidValueError(
-                f"Expected an unused name for Dataset.from_generator, found {self.name!r}, under which "
-                f"{_origin(before.function)[1]!r} is registered; choose another name"
+                f"Expected an unused name for Dataset.from_generator, found {self.name!r}, which is "
+                f"already registered for {_origin(before.function)[1]!r}; choose another name"
             )
         _registered[self.name] = self  # replaces the function of a notebook cell that is run again
 
