@@ -161,7 +161,7 @@ def test_an_arrow_column_is_an_argument_unless_a_value_is_missing() -> None:
         3,
     ]
     with pytest.raises(
-        InvalidValueError, match=r"type double in every row at arg.*, found no value in row 0 \(1 missing\)"
+        InvalidValueError, match=r"in every row of a column of double, found no value in row 0 \(1 missing\)"
     ):
         normalize_argument(pa.array([None, 0.5]), fl.TensorType(np.float64, [2]))
 

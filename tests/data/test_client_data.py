@@ -32,7 +32,7 @@ def test_what_can_be_iterated_again_is_a_sequence(elements):
     [(iter([1]), "list_iterator"), ((x for x in [1]), "generator"), (map(str, [1]), "map"), (zip([1]), "zip")],
 )
 def test_one_shot_iterator_is_refused_by_name(iterator, name):
-    with pytest.raises(TypeMismatchError, match=f"at arg.data, found the one-shot iterator `{name}`; pass a list"):
+    with pytest.raises(TypeMismatchError, match=f"found the one-shot iterator `{name}`; at arg.data; pass a list"):
         check_re_iterable(iterator, "arg.data")
 
 

@@ -122,7 +122,9 @@ def test_work_at_clients_is_refused_where_there_are_none(make, computation) -> N
 def test_what_an_executor_of_verbs_does_not_run_is_refused_with_the_executor_that_does() -> None:
     total = fl.federated_computation(lambda sequence: fl.sequence_sum(sequence), fl.SequenceType(np.float32))
     with over(lambda clients: FederatingExecutor(plain(), clients)):
-        with pytest.raises(UnsupportedIntrinsicError, match="found sequence_sum; wrap .* in a SequenceExecutor"):
+        with pytest.raises(
+            UnsupportedIntrinsicError, match="found the intrinsic sequence_sum; wrap .* in a SequenceExecutor"
+        ):
             total([1.0, 2.0])
 
 

@@ -44,7 +44,7 @@ def test_a_selection_without_a_number_has_all_clients_in_order() -> None:
 
 @pytest.mark.parametrize("k", [0, -1, 21])
 def test_a_number_that_no_selection_can_have_is_refused(k: int) -> None:
-    with pytest.raises(InvalidValueError, match=rf"found {k}"):
+    with pytest.raises(InvalidValueError, match=rf"found .*{k}"):
         DatasetDataSource(LOCAL).iterator().select(k)
 
 

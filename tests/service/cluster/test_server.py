@@ -285,7 +285,7 @@ def test_tokens_are_in_the_credentials_or_in_a_file(tmp_path):
     (tmp_path / "tokens").write_text("one\n")
     with Server(LOCAL, config=ServerConfig(ServerCredentials(tokens=["two"]))) as server:
         assert total_at(server.target, credentials=ClientCredentials(token="two")) == 12
-    with pytest.raises(InvalidValueError, match="Expected tokens in either credentials or token_file, found tokens"):
+    with pytest.raises(InvalidValueError, match="Expected tokens in credentials or in token_file, found tokens"):
         Server(LOCAL, config=ServerConfig(ServerCredentials(tokens=["two"]), tmp_path / "tokens"))
     with pytest.raises(InvalidValueError, match="none"):
         Server(LOCAL, config=ServerConfig(token_file=tmp_path / "none"))

@@ -135,7 +135,7 @@ def test_a_row_that_cannot_be_read_has_its_number_in_the_file_and_comes_after_th
 
 def test_a_list_of_another_length_than_the_type_says_comes_after_those_before_it(tmp_path: Path) -> None:
     path, found = parquet(tmp_path / "a", pa.table({"x": [[1.0, 2.0]] * 7 + [[1.0]]})), list[Any]()
-    with pytest.raises(TypeMismatchError, match=r"Expected rows of float64\[2\], found float64\[1\]"):
+    with pytest.raises(TypeMismatchError, match=r"Expected rows of float64\[2\] in .*, found rows of float64\[1\]"):
         items(Dataset.from_parquet(path, {"x": (np.float64, [2])}), found)
     assert len(found) == 7
 

@@ -127,7 +127,9 @@ def test_a_name_belongs_to_one_generator_function() -> None:
 
     Dataset.from_generator(one, np.int64, name="test_a_name")
     Dataset.from_generator(one, np.int64, name="test_a_name")
-    with pytest.raises(InvalidValueError, match="Expected an unused name for .*, found 'test_a_name', under which"):
+    with pytest.raises(
+        InvalidValueError, match="Expected an unused name for .*, found 'test_a_name', which is already registered"
+    ):
         Dataset.from_generator(other, np.int64, name="test_a_name")
 
 

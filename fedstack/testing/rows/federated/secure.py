@@ -96,7 +96,7 @@ async def a_negative_bound_of_a_secure_sum_is_nobodys_fault(runner: Runner) -> N
     one_of_two = struct(x=_number(3, np.int32), y=_number(-7, np.int64))
     for clients in (0, 1, 3):
         for uri, dtype, bound, inputs, shown in [
-            ("federated_secure_sum", np.int32, _number(-1), [0] * clients, "negative bound -1"),
+            ("federated_secure_sum", np.int32, _number(-1), [0] * clients, "found -1"),
             ("federated_secure_sum", member, one_of_two, [value] * clients, "negative bound -7"),
             ("federated_secure_sum_bitwidth", np.int32, _number(-1), [0] * clients, "-1"),
         ]:

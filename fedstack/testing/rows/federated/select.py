@@ -79,7 +79,7 @@ async def a_negative_max_key_is_nobodys_fault(runner: Runner) -> None:
     for uri in _URIS:
         for keys in ([], [_keys(0, 1)], [_keys(-1, 0), _keys(1, 2)]):
             error = await expect_error(
-                runner.run(_selecting(uri, 2, max_key=-1), keys, _TABLE), ValueError, uri, "negative bound -1"
+                runner.run(_selecting(uri, 2, max_key=-1), keys, _TABLE), ValueError, uri, "found -1"
             )
             expect(not re.search(r"client \d", str(error)), "an error message without a client", str(error))
 

@@ -124,7 +124,7 @@ def test_requests_for_what_there_is_not_are_refused(service: DataService, reques
             finally:
                 await reader.close()
 
-        with pytest.raises(FedstackError, match="Expected"):
+        with pytest.raises(FedstackError, match="Expected|No dataset with digest"):
             io_loop.run_sync(read(), 20)
         assert len(list(reference)) == len(LOCAL["user 1"])
 

@@ -48,9 +48,9 @@ def test_what_may_be_asked_for_may_be_as_large_as_is_said(fields: dict[str, Any]
         ({"target_workers": "é" * 500 + "x"}, "target_workers of at most 1000 bytes, found 1001"),
         ({"consumer": b""}, "a non-empty consumer id"),
         ({"repetition": MOST + 1}, f"a repetition of at most {MOST}"),
-        ({"policy": 0}, "found 0 and 0"),
-        ({"policy": 7}, "found 7 and 0"),
-        ({"guarantee": 9}, "found 2 and 9"),
+        ({"policy": 0}, "found policy 0 and guarantee 0"),
+        ({"policy": 7}, "found policy 7 and guarantee 0"),
+        ({"guarantee": 9}, "found policy 2 and guarantee 9"),
     ],
 )
 def test_what_cannot_be_asked_for_is_named(fields: dict[str, Any], found: str) -> None:

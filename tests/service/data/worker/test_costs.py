@@ -113,7 +113,7 @@ def test_a_range_is_skipped_without_being_counted(catalogue: Catalogue, start_wo
 
 
 def test_a_range_that_has_more_numbers_than_can_be_counted_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="of Dataset.range"):
+    with pytest.raises(InvalidValueError, match="in Dataset.range"):
         Dataset.range(-(2**63), 2**63 - 1)
 
 
