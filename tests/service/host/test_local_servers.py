@@ -42,7 +42,7 @@ def test_a_local_server_answers_who_is_in_its_process_at_its_address() -> None:
 def test_a_local_server_that_has_stopped_is_not_there() -> None:
     with OwnedServer(host([EchoService()])) as server:
         target = server.target
-    with pytest.raises(WorkerUnavailableError, match=f"at {re.escape(target)}, found none"):
+    with pytest.raises(WorkerUnavailableError, match=f"runs no server at {re.escape(target)}"):
         call(target)
     with pytest.raises(ClosedError):
         server.start()
