@@ -51,7 +51,7 @@ def test_subclasses_of_arrays_are_plain_arrays_to_a_leaf_and_masked_ones_are_ref
             return np.zeros(2)
 
     assert square(np.array([2.0, 3.0]).view(Doubled)).tolist() == [4.0, 9.0]
-    with pytest.raises(TypeMismatchError, match="at arg, found a masked array; .*filled"):
+    with pytest.raises(TypeMismatchError, match="found a masked array; at arg; .*filled"):
         square(np.ma.array([1.0, 100.0], mask=[0, 1]))
 
 
