@@ -97,5 +97,5 @@ def test_a_cluster_without_workers_is_waited_for_and_then_named(monkeypatch: pyt
             policy = fedstack.RetryPolicy.none()
             factory = fedstack.pool_executor_factory(client.get_executor())
             with SyncExecutionContext(factory, retry_policy=policy):
-                with pytest.raises(NoWorkersError, match="join the Dask cluster within 0.1 s, found none; start"):
+                with pytest.raises(NoWorkersError, match="joined the Dask cluster within 0.1 s; start"):
                     total_of(doubled)([1])

@@ -210,7 +210,7 @@ def test_a_variable_whose_server_was_started_anew_is_an_error_and_new_ones_are_m
                 variable.read_value()
             with served(*OPTIONS, "--port", port):
                 with pytest.raises(
-                    StaleSessionError, match="Expected a variable on the server at .* gone: the server was restarted"
+                    StaleSessionError, match="The variable on the server at .* is gone: the server was restarted"
                 ):
                     variable.read_value()
                 again = coordinator.variable(5)  # that one is gone, and there may be others

@@ -419,7 +419,7 @@ def test_functions_that_call_each_other_deeply_run_or_are_refused(fedstack_conte
     if depth == 50:
         assert deep(0) == 1
     else:
-        with pytest.raises(ResourceLimitError, match="nested calls stay within Python's"):
+        with pytest.raises(ResourceLimitError, match="nested more deeply than Python's"):
             deep(0)
 
 
