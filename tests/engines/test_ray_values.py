@@ -341,7 +341,7 @@ class TestDatasets:
                     mean_total(given_as)
         with pytest.raises(TypeMismatchError, match=r"pass the dataset itself: by_client\(dataset, 'who'\)"):
             fedstack.by_client(dataset.groupby("who"), "who")
-        with pytest.raises(InvalidValueError, match=r"column named 'whom' for by_client, found the columns \['who', 'x'\]"):
+        with pytest.raises(InvalidValueError, match=r"named 'whom' for by_client, found the columns \['who', 'x'\]"):
             fedstack.by_client(dataset, "whom")
 
 

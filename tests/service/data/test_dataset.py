@@ -374,7 +374,5 @@ async def test_of_tasks_that_share_an_iterator_one_waits_at_a_time_and_aclose_en
 
 
 def test_a_function_of_elements_that_takes_no_split_is_refused_where_it_is_given() -> None:
-    with pytest.raises(
-        TypeMismatchError, match=r"found a function with the parameters \(\); declare one parameter"
-    ):
+    with pytest.raises(TypeMismatchError, match=r"found a function with the parameters \(\); declare one parameter"):
         Dataset.from_generator(lambda: [1], np.int64)  # pyright: ignore[reportArgumentType]
