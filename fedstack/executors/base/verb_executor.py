@@ -226,6 +226,7 @@ class VerbExecutor(ClosesOnExit, Executor):
         Raises:
           ClosedError: If the executor is closed.
         """
+        self.check_open()
         return functools.partial(self._run_by_verbs, computation)
 
     async def _run_by_verbs(self, computation: ConcreteComputation, payload: object) -> object:

@@ -62,7 +62,7 @@ class Work(Generic[_T]):
         For short work, this is faster than `beats`. The arguments are the same as those of `beats`.
         """
         try:
-            return await self._is_done(min(_LOOK_SECONDS, between, seconds if seconds > 0.0 else math.inf))
+            return await self._is_done(min(_LOOK_SECONDS, between, _limit(seconds)))
         except BaseException as error:
             await self._end(error)
             raise
@@ -82,7 +82,7 @@ class Work(Generic[_T]):
           DeadlineExceededError: If the work exceeds the time limit.
         """
         look = min(_LOOK_SECONDS, between)
-        allowed = seconds if 0.0 < seconds < _MOST_SECONDS else math.inf  # NaN means no limit
+        allowed = _limit(seconds)
         now = asyncio.get_running_loop().time
         sent, due, end = None, self._begun + between, self._begun + allowed
         wait = max(0.0, self._begun + min(look, allowed) - now())
@@ -125,3 +125,8 @@ class Work(Generic[_T]):
         if isinstance(self._outcome, Job):
             self._work.close()  # Python warns about coroutines that were never awaited, as after a refused job
         return self._outcome.result()
+
+
+def _limit(seconds: float) -> float:
+    """Returns a time limit in seconds; infinity for zero, negative and very large numbers, and for NaN."""
+    return seconds if 0.0 < seconds < _MOST_SECONDS else math.inf
