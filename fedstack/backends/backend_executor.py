@@ -1,22 +1,18 @@
 """Runs client phases on the workers of a backend, and merges the workers' contributions along the fixed tree."""
 
-import asyncio
 from collections.abc import Sequence
-from typing import cast
 
 from fedstack.backends.backend import Backend, Caller
+from fedstack.backends.elastic_phase import ElasticPhase
 from fedstack.backends.task_phases import PhaseAtClients
-from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
-from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
-from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.composing_executor import composed, even_counts
-from fedstack.executors.concurrency.coroutines import gather, need_event_loop
+from fedstack.executors.concurrency.coroutines import need_event_loop
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import unplaced_stack
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -25,11 +21,10 @@ from fedstack.executors.reference_resolving_executor import ReferenceResolvingEx
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_whole_number
-from fedstack.membership.ledger import Suspects
 
 
 class BackendPhases(PhaseEngine):
-    """Divides each phase evenly among the workers that are available when the phase starts; see `BackendExecutor`."""
+    """Divides each phase among the workers of a backend; see `BackendExecutor`."""
 
     def __init__(self, backend: Backend, caller: Caller, num_clients: int) -> None:
         super().__init__(caller.server)
@@ -45,51 +40,14 @@ class BackendPhases(PhaseEngine):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
     ) -> FoldedPhase:
         await need_event_loop()
-        backend, losses, is_over = self._backend, current_scope().losses, asyncio.Event()
-        suspects: Sequence[Suspects] = losses.suspects(phase) if losses else ()
-
-        async def search() -> None:
-            part = PhaseAtClients(phase, inputs, arguments, clients)
-            if await backend.search(part, suspects, self._caller):
-                losses.forget(phase)
-            is_over.set()
-
-        if suspects and not backend.searches_apart:
-            await search()
-            suspects = ()
-        places = await backend.with_room(await backend.places(), self._num_clients)
-        counts = even_counts(self._num_clients, len(places))
-        runners, clients_of = backend.runners(phase, places, counts, self._caller)
-        if suspects:
-            runners = [_AfterSearch(runner, suspects, is_over) for runner in runners]
-        phases = composed(self.server, runners, clients_of, self._caller.max_fanout)
-        folding = phases.fold_phase(phase, inputs, arguments, clients, all_clients=all_clients)
-        if not suspects:
-            return await folding
-        folded, _ = await gather([folding, search()])  # an error of the search cancels the phase
-        return cast(FoldedPhase, folded)
-
-
-class _AfterSearch(PhaseRunner):
-    """Runs suspected clients after a search has ended, and other clients immediately."""
-
-    def __init__(self, runner: PhaseRunner, suspects: Sequence[Suspects], is_over: asyncio.Event) -> None:
-        self._runner = runner
-        self._suspects = suspects
-        self._is_over = is_over
-
-    async def run_phase(
-        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
-    ) -> PhaseResult:
-        if any(some.overlaps(clients) for some in self._suspects):
-            await self._is_over.wait()
-        return await self._runner.run_phase(phase, inputs, arguments, clients)
+        part = PhaseAtClients(phase, inputs, arguments, clients)
+        return await ElasticPhase(self, self._backend, self._caller, part).folded()
 
 
 class BackendExecutor(VerbExecutor):
     """Runs client work on the workers of a backend, and server work in this process.
 
-    Results do not depend on the workers. Workers may join, leave or be lost between phases.
+    Results do not depend on the workers. Workers may join and leave between phases, and may be lost at any time.
 
     Args:
       server: The executor for unplaced work and server work. This executor closes it.
@@ -122,7 +80,7 @@ class BackendExecutorFactory(ResourceManagingExecutorFactory):
     """Creates executor stacks that run client work on a backend, and server work in this process.
 
     Each client phase is divided evenly among the workers that are available when the phase starts. If a worker is lost,
-    the current round fails, and the context repeats the round on the remaining workers with the same result.
+    its clients run again on the workers that are available then, with the same result. All other work continues.
 
     Args:
       backend: The backend. The factory closes it.

@@ -46,7 +46,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
-from fedstack.membership.ledger import LossLedger
+from fedstack.membership.ledger import InvocationLosses
 from fedstack.observe.events import CallEnded, CallRetried, CallStarted, Span
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.retry import RetryPolicy
@@ -149,7 +149,7 @@ class Invoker:
 
     async def _invoke(self, comp: ConcreteComputation, arg: object, call: ObservedCall | None) -> object:
         signature = comp.type_signature
-        losses = LossLedger()
+        losses = InvocationLosses(self._retry_policy, self._check_open)
         outer = begin_invocation(self._environment, losses, None if call is None else call.span)
         try:
             payload: object = None
@@ -183,11 +183,10 @@ class Invoker:
         payload: object,
         cardinalities: Cardinalities,
         progress: GuardedProgress | None,
-        losses: LossLedger,
+        losses: InvocationLosses,
         call: ObservedCall | None,
     ) -> object:
         pauses = self._retry_policy.pauses()
-        causes: dict[str, str] = {}
         logged = ""
         while True:
             if progress is not None:
@@ -196,15 +195,15 @@ class Invoker:
                 with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)
             except RetryableError as error:
-                is_final = isinstance(error, NoWorkersError) and error.is_final
+                is_final = losses.is_over or (isinstance(error, NoWorkersError) and error.is_final)
                 pause = None if is_final else next(pauses, None)
                 if isinstance(error, FedstackError):
-                    causes.update(error.causes)
+                    losses.causes.update(error.causes)
                 if pause is None:
                     if isinstance(error, NoWorkersError):
                         error.args = (f"{error}{losses.told()}",)
                         raise  # the message of this error is complete
-                    raise self._given_up(error, causes, losses) from error
+                    raise self._given_up(error, losses) from error
                 # The error is logged as text, because a stored log record must not keep the error's frames, and the
                 # values in these frames, alive.
                 found = f"{type(error).__name__}: {error}"
@@ -223,8 +222,8 @@ class Invoker:
         if self._closed:
             raise closed_error()
 
-    def _given_up(self, error: RetryableError, causes: Mapping[str, str], losses: LossLedger) -> FedstackError:
-        limits = self._retry_policy.limits
+    def _given_up(self, error: RetryableError, losses: InvocationLosses) -> FedstackError:
+        limits, causes = self._retry_policy.limits, losses.causes
         if not (isinstance(error, WorkerUnavailableError) and causes):
             kind = LostWorkersError if isinstance(error, WorkerUnavailableError) else RetryLimitError
             return kind(

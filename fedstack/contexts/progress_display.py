@@ -284,6 +284,13 @@ class GuardedProgress(ObservedCounts):
             more = [given_up] if self._knows_more else []
             self._call(lambda: _count(shown, total, done, running, failures, *more))
 
+    def withdrawn(self, done: int, running: int, failed: int) -> None:
+        if self._is_over:
+            return
+        super()._change(done=-done, running=-running, failures=-failed)
+        if (shown := self._shown) is not None and self._knows_more:
+            self._call(lambda: shown.withdrawn(done, running, failed))
+
     def watch(self, worker: ReportsWork) -> None:
         if (shown := self._shown) is not None and self._knows_more and not self._is_over:
             self._call(lambda: shown.watch(worker))

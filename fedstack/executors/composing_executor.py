@@ -10,7 +10,7 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.base.aggregations import FoldArguments, slice_inputs
+from fedstack.executors.base.aggregations import FoldArguments, slice_inputs, tree_state
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.lazy_values import LazyRecorder
@@ -64,61 +64,80 @@ class ComposedPhases(PhaseEngine):
         if len(ranges) > 1 and runs_inline():
             await need_event_loop()
 
-        states = {
-            index: await self.new_state(fold, argument, clients.start)
+        contributions = Contributions(self, phase, arguments, clients)
+
+        async def call(child: PhaseRunner, part: range) -> None:
+            offset = part.start - clients.start
+            part_inputs = slice_inputs(inputs, offset, offset + len(part))
+            contributions.add(part, await child.run_phase(phase, part_inputs, arguments, part))
+
+        if runs_inline():
+            for child, part in ranges:
+                await call(child, part)
+        else:
+            await all_in_order([call(child, part) for child, part in ranges], LOSSES)
+        return await contributions.folded()
+
+
+class Contributions:
+    """Merges the contributions of ranges of clients to a phase. The contributions may be added in any order.
+
+    Args:
+      engine: Provides the states of the folds.
+      phase: The phase.
+      arguments: The server's arguments of the folds.
+      clients: The indices of all clients of the phase.
+    """
+
+    def __init__(self, engine: PhaseEngine, phase: Phase, arguments: FoldArguments, clients: range) -> None:
+        self._engine = engine
+        self._phase = phase
+        self._arguments = arguments
+        self._clients = clients
+        self._results: dict[int, PhaseResult] = {}
+        self._states = {
+            index: tree_state(fold, argument)
             for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
             if not fold.functions
         }
-        # The partial results of all children may not fit in memory together. Where the order does not matter, each is
+        # The partial results of all ranges may not fit in memory together. Where the order does not matter, each is
         # merged as soon as it is received.
-        at_once = {index: state for index, state in states.items() if state.merges_in_any_order}
+        self._at_once = {index: state for index, state in self._states.items() if state.merges_in_any_order}
 
-        async def call(child: PhaseRunner, part: range) -> PhaseResult:
-            offset = part.start - clients.start
-            result = await child.run_phase(phase, slice_inputs(inputs, offset, offset + len(part)), arguments, part)
-            for index, state in at_once.items():
-                state.merge(result.partials[index])
-                result.partials[index] = None
-            return result
+    def add(self, clients: range, result: PhaseResult) -> None:
+        """Adds the contribution of a range of clients."""
+        for index, state in self._at_once.items():
+            state.merge(result.partials[index])
+            result.partials[index] = None
+        self._results[clients.start] = result
 
-        if runs_inline():
-            results = [await call(child, part) for child, part in ranges]
-        else:
-            results = await all_in_order([call(child, part) for child, part in ranges], LOSSES)
-        for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
-            if index in at_once:
-                continue
-            if fold.functions:
-                states[index] = await self.new_state(fold, argument, clients.start)
+    async def folded(self) -> FoldedPhase:
+        """Returns the merged contributions of all clients."""
+        results = [self._results[start] for start in sorted(self._results)]
+        states: list[FoldState] = []
+        for index, (fold, argument) in enumerate(zip(self._phase.folds, self._arguments)):
+            state = self._states.get(index) or await self._engine.new_state(fold, argument, self._clients.start)
 
-            def merge(index: int = index, state: FoldState = states[index]) -> None:
+            def merge(index: int = index, state: FoldState = state) -> None:
                 for result in results:
                     state.merge(result.partials[index])
 
             if fold.functions:
                 await _threads.run(merge)  # the merge calls a user function
-            else:
+            elif index not in self._at_once:
                 merge()
+            states.append(state)
         columns = [
             concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
-            for index, (_, member) in enumerate(phase.held)
+            for index, (_, member) in enumerate(self._phase.held)
         ]
-        return FoldedPhase([states[index] for index in range(len(phase.folds))], columns)
+        return FoldedPhase(states, columns)
 
 
 def even_counts(clients: int, parts: int) -> list[int]:
     """Splits a number of clients into parts whose sizes differ by at most one."""
     whole, rest = divmod(clients, parts)
     return [whole + (index < rest) for index in range(parts)]
-
-
-def composed(
-    server: ProgramEngine, children: Sequence[PhaseRunner], counts: Sequence[int], max_fanout: int
-) -> ComposedPhases:
-    """Returns an engine over the phase runners, nested so that no level has more than `max_fanout` children."""
-    return ComposedPhases(
-        server, *in_levels(children, counts, max_fanout, lambda some, clients: ComposedPhases(server, some, clients))
-    )
 
 
 def in_levels(

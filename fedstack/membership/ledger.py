@@ -23,9 +23,12 @@ is not known, as for a worker on another machine, the loss counts, because only 
 
 import itertools
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
+
+from fedstack.transport.peers.retry import RetryPolicy
 
 SUSPECTED = 2
 ENOUGH = 4
@@ -99,7 +102,7 @@ class Suspects:
 
     def __str__(self) -> str:
         workers = ", ".join(dict.fromkeys(map(str, self.workers)))
-        return f"{self.losses} workers ({workers}) ended while they ran {_named(self.clients)}"
+        return f"{self.losses} workers ({workers}) ended while they ran {named(self.clients)}"
 
 
 class LossLedger:
@@ -165,7 +168,7 @@ class LossLedger:
         ranges = twice or [(lost.units, sorted(lost.running)) for lost in everything]
         if not ranges:
             return ""
-        listed = sorted({_named(clients) for clients, _ in ranges})
+        listed = sorted({named(clients) for clients, _ in ranges})
         running = sorted({client for _, some in ranges for client in some})[:_MOST_NAMED]
         last = f"; last reported as running: {', '.join(map(str, running))}" if running else ""
         ran = "ran" if all(lost.is_sure for lost in everything) else "may have run"
@@ -180,6 +183,38 @@ class LossLedger:
         return f"<LossLedger of {len(self)} losses>"
 
 
+class InvocationLosses(LossLedger):
+    """The losses of one invocation, and the retries that its policy still allows.
+
+    Args:
+      policy: The retry policy of the invocation, which starts now.
+      check: A function that raises an error if lost work must not run again, for example because the context is closed.
+
+    Attributes:
+      causes: The most recent cause of a loss, by the address of the lost worker.
+      is_over: Whether work has been lost so often that the invocation must not be repeated.
+    """
+
+    def __init__(self, policy: RetryPolicy, check: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._policy = policy
+        self._check = check
+        self._began = time.monotonic()
+        self.causes: dict[str, str] = {}
+        self.is_over = False
+
+    def pause(self, losses: int) -> float | None:
+        """Returns the pause before lost work runs again, in seconds; `None` if it must not run again.
+
+        Args:
+          losses: The number of times that the work has been lost.
+        """
+        self._check()
+        pause = self._policy.pause(losses)
+        is_over = losses >= self._policy.attempts or self._policy.ends_before(time.monotonic() + pause - self._began)
+        return None if is_over else pause
+
+
 def _suspects(clients: range, lost: Sequence[LostWork]) -> Suspects:
     overlapping = [one for one in lost if _overlap(one.units, clients)]
     running = {client for one in overlapping for client in one.running if client in clients}
@@ -190,5 +225,6 @@ def _overlap(some: range, others: range) -> bool:
     return some.start < others.stop and others.start < some.stop
 
 
-def _named(clients: range) -> str:
+def named(clients: range) -> str:
+    """Returns a phrase for a range of clients, such as `clients 3 to 7`."""
     return f"client {clients.start}" if len(clients) == 1 else f"clients {clients.start} to {clients.stop - 1}"

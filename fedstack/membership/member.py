@@ -98,6 +98,9 @@ class Member(Generic[_S]):
         found = str(error).removeprefix(f"The call to {self.address} failed with ")
         return known or found.partition("\n")[0]
 
+    def __str__(self) -> str:
+        return self.address
+
     def __repr__(self) -> str:
         cause = "" if self.cause is None else f": {self.cause}"
         return f"<{type(self).__name__} {self.address} {self.state.value}{cause}>"

@@ -128,11 +128,33 @@ class PhaseEnded(PhaseEvent):
 
 
 @attrs.frozen(kw_only=True)
+class ClientsRetried(Event):
+    """A worker was lost, and its clients will run on the workers that are available after a pause.
+
+    Attributes:
+      worker: The address of the lost worker.
+      first_client: The index of the first of the lost clients.
+      clients: The number of lost clients. Clients that the worker had handed in are not lost.
+      attempt: The number of times that these clients have been lost so far.
+      pause: The time until the clients may run again, in seconds.
+      error: The class name of the error.
+    """
+
+    worker: str
+    first_client: int
+    clients: int
+    attempt: int
+    pause: float
+    error: str
+
+
+@attrs.frozen(kw_only=True)
 class ClientsChanged(Event):
     """A block of a call's clients has started or ended.
 
     The numbers are increments. Add them up to get the totals of the current attempt, and reset the totals after each
-    `CallRetried`. Workers report about once per second.
+    `CallRetried`. Increments are negative for clients that run again after the loss of a worker. Workers report about
+    once per second.
 
     Attributes:
       expected: The number of clients of a phase that has started.

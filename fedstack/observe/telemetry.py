@@ -10,6 +10,7 @@ from fedstack.observe.events import (
     CallRetried,
     CallStarted,
     ClientsChanged,
+    ClientsRetried,
     Event,
     Folded,
     LeafLoaded,
@@ -65,7 +66,9 @@ class Metrics(Observer):
         self._calls = meter.create_counter("fedstack.calls", "{call}", "Completed calls of computations.")
         self._calls_running = meter.create_up_down_counter("fedstack.calls.running", "{call}", "Calls in progress.")
         self._call_seconds = self._seconds("fedstack.call.duration", "Duration of calls of computations.")
-        self._retries = meter.create_counter("fedstack.retries", "{attempt}", "Failed attempts that were retried.")
+        self._retries = meter.create_counter(
+            "fedstack.retries", "{attempt}", "Calls, and parts of phases, that were retried."
+        )
         self._clients = meter.create_counter("fedstack.clients", "{client}", "Clients that have ended.")
         self._phase_seconds = self._seconds("fedstack.phase.duration", "Duration of phases in this process.")
         self._part_seconds = self._seconds("fedstack.worker.phase.duration", "Duration of phases on workers.")
@@ -91,6 +94,7 @@ class Metrics(Observer):
             CallStarted: lambda _: self._calls_running.add(1),
             CallEnded: self._call_ended,
             CallRetried: lambda e: self._retries.add(1, self._labels(error=e.error)),
+            ClientsRetried: lambda e: self._retries.add(1, self._labels(error=e.error)),
             ClientsChanged: self._clients_changed,
             PhaseEnded: self._phase_ended,
             Folded: lambda e: self._fold_seconds.record(e.seconds, self._labels(aggregation=e.what)),
@@ -126,7 +130,7 @@ class Metrics(Observer):
 
     def _clients_changed(self, event: ClientsChanged) -> None:
         for outcome, clients in (("done", event.done), ("failed", event.failed), ("given_up", event.given_up)):
-            if clients:
+            if clients > 0:
                 self._clients.add(clients, {"outcome": outcome})
 
     def _phase_ended(self, event: PhaseEnded) -> None:

@@ -20,6 +20,7 @@ from fedstack.observe.events import (
     CallRetried,
     CallStarted,
     ClientsChanged,
+    ClientsRetried,
     Event,
     Folded,
     LeafLoaded,
@@ -82,6 +83,9 @@ class TraceTracks:
             CallStarted: lambda e: self._begin(e, e.call, "calls", e.computation or "call"),
             CallRetried: self._retried,
             CallEnded: self._call_ended,
+            ClientsRetried: lambda e: self._instant(
+                e, self._open.get(e.call) or self._first("other"), "clients retried"
+            ),
             PhaseStarted: lambda e: self._begin(e, e.phase, _kind_of(e), e.functions or "phase"),
             PhaseEnded: lambda e: self._end(e, e.phase),
             ClientsChanged: self._clients_changed,

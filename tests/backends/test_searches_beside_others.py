@@ -30,7 +30,7 @@ def total(values):
 
 
 class Searching(ThreadBackend):
-    """Three workers, the first of which is lost twice; a search is over once the others have run in the third attempt.
+    """Three workers, the first of which is lost twice; clients of the third run from the second loss on.
 
     Args:
       apart: Whether others run during a search.
@@ -43,32 +43,41 @@ class Searching(ThreadBackend):
         self.events: list[str] = []
         self._losses = 0
         self._found = found
-        self._others_ran = asyncio.Event()
+        self._is_lost_twice = asyncio.Event()
+        self._searches = asyncio.Event()
+        self._has_run_beside = asyncio.Event()
 
     def _lose(self, place: str, number: int, task: Task) -> None:
         if place == "thread 0" and self._losses < 2:
             self._losses += 1
+            if self._losses == 2:
+                self._is_lost_twice.set()
             raise WorkerUnavailableError(f"The worker {place} is lost")
 
     async def run(self, place, task, heard):
+        if place != "thread 2" or self._is_lost_twice.is_set():
+            answer = await super().run(place, task, heard)
+            if self._is_lost_twice.is_set():
+                self.events.append(place)
+            return answer
+        await (self._searches if self.searches_apart else self._is_lost_twice).wait()
+        if self._found is not None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.events.append("cancelled")
         answer = await super().run(place, task, heard)
-        if self._losses == 2:
-            self.events.append(place)
-        if {"thread 1", "thread 2"} <= set(self.events):
-            self._others_ran.set()
-            if self._found is not None:
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    self.events.append("cancelled")
+        self.events.append("beside")
+        self._has_run_beside.set()
         return answer
 
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
-        self.events.clear()
-        self._others_ran.clear()
         self.events.append(f"search of {suspects[0].clients}")
-        if self.searches_apart:
-            await self._others_ran.wait()
+        self._searches.set()
+        if self._found is not None:
+            await asyncio.sleep(0)
+        elif self.searches_apart:
+            await self._has_run_beside.wait()
         self.events.append("verdict")
         if self._found is not None:
             raise self._found
@@ -79,21 +88,23 @@ def test_those_that_are_not_suspected_run_meanwhile_and_the_others_afterwards() 
     backend = Searching(apart=True)
     with context_over(backend):
         assert total(list(range(9))) == 36
-    begin, *others, verdict, last = backend.events
-    assert (begin, sorted(others)) == ("search of range(0, 3)", ["thread 1", "thread 2"])
-    assert (verdict, last) == ("verdict", "thread 0")
+    begin = backend.events.index("search of range(0, 1)")
+    assert backend.events[begin + 1 :].index("beside") < backend.events[begin + 1 :].index("verdict")
+    assert backend.events[-2:] in (["verdict", f"thread {index}"] for index in range(3))
 
 
 def test_a_client_that_is_found_ends_what_runs_meanwhile() -> None:
     backend = Searching(apart=True, found=LeafError("it was client 1", client_index=1))
     with context_over(backend), pytest.raises(LeafError, match="it was client 1"):
         total(list(range(9)))
-    assert backend.events[3:] == ["verdict", "cancelled"]
+    assert backend.events[-2:] == ["verdict", "cancelled"]
 
 
-def test_all_wait_for_a_search_that_ends_workers() -> None:
+def test_a_search_that_ends_workers_waits_for_all_and_all_wait_for_it() -> None:
     backend = Searching(apart=False)
     with context_over(backend):
         assert total(list(range(9))) == 36
-    assert backend.events[:2] == ["search of range(0, 3)", "verdict"]
-    assert sorted(backend.events[2:]) == ["thread 0", "thread 1", "thread 2"]
+    begin = backend.events.index("search of range(0, 1)")
+    assert "beside" in backend.events[:begin]
+    assert backend.events[begin + 1] == "verdict"
+    assert len(backend.events) > begin + 2

@@ -435,7 +435,8 @@ def test_an_attempt_that_failed_does_not_count_in_the_next_one(place: str) -> No
             lose_all(list(range(100)))
     io_loop.run_sync(service.close())
     assert attempts == 3
-    assert heard.count((0, 0, 0, 0)) == 2
+    # Here, the whole attempt begins again; over workers, only the clients that were lost.
+    assert heard.count((0, 0, 0, 0)) == (2 if place == "here" else 0)
     assert all(done + active + failed <= total <= 100 for total, done, active, failed in heard)
     assert (counts.total, counts.done, counts.running, counts.failures) == (100, 100, 0, 0)
 

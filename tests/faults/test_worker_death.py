@@ -28,7 +28,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def check_one_retry(caplog: pytest.LogCaptureFixture, lost: WorkerProcess) -> None:
     (warning,) = warnings(caplog)
-    assert warning.startswith("Retrying a computation in ")
+    assert warning.startswith("Running client")
     assert "WorkerUnavailableError: The worker at " in warning
     assert "was lost while it ran its part" in warning
 

@@ -55,6 +55,7 @@ PUBLIC_NAMES = {
         "CallRetried",
         "CallStarted",
         "ClientsChanged",
+        "ClientsRetried",
         "Event",
         "Folded",
         "LeafLoaded",

@@ -48,6 +48,10 @@ class ClientCounter(Protocol):
         """Adds a number of clients that failed, and a number of started clients that were abandoned."""
         ...
 
+    def withdrawn(self, done: int, running: int, failed: int) -> None:
+        """Takes back clients that were counted, because they run again on another worker."""
+        ...
+
     def watch(self, worker: Any) -> None:
         """Registers a `progress.ReportsWork` that does work for the invocation."""
         ...
@@ -93,7 +97,7 @@ class WorkScope:
       abandoned: The `AbandonedWork` that limits how much cancelled work may still run; `None` if only the limit of each
         pool applies.
       progress: The counter of clients; `None` if clients are not counted.
-      losses: The `LossLedger` of the invocation, which records lost workers; `None` if there is no further attempt.
+      losses: The `InvocationLosses`, which record lost workers and allow retries; `None` if lost work is not retried.
       span: The position in a call, for observers; empty without observers.
       client_credentials: The `ClientCredentials` with which functions connect to other servers; `None` for none.
       reads: Yields the blocks of elements of a sequence that was sent as a reference, given the `ReferenceGroup` and

@@ -70,6 +70,27 @@ class PhaseRunner(abc.ABC):
           clients: The indices of the clients in the whole federation.
         """
 
+    async def run_in_parts(
+        self,
+        phase: Phase,
+        inputs: Sequence[object],
+        arguments: FoldArguments,
+        clients: range,
+        hand_in: "Callable[[range, PhaseResult], None]",
+    ) -> None:
+        """Runs a phase like `run_phase`, and hands in the contributions of parts of the clients as they become known.
+
+        By default, the contribution of all clients is handed in at the end.
+
+        Args:
+          phase: The phase.
+          inputs: See `run_phase`.
+          arguments: The server's arguments of the folds.
+          clients: The indices of the clients in the whole federation.
+          hand_in: Receives the contribution of a range of the clients. Ranges do not overlap.
+        """
+        hand_in(clients, await self.run_phase(phase, inputs, arguments, clients))
+
     def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseRunner | None":
         """Returns this runner with its program engine wrapped; `None` if programs run elsewhere."""
         return None

@@ -144,7 +144,7 @@ def raised_again(error: Exception) -> Exception:
 
 
 # Several workers may fail at once, each because of a different client. All failures are known after this time.
-_TOGETHER_SECONDS = 0.1
+TOGETHER_SECONDS = 0.1
 
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -192,7 +192,7 @@ async def all_in_order(parts: Sequence[Coroutine[Any, Any, _T]], losses: tuple[t
                 task = tasks[first]
                 if task.cancelled() or isinstance(task.exception(), losses):
                     if still := [other for other in tasks if not other.done()]:
-                        await asyncio.wait(still, timeout=_TOGETHER_SECONDS)
+                        await asyncio.wait(still, timeout=TOGETHER_SECONDS)
                     task.result()  # raises
                 for later in range(first + 1, wanted):
                     running.discard(later)

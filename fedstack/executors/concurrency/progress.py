@@ -90,6 +90,16 @@ class ProgressCounts:
         """
         self._change(running=-clients - given_up, failures=clients, given_up=given_up)
 
+    def withdrawn(self, done: int, running: int, failed: int) -> None:
+        """Takes back clients that were counted, because they run again on another worker.
+
+        Args:
+          done: The number of these clients that were counted as done.
+          running: The number of these clients that were counted as running.
+          failed: The number of these clients that were counted as failed.
+        """
+        self._change(done=-done, running=-running, failures=-failed)
+
     def restart(self) -> None:
         """Resets the counts after a failed attempt, because the whole invocation is repeated."""
         with self._lock:
@@ -141,7 +151,7 @@ class ObservedCounts(ProgressCounts):
                 ClientsChanged(
                     **self.span.ids,
                     expected=total,
-                    started=max(running, 0),
+                    started=running + done + failures + given_up,
                     done=done,
                     failed=failures,
                     given_up=given_up,
@@ -229,6 +239,53 @@ class PhaseReport:
 
     def __repr__(self) -> str:
         return f"<PhaseReport {self._done} of {self._clients} done, {self._begun} begun, {self._failed} failed>"
+
+
+class PartProgress:
+    """Counts the clients of one part of a phase for an invocation, and can take the counts back if the part is lost.
+
+    The clients of the part are already included in the number of expected clients.
+
+    Args:
+      progress: The progress of the invocation.
+    """
+
+    def __init__(self, progress: ClientCounter) -> None:
+        self._progress = progress
+        self._done = self._running = self._failed = 0
+
+    def expect(self, clients: int) -> None:
+        """Does nothing; see the class."""
+
+    def started(self, clients: int) -> None:
+        """Counts clients that have started."""
+        self._running += clients
+        self._progress.started(clients)
+
+    def finished(self, clients: int) -> None:
+        """Counts clients that are done."""
+        self._running, self._done = self._running - clients, self._done + clients
+        self._progress.finished(clients)
+
+    def failed(self, clients: int, given_up: int = 0) -> None:
+        """Counts clients that failed, and started clients that were abandoned."""
+        self._running, self._failed = self._running - clients - given_up, self._failed + clients
+        self._progress.failed(clients, given_up)
+
+    def watch(self, worker: ReportsWork) -> None:
+        """Adds a worker whose running work is reported."""
+        self._progress.watch(worker)
+
+    def settled(self, clients: int) -> None:
+        """Excludes clients that are done for good from `withdraw`."""
+        self._done -= clients
+
+    def withdraw(self) -> None:
+        """Takes back the clients of the part that are not settled."""
+        done, running, failed = self._done, self._running, self._failed
+        self._done = self._running = self._failed = 0
+        if done or running or failed:
+            self._progress.withdrawn(done, running, failed)
 
 
 @attrs.define

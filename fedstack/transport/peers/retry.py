@@ -43,6 +43,19 @@ class RetryPolicy:
         attempts = f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}"
         return attempts if self.longest_total is None else f"{attempts} and {self.longest_total:g} seconds"
 
+    def pause(self, retry: int) -> float:
+        """Returns a random pause before a retry, in seconds.
+
+        Args:
+          retry: The number of the retry, counted from 1.
+        """
+        bound = min(self.first_pause, self.longest_pause)
+        for _ in range(retry - 1):
+            if bound in (0.0, self.longest_pause):
+                break
+            bound = min(bound * self.multiplier, self.longest_pause)
+        return random.uniform(0, bound)
+
     def pauses(self, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
         """Yields the pause before each retry, in seconds: at most one pause fewer than `attempts`.
 
@@ -53,10 +66,12 @@ class RetryPolicy:
         return self._pauses(clock, clock())
 
     def _pauses(self, clock: Callable[[], float], began: float) -> Iterator[float]:
-        bound = min(self.first_pause, self.longest_pause)
-        for _ in range(self.attempts - 1):
-            pause = random.uniform(0, bound)
-            if self.longest_total is not None and clock() + pause - began > self.longest_total:
+        for retry in range(1, self.attempts):
+            pause = self.pause(retry)
+            if self.ends_before(clock() + pause - began):
                 return
             yield pause
-            bound = min(bound * self.multiplier, self.longest_pause)
+
+    def ends_before(self, seconds: float) -> bool:
+        """Returns whether no attempt may start at a time, in seconds from the start of the first attempt."""
+        return self.longest_total is not None and seconds > self.longest_total

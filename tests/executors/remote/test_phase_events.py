@@ -14,7 +14,7 @@ import fedstack
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import WorkerUnavailableError
 from fedstack.executors.remote.phase_messages import read_span
-from fedstack.observe import CallEnded, CallRetried, CallStarted, ClientsChanged, PhaseEnded, PhaseStarted
+from fedstack.observe import CallEnded, CallStarted, ClientsChanged, ClientsRetried, PhaseEnded, PhaseStarted
 from fedstack.observe.events import NO_SPAN, Span, new_id
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.service import local_worker_pool
@@ -105,12 +105,14 @@ def test_of_a_part_it_is_told_how_many_bytes_went_there_and_came_back() -> None:
     assert {(event.bytes_sent, event.bytes_received) for event in diary.of(PhaseEnded) if not event.worker} == {(0, 0)}
 
 
-def test_the_loss_of_a_worker_ends_its_part_and_the_next_attempt_does_without_it() -> None:
+def test_the_loss_of_a_worker_ends_its_part_which_another_worker_runs_again() -> None:
     with over(Breaking, InMemoryConnection), watched() as diary:
         assert double_all(list(range(10))) == 90
     parts = {event.worker: event.error for event in diary.of(PhaseEnded) if event.worker and event.error}
     assert parts["worker-0"] == "WorkerUnavailableError"
-    assert diary.the(CallRetried).error == "WorkerUnavailableError"
+    retried = diary.the(ClientsRetried)
+    assert (retried.worker, retried.error) == ("worker-0", "WorkerUnavailableError")
+    assert (retried.first_client, retried.clients, retried.attempt) == (0, 5, 1)
     assert diary.the(CallEnded).error == ""
     assert len(diary.of(PhaseStarted)) == len(diary.of(PhaseEnded))
     assert {event.phase for event in diary.of(PhaseStarted)} == {event.phase for event in diary.of(PhaseEnded)}

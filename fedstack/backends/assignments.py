@@ -1,0 +1,224 @@
+"""Decides which worker runs which clients of a phase: a state machine without clocks, tasks or sockets.
+
+The clients of a phase are always in one of three states: waiting for a worker, assigned to a worker, or done. A phase
+begins with one contiguous range per worker. A worker may hand in parts of its range before it has run the whole range.
+If the worker is lost, only the clients that it has not handed in wait again, and are divided among the workers that are
+available then. Which worker ran a client never affects the result, because the contributions of all clients are merged
+along the fixed tree over client indices.
+
+Clients that are suspected of ending their worker wait until a search has ended (`hold` and `release`). If a client
+fails, the error to raise is the error of the lowest failing client, so that clients before it still run, and clients
+after it are dropped.
+
+The driver (`elastic_phase.py`) reports events by calling methods, carries out the assignments that `start` returns, and
+ends the assignments in `dropped`.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+import attrs
+
+from fedstack.executors.composing_executor import even_counts
+
+
+@attrs.define(eq=False)
+class Assignment:
+    """A contiguous range of clients that a worker runs.
+
+    Attributes:
+      worker: The worker.
+      clients: The clients.
+      losses: The number of times that these clients have been lost so far.
+      left: The clients that the worker has not handed in yet, as ranges in ascending order.
+    """
+
+    worker: Hashable
+    clients: range
+    losses: int
+    left: list[range]
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """A range of clients that waits for a worker.
+
+    Attributes:
+      clients: The clients.
+      losses: The number of times that these clients have been lost so far.
+      since: The time from which the clients may run, in seconds.
+      is_held: Whether the clients must wait for the end of a search.
+    """
+
+    clients: range
+    losses: int
+    since: float
+    is_held: bool = False
+
+    def at(self, clients: range, *, is_held: bool) -> "_Waiting":
+        return attrs.evolve(self, clients=clients, is_held=is_held)
+
+
+class Assignments:
+    """The assignments of one phase to workers. Not thread-safe.
+
+    Args:
+      clients: The clients of the phase.
+
+    Attributes:
+      running: The assignments that workers are running, in the order in which they started.
+      dropped: The running assignments that are no longer needed. The driver ends and removes them.
+    """
+
+    def __init__(self, clients: range) -> None:
+        self.running: dict[Assignment, None] = {}
+        self.dropped: list[Assignment] = []
+        self._waiting = [_Waiting(clients, 0, 0.0)]
+        self._workers: tuple[Hashable, ...] = ()
+        self._todo = len(clients)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all clients are done, apart from failed clients and the clients behind them."""
+        return not (self._todo or self.running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no worker is running clients."""
+        return not self.running
+
+    @property
+    def wakes_at(self) -> float | None:
+        """The time at which the next waiting clients may run; `None` if no clients wait for a time."""
+        return min((one.since for one in self._waiting if not one.is_held), default=None)
+
+    # Events.
+
+    def begin(self, workers: Sequence[Hashable], counts: Sequence[int]) -> list[Assignment]:
+        """Assigns consecutive ranges of all clients to workers, and returns the assignments to start.
+
+        Args:
+          workers: The available workers.
+          counts: The number of clients of each worker.
+        """
+        self._workers = tuple(workers)
+        (phase,) = self._waiting
+        self._waiting = []
+        stop = phase.clients.start
+        started: list[Assignment] = []
+        for worker, count in zip(workers, counts):
+            start, stop = stop, stop + count
+            if count:
+                started.append(self._assign(worker, phase.at(range(start, stop), is_held=False)))
+        return started
+
+    def present(self, workers: Sequence[Hashable]) -> None:
+        """Records which workers are available now, for the assignments that follow."""
+        self._workers = tuple(workers)
+
+    def start(self, now: float) -> list[Assignment]:
+        """Divides the waiting clients that may run at the time `now` among the workers; returns the new assignments.
+
+        Each range is divided evenly. The pieces go to the workers that have the fewest clients to run.
+        """
+        if not self._workers:
+            return []
+        ready = [one for one in self._waiting if not one.is_held and one.since <= now]
+        if not ready:
+            return []
+        self._waiting = [one for one in self._waiting if one not in ready]
+        load = dict.fromkeys(self._workers, 0)
+        for assignment in self.running:
+            if assignment.worker in load:
+                load[assignment.worker] += sum(map(len, assignment.left))
+        started: list[Assignment] = []
+        for one in sorted(ready, key=lambda one: one.clients.start):
+            for piece in _divided(one.clients, len(load)):
+                worker = min(load, key=load.__getitem__)
+                load[worker] += len(piece)
+                started.append(self._assign(worker, one.at(piece, is_held=False)))
+        return started
+
+    def handed_in(self, assignment: Assignment, clients: range) -> bool:
+        """Records that a worker has handed in the contribution of some of its clients.
+
+        Returns:
+          Whether the contribution counts. It does not count if these clients are not part of the assignment, are done,
+          or are no longer needed.
+        """
+        if assignment not in self.running:
+            return False
+        for index, left in enumerate(assignment.left):
+            if left.start <= clients.start < clients.stop <= left.stop:
+                rest = range(left.start, clients.start), range(clients.stop, left.stop)
+                assignment.left[index : index + 1] = filter(len, rest)
+                self._todo -= len(clients)
+                return True
+        return False
+
+    def ended(self, assignment: Assignment) -> bool:
+        """Records that a worker has run its assignment, and returns whether it has handed in all clients."""
+        self.running.pop(assignment, None)
+        return not assignment.left
+
+    def lost(self, assignment: Assignment, since: float) -> None:
+        """Records the loss of a worker. The clients that it has not handed in wait again, until `present` is called.
+
+        Args:
+          assignment: The assignment of the worker.
+          since: The time from which the clients may run again, in seconds.
+        """
+        if self.running.pop(assignment, self) is self:
+            return
+        self._workers = ()
+        self._waiting += [_Waiting(clients, assignment.losses + 1, since) for clients in assignment.left]
+
+    def failed(self, assignment: Assignment) -> None:
+        """Records that a client of an assignment has failed. Clients behind the assignment are no longer needed."""
+        self.running.pop(assignment, None)
+        self._todo -= sum(map(len, assignment.left))
+        first = assignment.clients.start
+        for behind in [one for one in self.running if one.clients.start > first]:
+            del self.running[behind]
+            self.dropped.append(behind)
+            self._todo -= sum(map(len, behind.left))
+        self._todo -= sum(len(one.clients) for one in self._waiting if one.clients.start > first)
+        self._waiting = [one for one in self._waiting if one.clients.start < first]
+
+    def hold(self, suspects: Iterable[range]) -> None:
+        """Keeps suspected clients waiting until `release` is called."""
+        for some in suspects:
+            self._waiting = [piece for one in self._waiting for piece in _held(one, some)]
+
+    def release(self) -> None:
+        """Lets all clients run, after a search has ended."""
+        for one in self._waiting:
+            one.is_held = False
+
+    def _assign(self, worker: Hashable, waiting: _Waiting) -> Assignment:
+        assignment = Assignment(worker, waiting.clients, waiting.losses, [waiting.clients])
+        self.running[assignment] = None
+        return assignment
+
+    def __repr__(self) -> str:
+        return f"<Assignments {len(self.running)} running, {len(self._waiting)} waiting, {self._todo} clients not done>"
+
+
+def _divided(clients: range, parts: int) -> Iterator[range]:
+    """Yields consecutive ranges of similar length, none of which is empty."""
+    start = clients.start
+    for count in even_counts(len(clients), min(parts, len(clients))):
+        yield range(start, start + count)
+        start += count
+
+
+def _held(waiting: _Waiting, suspects: range) -> Iterator[_Waiting]:
+    """Yields the parts of a waiting range that are before, among and behind the suspects; the suspects are held."""
+    clients = waiting.clients
+    first, last = max(clients.start, suspects.start), min(clients.stop, suspects.stop)
+    if first >= last:
+        yield waiting
+        return
+    parts = (range(clients.start, first), False), (range(first, last), True), (range(last, clients.stop), False)
+    for part, is_suspected in parts:
+        if part:
+            yield waiting.at(part, is_held=is_suspected or waiting.is_held)

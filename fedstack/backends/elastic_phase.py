@@ -1,0 +1,273 @@
+"""Runs one phase on the workers of a backend: carries out the decisions of `Assignments`, and merges the contributions.
+
+If a worker is lost, the clients that it has not handed in run again on the workers that are available then, and all
+other work continues. Only if the same clients have been lost as often as the retry policy of the invocation allows, or
+if no worker is left, does the invocation fail.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from typing import Any, TypeVar
+
+from fedstack.backends.assignments import Assignment, Assignments
+from fedstack.backends.backend import Backend, Caller
+from fedstack.backends.task_phases import PhaseAtClients
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.errors import FedstackError, NoWorkersError
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
+from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts
+from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all, wait
+from fedstack.executors.concurrency.progress import PartProgress
+from fedstack.foundations.traceback_filter import without_frames
+from fedstack.membership.ledger import InvocationLosses, named
+from fedstack.observe.events import ClientsRetried
+from fedstack.observe.observers import observers
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class ElasticPhase:
+    """One run of a phase for all clients.
+
+    Args:
+      engine: The engine of the phase, whose server folds the contributions.
+      backend: The backend with the workers.
+      caller: The settings of the caller.
+      part: The phase, with all clients and their inputs.
+    """
+
+    def __init__(self, engine: PhaseEngine, backend: Backend, caller: Caller, part: PhaseAtClients) -> None:
+        scope = current_scope()
+        self._backend = backend
+        self._caller = caller
+        self._part = part
+        self._assignments = Assignments(part.clients)
+        self._contributions = Contributions(engine, part.phase, part.arguments, part.clients)
+        self._losses: InvocationLosses | None = scope.losses
+        self._progress = scope.progress
+        self._runners: dict[Hashable, PhaseRunner] = {}
+        self._tasks: dict[asyncio.Task[None], Assignment | None] = {}
+        self._ended: list[asyncio.Task[None]] = []
+        self._news = asyncio.Event()
+        self._finding: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None
+        self._must_search = False
+        self._failure: tuple[int, BaseException] | None = None
+        self._logged = ""
+
+    async def folded(self) -> FoldedPhase:
+        """Runs the phase and returns the merged contributions of all clients.
+
+        Raises:
+          FedstackError: If a client fails; of several such errors, the error of the lowest client.
+          WorkerUnavailableError: If clients have been lost as often as the retry policy allows.
+          NoWorkersError: If no worker is available.
+        """
+        if self._progress is not None and self._part.phase.program.steps:
+            self._progress.expect(len(self._part.clients))
+        try:
+            await self._begin()
+            while not self._assignments.is_done:
+                await self._turn()
+            if self._failure is not None:
+                raise self._failure[1]
+        except BaseException as error:
+            await end_all(list(self._tasks), error)
+            raise
+        return await self._contributions.folded()
+
+    async def _begin(self) -> None:
+        """Assigns all clients to the workers that are available now."""
+        clients, losses = self._part.clients, self._losses
+        if losses is not None and losses.suspects(self._part.phase):  # of an earlier attempt
+            self._suspect(losses)
+            await self._find_workers()
+            return
+        places = await self._places()
+        counts = even_counts(len(clients), len(places))
+        runners, counts = self._backend.runners(self._part.phase, places, counts, self._caller)
+        # An engine with a store may join workers to groups, of which the first worker merges the contributions.
+        workers: Sequence[Hashable] = places if len(runners) == len(places) else range(len(runners))
+        self._runners = dict(zip(workers, runners))
+        self._run(self._assignments.begin(workers, counts))
+
+    async def _turn(self) -> None:
+        """Waits for news, and processes them."""
+        wakes_at, timer = self._assignments.wakes_at, None
+        if wakes_at is not None and self._finding is None:
+            timer = asyncio.get_running_loop().call_later(max(0.0, wakes_at - time.monotonic()), self._news.set)
+        await self._news.wait()
+        self._news.clear()
+        if timer is not None:
+            timer.cancel()
+        ended, self._ended = self._ended, []
+        for task in ended:
+            assignment = self._tasks.pop(task, None)
+            if task is self._finding:
+                self._finding = None
+            elif task is self._search:
+                self._search = None
+            if assignment is None:
+                task.result()  # raises
+            else:
+                await self._after(assignment, task)
+        if self._must_search and self._search is None and (self._backend.searches_apart or self._assignments.is_idle):
+            self._must_search = False
+            self._search = self._task(self._search_suspects())
+        if self._finding is None:
+            self._run(self._assignments.start(time.monotonic()))
+        self._end_dropped()
+
+    async def _after(self, assignment: Assignment, task: "asyncio.Task[None]") -> None:
+        """Processes the end of an assignment."""
+        if assignment not in self._assignments.running:
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self._assignments.ended(assignment)
+        elif isinstance(error, LOSSES):
+            await self._after_loss(assignment, error)
+        elif isinstance(error, asyncio.CancelledError):
+            raise error
+        else:
+            self._assignments.failed(assignment)
+            if self._failure is None or assignment.clients.start < self._failure[0]:
+                self._failure = assignment.clients.start, error
+
+    async def _after_loss(self, assignment: Assignment, error: Exception) -> None:
+        """Lets the clients of a lost worker run again, or raises the error."""
+        losses = self._losses
+        pause = None if losses is None else losses.pause(assignment.losses + 1)
+        if losses is not None and isinstance(error, FedstackError):
+            losses.causes.update(error.causes)
+        if losses is None or pause is None or (isinstance(error, NoWorkersError) and error.is_final):
+            await self._give_up(error)
+            return
+        self._tell(assignment, error, pause)
+        without_frames(error)
+        self._assignments.lost(assignment, time.monotonic() + pause)
+        if losses.suspects(self._part.phase):
+            self._suspect(losses)
+        if self._finding is None:
+            self._finding = self._task(self._find_workers())
+
+    async def _give_up(self, error: Exception) -> None:
+        """Raises the error of a loss, after which the invocation is not repeated."""
+        if self._losses is not None:
+            self._losses.is_over = True
+        if running := [task for task in self._tasks if not task.done()]:
+            await asyncio.wait(running, timeout=TOGETHER_SECONDS)  # for the losses of other workers
+        raise error
+
+    def _tell(self, assignment: Assignment, error: Exception, pause: float) -> None:
+        """Logs a loss, and notifies observers."""
+        first, count = assignment.left[0].start, sum(map(len, assignment.left))
+        # The error is logged as text, because a stored log record must not keep the error's frames alive.
+        found = f"{type(error).__name__}: {error}"
+        _logger.warning(
+            "Running %s again in %.2f s after %s",
+            ", ".join(map(named, assignment.left)),
+            pause,
+            "the same error" if found == self._logged else found,
+        )
+        self._logged = found
+        if observers.present:
+            ids = current_scope().span.ids
+            observers.tell(
+                ClientsRetried(
+                    **ids,
+                    worker=str(assignment.worker),
+                    first_client=first,
+                    clients=count,
+                    attempt=assignment.losses + 1,
+                    pause=pause,
+                    error=type(error).__name__,
+                )
+            )
+
+    def _run(self, started: Sequence[Assignment]) -> None:
+        for assignment in started:
+            self._tasks[self._task(self._run_one(assignment))] = assignment
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.ensure_future(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._ended.append(task)
+        self._news.set()
+
+    async def _run_one(self, assignment: Assignment) -> None:
+        """Runs the clients of an assignment, and adds what the worker hands in."""
+        part = self._part.at(assignment.clients)
+        counts = None if self._progress is None else PartProgress(self._progress)
+
+        def hand_in(clients: range, result: PhaseResult) -> None:
+            if self._assignments.handed_in(assignment, clients):
+                self._contributions.add(clients, result)
+                if counts is not None:
+                    counts.settled(len(clients))
+
+        runner = self._runners[assignment.worker]
+        with current_scope().replace(progress=counts).entered():
+            try:
+                await runner.run_in_parts(part.phase, part.inputs, part.arguments, part.clients, hand_in)
+            except LOSSES:
+                if counts is not None and self._losses is not None:
+                    counts.withdraw()
+                raise
+
+    async def _find_workers(self) -> None:
+        """Finds the workers that are available after a loss."""
+        places = await self._repeated(self._places, "Asking again which workers are available")
+        for place in places:
+            if place not in self._runners:
+                runners, _ = self._backend.runners(self._part.phase, [place], [len(self._part.clients)], self._caller)
+                self._runners[place] = runners[0]
+        self._assignments.present(places)
+
+    async def _places(self) -> Sequence[Hashable]:
+        return await self._backend.with_room(await self._backend.places(), len(self._part.clients))
+
+    async def _repeated(self, work: Callable[[], Awaitable[_T]], what: str) -> _T:
+        """Repeats work on workers that may be lost meanwhile, as often as the retry policy allows."""
+        losses, failures = self._losses, 0
+        assert losses is not None, "only losses cause such work"
+        while True:
+            try:
+                return await work()
+            except LOSSES as error:
+                failures += 1
+                pause = losses.pause(failures)
+                if pause is None or isinstance(error, NoWorkersError):
+                    losses.is_over = True
+                    raise
+                _logger.warning("%s in %.2f s after %s: %s", what, pause, type(error).__name__, error)
+            await wait(pause)
+
+    def _suspect(self, losses: InvocationLosses) -> None:
+        """Keeps suspected clients waiting for a search; all clients, if the search ends workers."""
+        suspects = [some.clients for some in losses.suspects(self._part.phase)]
+        self._assignments.hold(suspects if self._backend.searches_apart else [self._part.clients])
+        self._must_search = True
+
+    async def _search_suspects(self) -> None:
+        """Searches the suspected clients for one that ends its worker, and lets all clients run if there is none."""
+        losses, phase = self._losses, self._part.phase
+        assert losses is not None, "suspects are found in the losses"
+        work = lambda: self._backend.search(self._part, losses.suspects(phase), self._caller)  # noqa: E731
+        if await self._repeated(work, "Searching again"):
+            losses.forget(phase)
+        self._assignments.release()
+
+    def _end_dropped(self) -> None:
+        """Ends the assignments that are no longer needed."""
+        dropped, self._assignments.dropped = set(self._assignments.dropped), []
+        for task in [task for task, assignment in self._tasks.items() if assignment in dropped] if dropped else ():
+            task.cancel()
