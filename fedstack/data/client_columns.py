@@ -1,4 +1,4 @@
-"""Converts users' columns to arrays, without silently changing a value.
+"""Converts users' columns to arrays, without silently changing any value.
 
 Tables and columns of pyarrow, polars and other libraries are read through the Arrow C stream protocol.
 """
@@ -100,7 +100,8 @@ def dense(array: Any, path: str, row_of: Callable[[int], object] = int) -> NDArr
         return dense(array.storage, path, row_of) if shape is None else array.to_numpy_ndarray()
     if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
         raise InvalidValueError(
-            f"Expected numbers, text or lists of these at {path}, found {kind}; convert its members to columns first"
+            f"Expected numbers, text or lists of these at {path}, found {kind}; convert its members to separate "
+            "columns first"
         )
     if not is_list(kind):
         return array.to_numpy(zero_copy_only=False)
@@ -144,7 +145,7 @@ def check_nothing_null(array: Any, path: str, row_of: Callable[[int], object] = 
         row = row_of(int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
         raise InvalidValueError(
             f"Expected a value of type {array.type} in every row at {path}, found no value in row {row} "
-            f"({array.null_count} missing); drop these rows, or fill in the missing values: fill_null(…)"
+            f"({array.null_count} missing); drop these rows, or fill in the missing values with fill_null(…)"
         )
 
 
@@ -152,7 +153,7 @@ _SEQUENCES = (list, tuple, deque)
 
 
 def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> None:
-    """Checks that wanted columns have unique names, because a data frame returns all columns of a name together.
+    """Checks that wanted columns have unique names, because a data frame returns all columns with one name together.
 
     Args:
       names: The names of all columns.
@@ -160,7 +161,7 @@ def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> 
       path: The path of the table, for error messages.
 
     Raises:
-      InvalidValueError: If several columns have a wanted name.
+      InvalidValueError: If several columns have the name of a wanted column.
     """
     shared = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
     if shared:
@@ -188,7 +189,7 @@ def check_unmasked(value: object, path: str) -> None:
 
 
 def column_array(value: Any, path: str) -> NDArray[Any]:
-    """Returns `value` as an array, without changing an element.
+    """Returns `value` as an array, without changing any element.
 
     The dtype that NumPy chooses for a list can change elements: NumPy strips NULs from the ends of texts, converts 5 in
     a list with "x" to "5", and rounds 2^63 + 1 in a list with -1. For such a list, the array has dtype object.

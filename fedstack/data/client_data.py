@@ -52,11 +52,11 @@ def batches(
         `round` and the number of the pass, and a batch is a copy of its rows. Without a seed, the rows keep their
         order, and a batch is a view. Within a computation, passes are counted from 0 in each call of a function, so
         that results are reproducible. Outside of computations, each `for` loop increments the count.
-      round: The number of the training round, so that each round uses different orders; 0 by default. Requires
+      round: The number of the training round; 0 by default. Each round uses different orders. Requires
         `shuffle_seed`.
       reshuffle: Whether each pass uses a new order; True by default. Plain executor services, which receive only the
         elements, require `False`. Requires `shuffle_seed`.
-      drop_remainder: Whether to drop a last batch with fewer than `batch_size` rows.
+      drop_remainder: Whether to drop the last batch if it has fewer than `batch_size` rows.
 
     Returns:
       A sequence of batches. Each batch has the containers of `arrays`, with read-only arrays `dtype[batch_size, ...]`.
@@ -155,15 +155,15 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     kind = type(arrays)
     if issubclass(kind, Iterator):
         raise TypeMismatchError(
-            f"Expected an array with a row per example at {path}, found the one-shot iterator `{kind.__name__}`; "
+            f"Expected an array with a row per example at {path}, found a one-shot iterator `{kind.__name__}`; "
             "pass a list or an array of its rows"
         )
     if is_lazy(arrays):
-        raise TypeMismatchError(f"Expected a table at {path}, found the lazy `{kind.__name__}`; call collect() first")
+        raise TypeMismatchError(f"Expected a table at {path}, found a lazy `{kind.__name__}`; call collect() first")
     array = full_column(arrays, path)[...]
     if array.ndim == 0:
         raise TypeMismatchError(
-            f"Expected an array with a row per example at {path}, found the scalar `{type(arrays).__name__}`; "
+            f"Expected an array with a row per example at {path}, found a scalar `{type(arrays).__name__}`; "
             "repeat the scalar for each example"
         )
     array.flags.writeable = False
@@ -172,12 +172,12 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
 
 
 def _orders(seed: int | None, round: int | None, reshuffle: bool | None) -> tuple[int | None, int, bool]:
-    """Returns the arguments for the corresponding fields of a `Batching`: the seed, the round and `reshuffle`."""
+    """Returns the values for three fields of a `Batching`: the seed, the round and `reshuffles`."""
     for name, value in (("round", round), ("reshuffle", reshuffle)):
         if seed is None and value is not None:
             raise InvalidValueError(
-                f"The option {name} requires shuffle_seed, found {name}={value!r} without shuffle_seed; pass "
-                f"shuffle_seed, or omit {name}, because rows keep their order without a seed"
+                f"The option {name} requires shuffle_seed: {name}={value!r} has no effect without it, because rows are "
+                f"shuffled only when a seed is given; pass shuffle_seed, or omit {name}"
             )
     if seed is None:
         return None, 0, False

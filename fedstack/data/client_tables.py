@@ -65,7 +65,7 @@ def by_client(
         )
     if is_lazy(table):  # accessing the columns of a lazy table would cause a warning
         raise TypeMismatchError(
-            f"Expected a table for by_client, found the lazy `{type(table).__name__}`; call collect() first"
+            f"Expected a table for by_client, found a lazy `{type(table).__name__}`; call collect() first"
         )
     arrow = columns_of_arrow(table) if speaks_arrow(table) else None
     names, opened = (_column_names(table, client_id), cast(Any, table)) if arrow is None else arrow
@@ -83,14 +83,15 @@ def by_client(
     ids = _id_array(opened[client_id], f"column {client_id!r}")
     if ids.ndim != 1:
         raise InvalidValueError(
-            f"Expected one client id per row in column {client_id!r}, found shape {list(ids.shape)}; use a flat column"
+            f"Expected one client id per row in column {client_id!r}, found an array of shape {list(ids.shape)}; use a "
+            "one-dimensional column"
         )
     arrays = {name: full_column(opened[name], f"column {name!r}") for name in kept}
     for name, array in arrays.items():
         if array.shape[:1] != ids.shape:
             raise InvalidValueError(
-                f"Expected {counted(len(ids), 'row')} in column {name!r}, as in column {client_id!r}, found shape "
-                f"{list(array.shape)}; pass columns with equal numbers of rows"
+                f"Expected {counted(len(ids), 'row')} in column {name!r}, as in column {client_id!r}, found an array "
+                f"of shape {list(array.shape)}; pass columns with equal numbers of rows"
             )
     clients, rows_of = group_rows(ids, client_id)
     result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
@@ -161,7 +162,7 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
             row = next(row for row, other in enumerate(values) if other is value)
             raise InvalidValueError(
                 f"Expected a client id in every row of column {column!r}, found {value!r} in row {row}; "
-                "drop these rows, or assign an id to them"
+                "drop rows without an id, or assign ids to them"
             )
     # A stable sort by number makes the rows of each client contiguous and keeps their order.
     stops = np.cumsum(np.bincount(inverse, minlength=len(numbers)))

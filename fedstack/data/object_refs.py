@@ -1,4 +1,4 @@
-"""Reads values from Ray's object store, because a client's value may be a `ray.ObjectRef`."""
+"""Reads clients' values from Ray's object store, if they are passed as `ray.ObjectRef`s."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,15 +83,15 @@ def _unreadable(error: Any, place: str, kinds: Any) -> FedstackError:
         )
     if isinstance(error, kinds.RayError):
         return RemoteError(
-            f"Ray has lost the value at {place}: {_said(error)}; create the value in a task, which Ray can repeat, or "
-            "in a process that keeps running, because a value stored with ray.put is lost when its process ends",
+            f"Ray has lost the value at {place}: {_said(error)}; a value stored with ray.put is lost when its process "
+            "ends, so create the value in a task, which Ray can repeat, or in a process that keeps running",
             code="DATA_LOSS",
         )
     return InvalidValueError(f"Reading the ObjectRef at {place} raised {_said(error)}; create the value again")
 
 
 def _said(error: Exception) -> str:
-    """Returns the first relevant sentence of an error of Ray, without sentences about settings and log files."""
+    """Returns the first relevant sentence of a Ray error, without sentences about settings and log files."""
     paragraphs = text_of(error).split("\n\n")
     said = next((one for one in paragraphs if not one.startswith("Failed to retrieve object")), paragraphs[0])
     said = said.partition("\n\t")[0].partition(". ")[0].strip().rstrip(".")
@@ -99,7 +99,7 @@ def _said(error: Exception) -> str:
 
 
 def said_in_task(error: Exception) -> tuple[str, str]:
-    """Returns a one-line message for an error of Ray Data, and the traceback lines if a user's function raised it."""
+    """Returns a one-line message for a Ray Data error, and the traceback lines if a user's function raised it."""
     cause: object = getattr(error, "cause", None)
     if type(cause).__name__ != "UserCodeException":
         return _said(cause if isinstance(cause, Exception) else error), ""

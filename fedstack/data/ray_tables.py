@@ -182,8 +182,8 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
         for client, start, stop in zip(clients, bounds, bounds[1:]):
             if is_missing(client):
                 raise InvalidValueError(
-                    f"Expected a client id in every row of column {client_id!r}, found {client!r}; drop these rows, "
-                    "or assign an id to them"
+                    f"Expected a client id in every row of column {client_id!r}, found {client!r}; drop rows "
+                    "without an id, or assign ids to them"
                 )
             try:
                 parts.setdefault(client, []).append((block, start, stop))
@@ -204,10 +204,10 @@ def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tupl
 
 @attrs.define
 class _OrderSwitch:
-    """The state of Ray's option `preserve_order`, for a dataset and the datasets derived from it.
+    """The state of Ray's `preserve_order` option, for a dataset and the datasets derived from it.
 
     Attributes:
-      options: The options of Ray that contain `preserve_order`.
+      options: Ray's options, which include `preserve_order`.
       before: The user's setting, to be restored.
       blocks: The number of active `with` blocks that need the option.
     """
@@ -273,7 +273,7 @@ def _telling(client_id: str) -> Generator[None]:
         said, lines = said_in_task(error)
         if lines:
             raised = InvalidValueError(
-                f"A function of the dataset raised {said} in by_client(dataset, {client_id!r})\n{lines}"
+                f"A function applied by the dataset raised {said} in by_client(dataset, {client_id!r})\n{lines}"
             )
         else:
             advice = "; use ids of one sortable type, text or integers" if "sort" in said.lower() else ""

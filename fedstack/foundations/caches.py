@@ -52,7 +52,7 @@ class BoundedCache(Generic[_K, _V]):
 
 
 class SharedCache(BoundedCache[_K, _V]):
-    """A thread-safe `BoundedCache`. Empty in a forked child if a thread was using the cache at the fork."""
+    """A thread-safe `BoundedCache`. It is empty in a forked child if a thread was using it at the time of the fork."""
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         super().__init__(max_items, max_bytes)
@@ -84,7 +84,7 @@ Made: TypeAlias = dict[Callable[[Any], object], Any]
 
 
 def made_once(make: Callable[[_K], _V]) -> Callable[[_K], _V]:
-    """Decorates a function with one argument. Its result is computed once and stored in the argument's `made`.
+    """Decorates a one-argument function. Its result is computed once per argument and stored in the argument's `made`.
 
     The result lives as long as the argument. Two threads may both compute the result, but all callers receive the
     result that was stored first. Errors are not stored.

@@ -26,7 +26,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class LoopTimer:
-    """A timer that calls a function when it is due, unless it has been ended. Created by `LoopTimers.call_at`."""
+    """Calls a function at a given time, unless the timer is ended first. Created by `LoopTimers.call_at`."""
 
     __slots__ = ("call",)
 
@@ -175,7 +175,7 @@ class Deadline:
             raise
 
     def attempts(self, pauses: Iterable[float]) -> AsyncIterator[int]:
-        """Yields the numbers of attempts, starting at 0, until the pauses are exhausted or the deadline has passed.
+        """Yields attempt numbers, starting at 0, until the pauses are exhausted or the deadline has passed.
 
         Loops that sleep between repetitions use this method or `attempts_blocking`; a test in `tests/project` rejects
         other loops that sleep. To have a function compute each pause, pass `iter(function, None)`.
@@ -187,7 +187,7 @@ class Deadline:
         return _Attempts(self, pauses)
 
     def attempts_blocking(self, pauses: Iterable[float]) -> Iterator[int]:
-        """Yields the numbers of attempts like `attempts`, but blocks the thread during the pauses."""
+        """Yields attempt numbers like `attempts`, but blocks the thread during the pauses."""
         yield 0
         for number, pause in enumerate(pauses, 1):
             if self.is_over:
@@ -200,7 +200,7 @@ class Deadline:
 
 
 class _Attempts(AsyncIterator[int]):
-    """Iterates over the numbers of attempts, pausing between them.
+    """Iterates over attempt numbers, pausing between attempts.
 
     It is not a generator, because asyncio would create a task to close the generator when a caller leaves its loop.
     """

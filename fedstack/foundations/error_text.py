@@ -48,7 +48,7 @@ def _text_of_group(exceptions: Sequence[object], depth: int) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Returns a text. If it exceeds `limit` bytes, its middle is replaced by the number of omitted bytes."""
+    """Returns a text, whose middle is replaced by the number of omitted bytes if the text exceeds `limit` bytes."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text

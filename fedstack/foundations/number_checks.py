@@ -26,7 +26,7 @@ Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", object], None]
 
 
 def check_whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
-    """Returns a whole number of Python or NumPy as an `int`, after checking its range.
+    """Returns a Python or NumPy whole number as an `int`, after checking its range.
 
     Args:
       name: The name of the parameter, for the message.
@@ -100,7 +100,7 @@ def number_validator(*, positive: bool = False, endless: bool = False) -> Valida
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Checks a boolean of Python or NumPy and returns it as a `bool`.
+    """Checks that a value is a Python or NumPy boolean, and returns it as a `bool`.
 
     Args:
       name: The name of the parameter, for the message.
@@ -115,7 +115,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def checked_flag(name: str, value: object) -> bool:
-    """Checks a boolean of Python or NumPy and returns it as a `bool`.
+    """Checks that a value is a Python or NumPy boolean, and returns it as a `bool`.
 
     Raises:
       TypeMismatchError: If the value is not a boolean.
@@ -127,7 +127,7 @@ def checked_flag(name: str, value: object) -> bool:
 
 
 def checked_seed(name: str, value: object, most: int | None = None) -> int:
-    """Checks an integer from 0 to `most` and returns it as an `int`.
+    """Checks that a value is an integer from 0 to `most`, and returns it as an `int`.
 
     Raises:
       TypeMismatchError: If the value is not an integer.
@@ -139,13 +139,14 @@ def checked_seed(name: str, value: object, most: int | None = None) -> int:
     if most is not None and number > most:
         bits = most.bit_length()
         raise InvalidValueError(
-            f"Expected {name} below 2**{bits}, found an integer of {number.bit_length()} bits; pass a smaller integer"
+            f"Expected {name} to be below 2**{bits}, found an integer of {number.bit_length()} bits; pass a smaller "
+            "integer"
         )
     return number
 
 
 def checked_positive(name: str, value: object) -> int:
-    """Checks an integer of at least one and returns it as an `int`.
+    """Checks that a value is an integer of at least one, and returns it as an `int`.
 
     Raises:
       TypeMismatchError: If the value is not an integer.
@@ -158,7 +159,7 @@ def checked_positive(name: str, value: object) -> int:
 
 
 def checked_integer(name: str, value: object) -> int:
-    """Checks an integer of Python or NumPy and returns it as an `int`.
+    """Checks that a value is a Python or NumPy integer, and returns it as an `int`.
 
     Raises:
       TypeMismatchError: If the value is not an integer.

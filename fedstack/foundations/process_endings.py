@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstack.foundations.traceback_filter import called_by_us, users_frames
 
-# The number of final output lines to keep of a process, enough for the stack traces of many threads.
+# How many of a process's last output lines to keep: enough for the stack traces of many threads.
 LINES_KEPT = 1000
 _FATAL = ("Fatal Python error:", "Windows fatal exception:")
 _CURRENT = "Current thread "

@@ -82,7 +82,7 @@ def lazy_names(
 
     Args:
       package: The name of the package.
-      modules: The exported names, each mapped to its module, which is relative to `fedstack`.
+      modules: The exported names, each mapped to the name of its module, relative to `fedstack`.
       subpackages: The subpackages that are accessible without a separate import.
     """
 

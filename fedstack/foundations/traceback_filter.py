@@ -70,7 +70,7 @@ def consume_exception(outcome: "Future[Any]") -> None:
 
 
 def drop_outcome(outcome: Any) -> None:
-    """Drops the traceback of a future that is done, if it failed. For futures whose results are not used."""
+    """Drops the traceback of a completed future, if the future failed. For futures whose results are not used."""
     try:
         outcome.result()  # exception() would not release the future's own traceback or cancellation error
     except BaseException as error:
@@ -212,7 +212,7 @@ def _is_standard(filename: str) -> bool:
 
 
 def with_source_lines(text: str) -> str:
-    """Returns the text of a traceback with the missing source lines of notebook cells and of the main program.
+    """Returns the text of a traceback, with missing source lines of notebook cells and of the main program filled in.
 
     A traceback from another process lacks these lines, because the process has the functions of a notebook but not its
     cells. No other files are read: the author of the text may be untrusted, and the result may be forwarded.

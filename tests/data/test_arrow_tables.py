@@ -84,9 +84,9 @@ def test_a_frame_that_is_yet_to_be_computed_is_to_be_collected_first() -> None:
     import polars as pl
 
     lazy = pl.DataFrame({"who": [1], "x": [1.0]}).lazy()
-    with pytest.raises(TypeMismatchError, match=r"for by_client, found the lazy `LazyFrame`; call collect\(\) first"):
+    with pytest.raises(TypeMismatchError, match=r"for by_client, found a lazy `LazyFrame`; call collect\(\) first"):
         by_client(lazy, "who")  # type: ignore[call-overload]
-    with pytest.raises(TypeMismatchError, match=r"at arrays, found the lazy `LazyFrame`; call collect\(\) first"):
+    with pytest.raises(TypeMismatchError, match=r"at arrays, found a lazy `LazyFrame`; call collect\(\) first"):
         batches(lazy, 1)
 
 

@@ -312,7 +312,7 @@ class TestDatasets:
             fedstack.by_client(dataset, "who")
         first, *lines = str(caught.value).splitlines()
         assert first == (
-            r"A function of the dataset raised ValueError: no \x1b[1m such batch in by_client(dataset, 'who')"
+            r"A function applied by the dataset raised ValueError: no \x1b[1m such batch in by_client(dataset, 'who')"
         )
         assert any("raise ValueError(" in line for line in lines)
         assert len(lines) < 5

@@ -37,7 +37,7 @@ class _Encoding:
       dtype: The dtype of the payload.
       number: The number of the dtype in the message.
       list_field: The name of the list field for the dtype.
-      word: The dtype of the values in the list, such as the 16 bits of a half or the two parts of a complex number.
+      word: The dtype that the list represents, such as uint16 for a half, or float32 for each part of a complex64.
       entry: The dtype of the list field. It is wider than `word` if protobuf has no type as narrow as `word`.
       plain: The class of a scalar that is written as a single entry without conversion; `None` if the dtype requires a
         conversion.
@@ -176,7 +176,8 @@ def array_from_proto(
             return scalar
     if encoding is None:
         raise InvalidValueError(
-            f"Expected the number of a dtype of the language at {path}, found {proto.dtype}; send one of the 16 dtypes"
+            f"Expected one of the language's 16 dtype numbers at {path}, found {proto.dtype}; send the number of a "
+            "valid dtype"
         )
     dims = read_dims(proto.shape.dim, path, unknown_rank=proto.shape.unknown_rank)
     if (dtype is not None and dtype.type is not encoding.dtype.type) or not shape_fits(dims, shape):
@@ -196,7 +197,7 @@ def array_from_proto(
     except ValueError as error:
         # Only shapes without elements can fail. NumPy does not support some of these, such as (2**40, 2**40, 0).
         raise InvalidValueError(
-            f"Expected a shape that NumPy supports at {path}, found {_notation(encoding.dtype, dims)}; "
+            f"Expected a shape that NumPy supports, found {_notation(encoding.dtype, dims)}; at {path}; "
             "use smaller dimensions"
         ) from error
     array.flags.writeable = False
@@ -243,7 +244,7 @@ def _read_content(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, 
     if len(content) != length:
         raise InvalidValueError(
             f"Expected {length} bytes of content for {_notation(encoding.dtype, dims)} at {path}, "
-            f"found {len(content)}; send the actual shape of the content"
+            f"found {len(content)}; send a shape that matches the content"
         )
     if encoding.dtype == np.bool_ and np.any(np.frombuffer(content, np.uint8) > 1):
         # NumPy does not check these bytes. With other bytes, two true values could compare as unequal.
@@ -256,23 +257,23 @@ def _read_list(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...
     if kind != encoding.list_field:
         raise InvalidValueError(
             f"Expected `{encoding.list_field}`{'' if encoding is _STRING else ' or `content`'} for "
-            f"{_notation(encoding.dtype, dims)} at {path}, found {f'`{kind}`' if kind else 'neither field'}; "
-            "send the field for the dtype"
+            f"{_notation(encoding.dtype, dims)} at {path}, found {f'`{kind}`' if kind else 'no such field'}; "
+            "set the field for this dtype"
         )
     values = _list_of(proto, kind)
     length = math.prod(dims) * encoding.entries_per_element
     if len(values) != length:
         raise InvalidValueError(
             f"Expected {length} entries in `{kind}` for {_notation(encoding.dtype, dims)} at {path}, "
-            f"found {len(values)}; send the actual shape of the list"
+            f"found {len(values)}; send a shape that matches the list"
         )
     words = np.fromiter(values, encoding.entry, length)
     if encoding.entry != encoding.word:
         limits = np.iinfo(encoding.word)
         if length and (words.min() < limits.min or words.max() > limits.max):
             raise InvalidValueError(
-                f"Expected entries in [{limits.min}, {limits.max}] in `{kind}` at {path}, found an entry out of range; "
-                "send values in the range of the dtype"
+                f"Expected entries of `{kind}` at {path} to be in [{limits.min}, {limits.max}], found an entry outside "
+                "this range; send values in the range of the dtype"
             )
         words = words.astype(encoding.word)
     words.flags.writeable = False  # the result is a view of this array
@@ -324,8 +325,8 @@ def read_dims(found: Sequence[int], path: str, *, unknown_rank: bool = False) ->
     dims = tuple(found)
     if dims and min(dims) < 0:
         raise InvalidValueError(
-            f"Expected non-negative dimensions at {path}, found the dimension {min(dims)}; send the actual shape of "
-            "the value, because only types can have unknown dimensions"
+            f"Expected non-negative dimensions at {path}, found the dimension {min(dims)}; only types can have "
+            "unknown dimensions, so send the actual shape of the value"
         )
     return dims
 

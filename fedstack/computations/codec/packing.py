@@ -67,7 +67,7 @@ class Packer:
       segments: The bytes of the large arrays, in the order in which the message announces the arrays.
 
     Args:
-      large_bytes: The minimum size in bytes of an array that is sent as a segment instead of in the message.
+      large_bytes: The minimum size in bytes at which an array is sent as a segment instead of in the message.
       references: Whether the peer itself can read the elements behind references.
     """
 
@@ -133,7 +133,7 @@ class Packer:
         self.pack(proto, payload, type_spec, path)
 
     def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
-        """Packs clients' values that have not been read yet. A subclass may send the placeholders instead."""
+        """Packs clients' values that have not been read yet. A subclass may send placeholders instead."""
         rows = referred_rows(column) if self._references else ()
         if rows:
             write_referred_rows(proto.references, column.first, rows)
@@ -257,7 +257,7 @@ class Packer:
 
 
 def place_of(path: str, index: int) -> str:
-    """Returns the path of a member of a column, which is an element of a sequence or the value of a client."""
+    """Returns the path of one member of a column: an element of a sequence, or a client's value."""
     return f"{path.removesuffix(ANY_ELEMENT)}[{index}]" if path.endswith(ANY_ELEMENT) else f"{path}, client {index}"
 
 
@@ -301,7 +301,7 @@ def members_in(payload: object, struct: StructType, path: str) -> tuple[object, 
 
 
 def column_in(payload: object, member: Type, path: str) -> Column:
-    """Returns a payload with clients' values as a column."""
+    """Returns clients' values as a column, given a payload that is a column or a list."""
     if isinstance(payload, Column):
         return payload
     if isinstance(payload, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Estimates the work and the number of bytes of a message before it is written or received."""
+"""Estimates how much work a message takes and how many bytes it contains, before it is written or received."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from fedstack.computations.values.column_sequence import ColumnSequence, Sequenc
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
 from fedstack.proto.extensions_pb2 import Packed
 
-# Writing a tensor takes about a microsecond, as long as copying this number of bytes.
+# Writing a tensor takes about a microsecond, which is the time that copying this number of bytes takes.
 _BYTES_OF_TENSOR = 4096
 _QUICK_BYTES = 1000 * _BYTES_OF_TENSOR
 
@@ -28,7 +28,7 @@ def is_quick(payload: object, type_spec: Type) -> bool:
 
 
 def known_bytes(payload: object, type_spec: Type) -> int:
-    """Returns the number of bytes of a payload's arrays when it is written.
+    """Returns the number of bytes that a payload's arrays take up in a message.
 
     An array that occurs several times is counted each time, but a struct that occurs several times is measured only
     once. Elements of streams count as 0.

@@ -77,6 +77,6 @@ class ReceivedBytes:
         if self._pieces:
             left = sum(getattr(piece, "nbytes", 0) for piece in self._pieces)
             raise InvalidValueError(
-                f"Expected no more bytes of arrays, found {left} more bytes; send only the bytes that the message "
-                "announces"
+                f"Expected no more bytes of array data, found {left} more bytes; send only the bytes that the "
+                "message announces"
             )

@@ -74,7 +74,7 @@ class Reference(HasBlocks):
         if read is None:
             raise CarrierError(
                 "The worker's configuration contains no data service from which the worker may read a "
-                f"{self.group.source.TypeName()}; add the address of the service to the worker: fedstack "
+                f"{self.group.source.TypeName()}; add the service's address to this configuration: fedstack "
                 "serve --data-service ADDRESS, ServerConfig.data_services, or local_worker_pool(data_services=...)"
             )
         return read(self.group, self.place)
@@ -130,7 +130,7 @@ def read_references(message: Packed.References, element: Type, path: str) -> Col
     if len(of) not in (0, len(keys)) or not message.source or any(place >= len(message.source) for place in of):
         raise InvalidValueError(
             f"Expected a source for each of {len(keys)} references at {path}, found {len(message.source)} sources and "
-            f"{len(of)} indices of sources; send no index, or one valid index per reference"
+            f"{len(of)} source indices; send either no indices, or one valid index per reference"
         )
     groups = [ReferenceGroup(source, cast("list[bytes]", []), element) for source in message.source]
     found: list[Payload] = []

@@ -72,8 +72,8 @@ def rows_at_clients(column: SequenceColumn, element: Type) -> SequenceColumn | N
 def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColumn | None:
     """Returns sequences with all their rows in one column, or `None` if the shapes of the rows differ.
 
-    If the elements are arrays whose first dimensions differ only at the end of a sequence, they are treated as batches
-    of rows.
+    If the elements of each sequence are arrays with the same first dimension, except for the last, they are treated as
+    batches of rows.
 
     Args:
       sequences: At least one sequence.
@@ -182,7 +182,7 @@ def read_batchings(messages: Sequence[Packed.Batching], count: int, what: str, p
     Args:
       messages: The batchings in the message: none, one for all sequences, or one for each.
       count: The number of sequences.
-      what: The plural noun for sequences in error messages.
+      what: The plural noun for the sequences, for error messages.
       path: The path of the value, for error messages.
 
     Raises:
@@ -193,7 +193,7 @@ def read_batchings(messages: Sequence[Packed.Batching], count: int, what: str, p
     if len(messages) not in (1, count):
         raise InvalidValueError(
             f"Expected one batching, or one for each of {count} {what}, at {path}, found {len(messages)} batchings; "
-            "send one batching for all if they are equal"
+            "send one batching for each, or only one if all are equal"
         )
     batchings: list[Batching] = []
     for one in messages:

@@ -157,8 +157,8 @@ class Unpacker:
         rows = self._elements(proto.row, row, path + ANY_ELEMENT, in_batches=batchings is not None)
         if sum(counts) != len(rows):
             raise InvalidValueError(
-                f"Expected {sum(counts)} rows of sequences at {path}, found {len(rows)} rows; send the actual number "
-                "of rows of each sequence"
+                f"Expected the sequences at {path} to have {sum(counts)} rows in total, found {len(rows)} rows; send "
+                "the actual number of rows of each sequence"
             )
         if batchings is None:
             return sequences_of(rows, counts)
@@ -174,8 +174,7 @@ class Unpacker:
         found = dtype_of_number(raw.dtype)  # checked for `None` first, which NumPy would treat as float64
         if found is None or found != dtype or dtype.type is np.str_:
             raise TypeMismatchError(
-                f"Expected {dtype}, found the dtype with number {raw.dtype}; at {path}; send a value of the expected "
-                "type"
+                f"Expected {dtype}, found dtype number {raw.dtype}; at {path}; send a value of the expected type"
             )
         if not shape:
             raise InvalidValueError(
@@ -184,8 +183,9 @@ class Unpacker:
         self._bytes += math.prod(shape) * dtype.itemsize
         if self._bytes > self._max_bytes:
             raise ResourceLimitError(
-                f"Expected at most {self._max_bytes} bytes of arrays in one message up to {path}, found at least "
-                f"{self._bytes} bytes; send less data per message, or raise the peer's limit (--max-value-bytes)"
+                f"Expected at most {self._max_bytes} bytes of arrays in one message, found at least "
+                f"{self._bytes} bytes up to {path}; send less data per message, or raise the peer's limit "
+                "(--max-value-bytes)"
             )
         return shape
 
@@ -300,7 +300,7 @@ class Unpacker:
         Args:
           clients: The number of clients or elements.
           path: The path of the column, for error messages.
-          takes_bytes: Whether each value occupies at least one byte, so that the message's size limits their number.
+          takes_bytes: Whether each value occupies at least one byte, so that the message's size limits the count.
         """
         if self._in_sequence and not takes_bytes and clients > _MAX_EMPTY_ELEMENTS:
             raise ResourceLimitError(

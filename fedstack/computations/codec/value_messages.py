@@ -222,8 +222,7 @@ def _read_federated(proto: executor_pb2.Value.Federated, type_spec: Type, path: 
         return column_from_payloads(members, member)
     if not values or (is_sent_once and len(values) > 1):
         raise InvalidValueError(
-            f"Expected one value that is equal for all members at {path}, found {len(values)} values; send the value "
-            "once"
+            f"Expected a single all-equal value at {path}, found {len(values)} values; send the value once"
         )
     return value_from_proto(values[0], member, path=path)
 

@@ -1,4 +1,4 @@
-"""Defines bound operations, the functions from payload to payload that programs call.
+"""Defines bound operations: the functions that programs call, which convert one payload to another.
 
 A call over a column also registers its list of results. From the length of this list, a progress display can tell which
 client each thread is processing, without extra work per client.
@@ -38,7 +38,7 @@ class ColumnCall:
 
 
 class ThreadPlace:
-    """A view of the progress of the next call over a column that this thread makes. Any thread may read it.
+    """A view of the progress of this thread's next call over a column. Any thread may read it.
 
     Calls that the thread has already started when this object is created are ignored.
     """

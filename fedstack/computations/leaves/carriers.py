@@ -83,7 +83,7 @@ class HandleRuntime(LeafRuntime):
         signature = FunctionType(found.parameter, found.result)
         declared = type_from_proto(computation.type)
         if not signature.is_equivalent_to(declared):
-            raise CarrierError(f"Expected the declared type {signature} for {found.name!r}, found {declared}")
+            raise CarrierError(f"Expected {found.name!r} to be declared with the type {signature}, found {declared}")
         return PythonLeaf(found.function, found.name, found.parameter, found.result)
 
 
@@ -163,7 +163,7 @@ def _leaf_of_type(
 ) -> Leaf:
     signature = type_from_proto(computation.type)
     if not callable(function) or not isinstance(signature, FunctionType):
-        raise CarrierError(f"Expected a function of a functional type, found {name!r} of type {signature}")
+        raise CarrierError(f"Expected {name!r} to have a functional type, found {signature}")
     try:
         return PythonLeaf(function, name, with_containers(signature.parameter, containers), signature.result)
     except (TypeError, ValueError) as error:  # a function in C may have no signature
@@ -187,7 +187,7 @@ def _python_version() -> str:
 def code_version(content: any_pb2.Any) -> bytes | None:
     """Returns a digest of a function and its captures if it is sent by value; `None` for other contents.
 
-    A function by value is sent with the current state of everything that it refers to: globals of its script, closures
+    A function is sent by value with the current state of everything that it refers to: globals of its script, closures
     and helper functions.
     """
     handle = handle_of(content)
@@ -208,8 +208,8 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
       destination: The process that will load the function.
 
     Raises:
-      CarrierError: If the function cannot be sent by reference, and the destination does not accept code or the
-        function cannot be pickled.
+      CarrierError: If the function cannot be sent by reference, and either the destination does not accept code or
+        the function cannot be pickled.
     """
     handle = handle_of(content)
     if handle is None:

@@ -1,4 +1,4 @@
-"""Pickles the computations to which functions by value refer, including the Python containers of their types.
+"""Pickles the computations to which pickled functions refer, with the Python containers of the computations' types.
 
 A leaf function in a script may call another computation of the script. A computation is pickled as its message, the
 functions of its leaves and the Python containers of its types. Containers are included because the message of a type
@@ -89,7 +89,7 @@ def _dressed(type_spec: Type, containers: Containers | None) -> Type:
     if members:
         fields = [(name, _dressed(member, inner)) for (name, member), inner in zip(fields, members)]
     if container not in (None, list, tuple) and any(name is None for name, _ in fields):
-        raise CarrierError(f"Expected names for all members of a {container.__name__}, found {type_spec}")
+        raise CarrierError(f"Expected all members of a {container.__name__} to have names, found {type_spec}")
     elements = [member if name is None else (name, member) for name, member in fields]
     return StructType(elements) if container is None else StructWithPythonType(elements, container)
 

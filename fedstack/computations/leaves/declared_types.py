@@ -37,7 +37,7 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
     if spread:
         raise InvalidComputationError(
-            f"Expected parameters of {name!r} that accept one value each, found {spread[0]}; declare each parameter by "
+            f"Expected each parameter of {name!r} to accept one value, found {spread[0]}; declare each parameter by "
             "name"
         )
     if len(types) != len(parameters):
@@ -68,7 +68,7 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
 
 
 def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
-    """Returns the advice if the number of types differs from the number of parameters."""
+    """Returns advice for declarations whose number of types differs from the number of parameters."""
     found = list(parameters.values())
     several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
     if several is not None and number > len(found):
@@ -77,7 +77,7 @@ def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, 
     given, rest = found[:number], found[number:]
     if not rest or any(parameter.default is parameter.empty for parameter in rest):
         return "pass a list with one type per parameter"
-    advice = f"wrap it in a function without {rest[0].name!r} and other parameters that have a default"
+    advice = f"wrap it in a function without {rest[0].name!r} and any other parameters with a default"
     if not given or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in given):
         return advice
     names = ", ".join(parameter.name for parameter in given)
@@ -85,17 +85,17 @@ def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, 
 
 
 def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:
-    """Checks that each parameter of a function can be passed by name or, if `by_name` is False, by position."""
+    """Checks that a function accepts each argument by name or, if `by_name` is False, by position."""
     for key, found in parameters.items():
         if not by_name and found.kind is found.KEYWORD_ONLY:
             raise InvalidComputationError(
-                f"Expected parameters of {name!r} that can be passed by position, found the keyword-only parameter "
+                f"Expected {name!r} to accept its arguments by position, found the keyword-only parameter "
                 f"{key!r}; " + ("remove the *" if len(parameters) == 1 else f"name the types: {{{key!r}: ..., ...}}")
             )
         if by_name and found.kind in (found.POSITIONAL_ONLY, found.VAR_POSITIONAL):
             raise InvalidComputationError(
-                f"Expected parameters of {name!r} that can be passed by name, as the types have names, found {found}; "
-                "pass a list of types in the order of the parameters"
+                f"Expected {name!r} to accept all arguments by name, because the types have names, found the parameter "
+                f"{found}; pass a list of types in the order of the parameters"
             )
 
 

@@ -95,7 +95,7 @@ def _pickler() -> Any:
 
 
 def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> object:
-    """Returns the function with an empty `lru_cache` that has the given parameters."""
+    """Returns the function, wrapped in an empty `lru_cache` with the given parameters."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -120,8 +120,8 @@ class Capture(NamedTuple):
 def variables_of(function: Callable[..., object]) -> Iterator[Capture]:
     """Yields the variables that are pickled with a function by value.
 
-    These are the globals, closure variables and defaults that the function uses, and those of the functions among them.
-    Modules, and functions and classes of modules, are omitted, because they are pickled by name.
+    These are the globals, closure variables and defaults that the function uses, and the variables of any functions
+    among them. Modules, and functions and classes of modules, are omitted, because they are pickled by name.
     """
     waiting: list[object] = [function]
     seen = set[int]()

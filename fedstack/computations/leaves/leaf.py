@@ -277,7 +277,7 @@ def _is_of_elsewhere(error: FedstackError | RetryableError, scope: WorkScope) ->
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
     """Raises a `LeafError` for an error of a user's function, with the user's lines of the traceback.
 
-    Retryable errors, errors of fedstack and interruptions are not wrapped, but may get the client's index added.
+    Retryable errors, fedstack's own errors and interruptions are not wrapped, but may receive the client's index.
     """
     scope = current_scope()
     is_of_elsewhere = isinstance(error, (FedstackError, RetryableError)) and _is_of_elsewhere(error, scope)

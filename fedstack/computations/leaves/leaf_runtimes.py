@@ -39,7 +39,8 @@ from fedstack.observe.observers import observers
 PROCESS = uuid.uuid4().hex
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
-# Functions by value include their captures. Plans reference the functions too, along with messages of the same size.
+# A function that is sent by value includes its captures. Plans reference the function too, along with a message of the
+# same size.
 _MAX_LEAF_BYTES = 128 << 20
 
 
@@ -59,7 +60,7 @@ class Destination:
 class LeafRuntime(abc.ABC):
     """The interface of runtimes, which check, load and send the leaf computations of one kind of carrier.
 
-    The methods are called on any thread.
+    The methods may be called on any thread.
     """
 
     @abc.abstractmethod
@@ -101,7 +102,7 @@ class LeafRuntime(abc.ABC):
             )
 
     def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
-        """Returns the content to send for a leaf to another process. By default this is the unchanged content.
+        """Returns the content to send to another process for a leaf. By default, this is the unchanged content.
 
         Args:
           content: The content of the leaf.
@@ -185,7 +186,7 @@ def find_runtime(message_name: str) -> LeafRuntime | None:
 
 
 def content_of(computation: computation_pb2.Computation) -> any_pb2.Any | None:
-    """Returns the content of a leaf, which is part of the computation's message; `None` if it is not a leaf."""
+    """Returns the content of a leaf, as part of its message (not a copy); `None` if the computation is not a leaf."""
     kind = computation.WhichOneof("computation")
     if kind == "data":
         return computation.data.content
@@ -234,7 +235,7 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     except Exception as error:
         raise CarrierError(
             f"Loading a {name_text(name)} with {type(runtime).__name__} raised {type(error).__name__}: "
-            f"{text_of(error)}; install the packages that the function needs in this process's environment, or send "
+            f"{text_of(error)}; install in this process's environment the packages that the function needs, or send "
             "another function"
         ) from error
     if observers.present:
@@ -248,8 +249,8 @@ def unknown_carrier(name: str) -> CarrierError:
     known = ", ".join(sorted(_runtimes))
     return CarrierError(
         f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; decorate the function with "
-        f"fedstack.python_computation, or install the package with "
-        f"its runtime, which is an entry point in the group {ENTRY_POINT_GROUP!r}"
+        f"fedstack.python_computation, or install the package that "
+        f"provides the runtime through an entry point in the group {ENTRY_POINT_GROUP!r}"
     )
 
 

@@ -147,7 +147,7 @@ def leaves_to_load(computation: Computation, loaded: LoadedLeaves) -> list[Compu
 
 
 def differing_modules(computations: Iterable[Computation], loaded: LoadedLeaves) -> Sequence[str]:
-    """Returns the names of the modules of received functions of which the sender has a different version.
+    """Returns the names of modules that define received functions and differ from the sender's versions.
 
     Args:
       computations: The received computations.

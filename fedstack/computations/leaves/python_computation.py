@@ -106,7 +106,7 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
         return self
 
     def __reduce__(self) -> Reduced:
-        """Returns the pickling instructions, because functions that are sent by value may call this computation."""
+        """Makes the computation picklable, because functions that are sent by value may call it."""
         return _rebuilt, (write_function(self._function),)
 
     def __repr__(self) -> str:
@@ -246,14 +246,14 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
     common = common_type(found, other)
     if common is None:
         raise InvalidComputationError(
-            f"Expected one result type of {name!r} for all unknown sizes in {parameter}, found {found} for size 1 and "
-            f"{other} for size 2; {advice}"
+            f"Expected {name!r} to have the same result type for all unknown sizes in {parameter}, found {found} for "
+            f"size 1 and {other} for size 2; {advice}"
         )
     return common
 
 
 def _without_records(value: object) -> object:
-    """Returns a value in which containers that the language can read replace the records of fedstack."""
+    """Returns a value in which fedstack's records are replaced by containers that the language can read."""
     if isinstance(value, Record):
         members = tuple(_without_records(member) for member in tuple(value))
         return members if None in value.__names__ else OrderedDict(zip(value.__names__, members))

@@ -41,7 +41,7 @@ class PythonFunction:
 
 
 class HandleRegistry:
-    """The decorated functions of this process, by the serial number of their handles.
+    """The decorated functions of this process, by their handles' serial numbers.
 
     The registry references a function weakly as long as only the decorated object has its handle. When the decorated
     object is built into another computation, copies of the handle may exist anywhere. From then on, the registry keeps

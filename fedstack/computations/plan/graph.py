@@ -1,7 +1,7 @@
 """Defines the graph of a traced computation: nodes in the order of their creation, and functions over nodes.
 
-A traced computation contains no calls of lambdas, no blocks and no references, because the nodes of a lambda's body
-replace the call. Each function is a flat list of nodes. A functional argument of an intrinsic, such as the body of a
+A traced computation contains no blocks, no references and no calls of lambdas: the nodes of a lambda's body replace
+each call. Each function is a flat list of nodes. A functional argument of an intrinsic, such as the body of a
 map, is a separate `Function`. The nodes that it uses from enclosing functions are its captures.
 """
 
@@ -318,8 +318,8 @@ def made_anew(function: Function) -> frozenset[Node]:
     """Returns the client nodes that each phase recomputes instead of reading the value from an earlier phase.
 
     These nodes are maps that only map sequences, and zips with such maps, if only clients read them. The elements of a
-    mapped sequence are computed in each pass over it, in the order of the pass. A phase could pass only elements to
-    another phase, but their order in a later pass is unknown.
+    mapped sequence are computed in each pass over it, in the order of the pass. A phase could pass elements to
+    another phase, but not the order that these have in a later pass.
     """
     read_elsewhere = set(_deep(function.result))
     for node in function.nodes:

@@ -101,7 +101,7 @@ def run_columns(program: Program, inputs: Sequence[Column], first_client: int, s
 
     Args:
       program: The program. Every operation must be a `BoundOperation`.
-      inputs: A column with values for `size` clients, for each input.
+      inputs: For each input, a column with the values of `size` clients.
       first_client: The index of the first client, for error messages.
       size: The number of clients.
 

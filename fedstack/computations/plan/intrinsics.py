@@ -89,7 +89,7 @@ def _at_server(member: Type) -> Type:
 
 
 def _aggregates(kinds: str, wanted: str) -> Rule:
-    """Returns the rule for aggregations of one argument, whose result has the type of each client's value."""
+    """Returns the rule for aggregations with one argument, whose result has the type of each client's value."""
 
     def rule(args: Sequence[Type]) -> Type:
         member = _federated(args[0], CLIENTS).member
@@ -282,7 +282,7 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
     known = _checked.get(declared) or frozenset()
     if not isinstance(declared, FunctionType) or declared.parameter is None:
         raise TypeMismatchError(
-            f"Expected {intrinsic.uri} to have the type of a function with a parameter, found {declared}; correct the "
+            f"Expected {intrinsic.uri} to be declared as a function with a parameter, found {declared}; correct the "
             "declared type"
         )
     if intrinsic.uri in known:
@@ -292,11 +292,12 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
         derived = intrinsic.rule(arguments)
     except (TypeMismatchError, ValueError) as error:  # the language rejects some types, such as nested placements
         raise TypeMismatchError(
-            f"The type {declared} of {intrinsic.uri} is invalid: {error}; correct the type"
+            f"The declared type {declared} of {intrinsic.uri} is invalid: {error}; correct the declared type"
         ) from None
     if not declared.result.is_assignable_from(derived) and not same_without_names(declared.result, derived):
         raise TypeMismatchError(
-            f"Expected {intrinsic.uri} to return {derived}, found the declared type {declared}; correct the type"
+            f"Expected {intrinsic.uri} to be declared as returning {derived}, found {declared}; correct the "
+            "declared type"
         )
     _checked.put(declared, known | {intrinsic.uri})
     return declared

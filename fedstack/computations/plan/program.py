@@ -1,4 +1,4 @@
-"""Defines straight-line programs, which express the work of a function in one location as steps over numbered slots.
+"""Defines straight-line programs, which express a function's work in one location as steps over numbered slots.
 
 Executors in one process pass programs to each other. A program runs either once (for server work, or for an element of
 a sequence), or once per client, step by step over whole columns. Each step names a *source* (a leaf computation, an

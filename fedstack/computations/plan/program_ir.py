@@ -110,7 +110,7 @@ class _Writer:
         self._numbers = itertools.count(1)
 
     def body(self, program: Program, inputs: Sequence[Computation], results: Sequence[Type]) -> Computation:
-        """Returns the computation of the struct of a program's results."""
+        """Returns a computation whose value is the struct of a program's results."""
         found, locals_ = self._run(program, inputs)
         return block(locals_, struct([_named(value, wanted) for value, wanted in zip(found, results)]))
 

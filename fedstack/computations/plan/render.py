@@ -198,7 +198,7 @@ class _Renderer:
     def _open_function(
         self, function: Function, zipped: Computation, captures: Sequence[Node], offset: int
     ) -> Computation:
-        """Returns a function without captures, over a struct of the original argument, if any, and the captures."""
+        """Returns a capture-free function of a struct with the original argument, if any, and the captures."""
         member = Type.from_proto(zipped.type.federated.member)
         name = self._name("arg")
         whole = reference(name, member)

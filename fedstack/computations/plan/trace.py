@@ -1,4 +1,4 @@
-"""Normalizes a computation by running it on symbols, which eliminates lambdas, blocks, references and their calls.
+"""Normalizes a computation by running it on symbols, which eliminates blocks, references, lambdas and calls of lambdas.
 
 The result is a `Function`, a flat list of leaf calls and intrinsic calls. Functions that were captured, curried,
 shadowed or passed as arguments have been applied to their arguments. Nodes of unused locals are dropped, because no
@@ -195,7 +195,7 @@ class Tracer:
             shown = type_of(function)
             if isinstance(shown, FunctionType):
                 raise InvalidComputationError(
-                    "Expected a known function, found a function that is only known as an argument; pass the "
+                    "Expected a known function, found a function that is known only by its type; pass the "
                     "computation itself"
                 )
             raise InvalidComputationError(
@@ -210,7 +210,7 @@ class Tracer:
         if (declared.parameter is None) != (argument is None):
             found = "no argument" if argument is None else f"an argument of type {type_of(argument)}"
             raise TypeMismatchError(
-                f"Expected an argument of type {declared.parameter}, found {found}; match the function's parameter"
+                f"Expected an argument of type {declared.parameter}, found {found}; match the declared type"
             )
         kind = computation.WhichOneof("computation")
         if argument is not None and declared.parameter is not None:

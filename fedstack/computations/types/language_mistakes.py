@@ -1,4 +1,4 @@
-"""Adds advice to the language's errors about mistakes in federated computations, as `docs/troubleshooting.md` lists it.
+"""Adds the advice in `docs/troubleshooting.md` to the language's errors about mistakes in federated computations.
 
 The language raises these errors while it builds a computation. fedstack sees an error only if fedstack is among the
 callers: when a leaf is called, in a `with` block of a context, or at the end of the program. There it adds the advice
@@ -187,7 +187,7 @@ class MissingContext(SyncContext):
         name = getattr(comp, "__name__", None)
         called = "a computation" if name is None else repr(name)
         raise ContextError(
-            f"Expected an execution context to call {called}, found none in the thread "
+            f"Expected an execution context for calling {called}, found none in the thread "
             f"{threading.current_thread().name!r}; first call fedstack.set_sync_local_execution_context(), or the "
             "set_... function for your workers, in this thread. To share a context among threads, create it with a "
             "fedstack.create_... function and write `with fedstack.use_context(context):` in each thread"

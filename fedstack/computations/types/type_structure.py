@@ -1,4 +1,4 @@
-"""Defines fast queries about types: their fields, leaves and sizes; and parses types from protos.
+"""Defines fast queries about types (their fields, leaves and sizes), and parses types from protos.
 
 Results are cached by the identity of a type (`TypeMemo`), because hashing a type traverses the whole type. Equal types
 are almost always the same object, because the language keeps every type forever; other equal types are compared by
@@ -46,12 +46,12 @@ class TypeMemo(Generic[_T]):
         self._items: dict[int, tuple[_T, weakref.ref[Type]]] = {}
 
     def get(self, type_spec: Type) -> _T | None:
-        """Returns the cached value of a type, or `None` if the cache has no value for the type."""
+        """Returns the value that is cached for a type, or `None` if there is none."""
         found = self._items.get(id(type_spec))
         return None if found is None else found[0]
 
     def put(self, type_spec: Type, value: _T) -> _T:
-        """Stores the value of a type and returns the value."""
+        """Caches a value for a type and returns the value."""
         key, items = id(type_spec), self._items
         # The callback runs before another object can receive the same identity.
         items[key] = value, weakref.ref(type_spec, lambda _: items.pop(key, None) and None)
@@ -243,7 +243,7 @@ def join_path(path: str, name: str | None, index: int) -> str:
 
 
 def least_bytes(type_spec: Type) -> int:
-    """Returns the minimum size in bytes of a value of a type.
+    """Returns the minimum size in bytes of a value of the given type.
 
     Unknown dimensions, sequences, strings and values that differ by client count as 0 bytes.
     """
@@ -251,7 +251,7 @@ def least_bytes(type_spec: Type) -> int:
 
 
 def exact_bytes(type_spec: Type) -> int | None:
-    """Returns the size in bytes of a value of a type, or `None` if the size depends on the data.
+    """Returns the size in bytes of a value of the given type, or `None` if the size depends on the data.
 
     The size depends on the data for unknown dimensions, strings, sequences and values that differ by client.
     """
@@ -260,7 +260,7 @@ def exact_bytes(type_spec: Type) -> int | None:
 
 
 def _known_bytes(type_spec: Type) -> tuple[int, bool]:
-    """Returns the minimum size in bytes of a value of a type, and whether this size is exact."""
+    """Returns the minimum size in bytes of a value of the given type, and whether this size is exact."""
     if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
         return _known_bytes(type_spec.member)
     if isinstance(type_spec, StructType):
@@ -346,7 +346,7 @@ def common_type(left: Type, right: Type) -> Type | None:
 
 
 def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDArray[Any]:
-    """Returns an array of a tensor type that is filled with one value. A large array may be a read-only broadcast.
+    """Returns an array of the given tensor type, filled with one value. A large array may be a read-only broadcast.
 
     Args:
       tensor: The tensor type.
@@ -371,13 +371,13 @@ def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDA
 def no_memory_for(array: str, size: int) -> ResourceLimitError:
     """Returns the error for an array that fedstack has to create but that does not fit into memory."""
     return ResourceLimitError(
-        f"An array of {array} requires {size:,} bytes, but less is available; declare fewer elements, "
-        "because fedstack creates such an array for a sum over no clients or for a call with zeros"
+        f"An array of {array} requires {size:,} bytes, but less is available; fedstack creates such an "
+        "array for a sum over no clients or for a call with zeros, so declare fewer elements"
     )
 
 
 def zeros(type_spec: Type, open_size: int = 1) -> object:
-    """Returns a payload of an unplaced type that consists of zeros and empty strings.
+    """Returns a payload that consists of zeros and empty strings, for an unplaced type.
 
     Args:
       type_spec: The type.

@@ -123,7 +123,7 @@ class ColumnSequence(HasPasses, Sequence[object]):
 
 
 def _items(column: Column, start: int, stop: int) -> Sequence[Payload]:
-    """Returns the payloads in the rows from `start` to `stop` (exclusive) of a column."""
+    """Returns the payloads in a column's rows from `start` to `stop` (exclusive)."""
     if isinstance(column, RowsColumn):
         return list(column.values[start:stop])
     if isinstance(column, StructColumn) and column.fields:
@@ -204,7 +204,7 @@ class HasBlocks:
         raise NotImplementedError
 
     def large_blocks(self) -> Iterator[Column]:
-        """Like `blocks`, but in larger columns where this needs no copy. For callers that read all elements."""
+        """Does the same as `blocks`, but with larger columns if no copy is needed. For callers that read everything."""
         return self.blocks()
 
     def __len__(self) -> int:
@@ -276,7 +276,7 @@ class ShownSequence(HasPasses):
 
 
 class SequenceColumn(Column):
-    """A column of sequences. The sequence of each client consists of consecutive rows of another column.
+    """A column of sequences. Each client's sequence consists of consecutive rows of another column.
 
     Attributes:
       rows: The rows of all clients, one client after another.
@@ -350,7 +350,7 @@ def column_of(sequence: Iterable[object], element: Type) -> ColumnSequence:
 
 
 def rows_of(arrays: Sequence[object]) -> RowsColumn | None:
-    """Returns small arrays of the same shape as a single array; `None` for other values."""
+    """Joins small arrays of the same shape into a single array. Returns `None` for other values."""
     shape = _shape_of(arrays)
     if shape is None:
         return None

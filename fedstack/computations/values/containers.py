@@ -89,7 +89,7 @@ def _check_orders(payload: object, type_spec: Type) -> None:
 
 
 def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> object:
-    """Returns the result of `ExecutorValue.compute()`: structs as the language's `Struct`, and lists and NumPy values.
+    """Returns the result of `ExecutorValue.compute()`, made of the language's `Struct`s, lists and NumPy values.
 
     Args:
       payload: The payload.

@@ -1,4 +1,4 @@
-"""Represents clients' values that are in another store by stand-ins, which are read only when the values are used.
+"""Represents clients' values in another store by stand-ins. Values are not read until they are used.
 
 | user | values that are read |
 | --- | --- |
@@ -50,7 +50,7 @@ class Elsewhere:
     def read(cls, found: Sequence[Any], member: Type, where: Where) -> Sequence[object]:
         """Reads the values of many stand-ins, and returns them in a form that users may pass.
 
-        This method is called on any thread and may block.
+        This method may be called on any thread, and may block.
 
         Args:
           found: The stand-ins, all of this class.
@@ -85,7 +85,7 @@ def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
 
 
 def refuse(name: str, found: str, advice: str) -> None:
-    """Registers a class of another package whose objects are not accepted as values of clients.
+    """Registers a class of another package whose objects are not accepted as clients' values.
 
     Args:
       name: The name of the class, including its module.
@@ -214,7 +214,7 @@ def _kinds_of(values: Sequence[object]) -> set[type[Elsewhere]]:
 
 
 def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[object]:
-    """Returns values of one type, with stand-ins replaced. Stand-ins of the same class are read together."""
+    """Returns values of one type, after reading the values behind stand-ins. Reads stand-ins of one class together."""
     read = list(values)
     places_of: dict[type[Elsewhere], list[int]] = {}
     for place, value in enumerate(values):
@@ -332,7 +332,7 @@ def _names(element: Type) -> "set[str | None] | None":
 
 
 def _arrays(column: Column, element: Type, place: str) -> Any:
-    """Returns a column as arrays with one row per element, in a dict or tuple of arrays if the elements are structs."""
+    """Returns a column as an array with a row per element, or a column of structs as a dict or tuple of such arrays."""
     if isinstance(element, StructType):
         fields = [(name, _arrays(column.field(i), t, place)) for i, (name, t) in enumerate(fields_of(element))]
         return dict(fields) if all(name for name, _ in fields) else tuple(member for _, member in fields)

@@ -61,7 +61,7 @@ def whole_buffer(payload: np.ndarray) -> np.ndarray | None:
 
 
 def take_buffer(payloads: list[object], index: int) -> np.ndarray | None:
-    """Takes an array that a leaf function returned from a list of payloads, if nothing else references the array.
+    """Takes from a list of payloads an array that a leaf function returned, if nothing else references the array.
 
     Args:
       payloads: A list that only the caller reads. The payload of a taken array is replaced by `None`.
@@ -92,8 +92,8 @@ Snapshot = Callable[[object, object], object]
 def snapshot_of(result: Type) -> Snapshot | None:
     """Returns a function that copies the arrays in payloads that may still change; `None` if no array can change.
 
-    In sequences, the function copies arrays that exist already. Elements that are generated are copied when they are
-    generated.
+    In sequences, the function copies arrays that exist already. Elements that are generated later are copied as soon
+    as they exist.
     """
     if isinstance(result, TensorType):
         return None if is_scalar(result) else _stays

@@ -1,4 +1,4 @@
-"""Defines the sequences of clients: any re-iterable objects, with special support for generators and batches.
+"""Defines clients' sequences: any re-iterable objects, with special support for generators and batches.
 
 A sequence is *re-iterable* if each iteration starts at the first element. Iterators are not re-iterable: the second
 iteration yields no elements, so that a second epoch would silently produce a wrong result. Therefore iterators are
@@ -43,7 +43,7 @@ def check_re_iterable(sequence: object, path: str = "value") -> None:
     # Calling `iter` on an iterator is free, whereas for other objects the call may open files.
     if isinstance(sequence, Iterator) and iter(cast("Iterator[object]", sequence)) is sequence:
         raise TypeMismatchError(
-            f"Expected an object that can be iterated again, found the one-shot iterator `{name}`; at {path}; "
+            f"Expected an object that can be iterated again, found a one-shot iterator `{name}`; at {path}; "
             "pass a list, or `fedstack.from_generator(function)` with the function that creates the iterator"
         )
 

@@ -191,7 +191,9 @@ def _cast_python(array: np.ndarray, leaves: Sequence[object], tensor: TensorType
     if kind_of_dtype(dtype) in "fc" and not np.array_equal(
         np.isfinite(result.astype(np.complex128)), np.isfinite(array)
     ):
-        mismatch(f"{tensor}, within its range", f"{shorten(leaves[0] if len(leaves) == 1 else list(leaves))}", path)
+        mismatch(
+            f"a value in the range of {tensor}", f"{shorten(leaves[0] if len(leaves) == 1 else list(leaves))}", path
+        )
     return result
 
 
@@ -237,7 +239,7 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
 
 
 def _ragged(tensor: TensorType, path: str) -> TypeMismatchError:
-    """Returns the error for ragged lists, because NumPy's error message refers to its own functions."""
+    """Returns the error for ragged lists. NumPy's own error message would refer to NumPy's functions."""
     return TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; use rows of the same shape")
 
 

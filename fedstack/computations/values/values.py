@@ -304,7 +304,7 @@ def normalize_sequence(
     if isinstance(source, Iterator) and iter(source) is source:
         kind = type(source).__name__
         mismatch(
-            f"a re-iterable of {sequence.element}", f"the one-shot iterator {kind}", path,
+            f"a re-iterable of {sequence.element}", f"a one-shot iterator `{kind}`", path,
             "pass a list, or fedstack.from_generator(function)",
         )  # fmt: skip
     element = sequence.element

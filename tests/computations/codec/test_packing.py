@@ -484,7 +484,7 @@ def test_a_misfit_is_reported_with_its_path():
         ((np.int32(1),), PAIR, "Expected 2 members of <a=int32,b=float32\\[\\?\\]>, found 1; at arg"),
         (np.int32(1), PAIR, "found `int32`; at arg"),
         ((np.int32(1), b"b"), PAIR, "at arg.b"),
-        (iter([np.int32(1)]), fl.SequenceType(INT), "found the one-shot iterator `list_iterator`; at arg"),
+        (iter([np.int32(1)]), fl.SequenceType(INT), "found a one-shot iterator `list_iterator`; at arg"),
         ([b"b", np.int32(1)], fl.SequenceType(TEXT), r"at arg\[1\]"),
         ({"a": 1}, at_clients(INT), "found `dict`; at arg"),
         ([b"a", np.int32(1)], at_clients(TEXT), "at arg, client 1"),

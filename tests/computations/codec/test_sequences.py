@@ -189,7 +189,12 @@ def batching(size=1, **fields):
 @pytest.mark.parametrize(
     ("message", "sequence", "error", "said"),
     [
-        (rows_of(3), POINTS, InvalidValueError, "Expected 3 rows of sequences at value, found 2 rows"),
+        (
+            rows_of(3),
+            POINTS,
+            InvalidValueError,
+            "Expected the sequences at value to have 3 rows in total, found 2 rows",
+        ),
         (rows_of(2**64 - 1), POINTS, InvalidValueError, "at value, found 2 rows"),
         (rows_of(2), FLOATS, TypeMismatchError, "at value"),
         (rows_of(2, batching=batching(0)), BATCHES, InvalidValueError, "at least one row"),

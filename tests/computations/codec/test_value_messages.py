@@ -165,7 +165,7 @@ def test_value_from_proto_takes_the_first_of_an_all_equal_value_that_was_sent_on
 @pytest.mark.parametrize(
     ("proto", "type_spec", "message"),
     [
-        (federated([], True), FOR_ALL, "Expected one value that is equal for all members at arg, found 0"),
+        (federated([], True), FOR_ALL, "Expected a single all-equal value at arg, found 0"),
         (federated([1, 1], True), FOR_ALL, "found 2"),
         (federated([1, 1], False, "server"), fl.FederatedType(np.int32, fl.SERVER), "found 2"),
         (federated([1], False, "moon"), AT_CLIENTS, "found a value at 'moon'"),
@@ -252,7 +252,7 @@ def test_misfit_is_reported_with_its_path_when_written_and_when_read(change, mes
     [
         ([np.int32(1)], fl.StructType([np.int32]), "found `list`; at arg; pass a tuple"),
         ((np.int32(1),) * 3, fl.StructType([np.int32] * 2), "Expected 2 members of <int32,int32>, found 3; at arg"),
-        (iter([np.int32(1)]), fl.SequenceType(np.int32), "found the one-shot iterator `list_iterator`; at arg"),
+        (iter([np.int32(1)]), fl.SequenceType(np.int32), "found a one-shot iterator `list_iterator`; at arg"),
         (3, fl.SequenceType(np.int32), "found `int`; at arg"),
         (b"ab", fl.SequenceType(np.int32), "found `bytes`; at arg"),
         ([1], fl.SequenceType(np.int32), "found `int`; at arg[0]"),

@@ -144,7 +144,7 @@ def test_a_handle_that_was_given_another_type_is_refused():
     computation.type.CopyFrom(fl.FunctionType(np.float32, np.float32).to_proto())
     refused(
         computation,
-        r"Expected the declared type \(int32 -> int32\) for 'triple', found \(float32 -> float32\)",
+        r"Expected 'triple' to be declared with the type \(int32 -> int32\), found \(float32 -> float32\)",
     )
 
 
@@ -360,7 +360,7 @@ def test_a_reference_with_a_type_that_is_no_function_is_refused(library, policy)
     policy.modules = ["carried_library"]
     computation = reference("carried_library.work", "triple")
     computation.type.CopyFrom(INT.to_proto())
-    refused(computation, "Expected a function of a functional type, found 'triple' of type int32")
+    refused(computation, "Expected 'triple' to have a functional type, found int32")
 
 
 # By value.
@@ -392,7 +392,7 @@ def test_a_pickle_of_something_else_than_a_function_is_refused(policy):
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for content, message in [
         (7, "Loading 'seven' raised TypeError"),
-        ((7, None), "Expected a function of a functional type, found 'seven'"),
+        ((7, None), "Expected 'seven' to have a functional type, found"),
         ((abs, {}), "Expected the pickle of 'seven' to contain Containers or None, found "),
     ]:
         pickled = carriers_pb2.PickledPython(function=pickle.dumps(content), python_version=version, name="seven")

@@ -141,7 +141,7 @@ def keyword_only(x, *, y):
         ([np.int32, np.int32], lambda *a: sum(a), r"found 2; \*a accepts only one value, .*: declare each parameter"),
         ([np.int32] * 3, lambda x, *more: x, r"2 parameters .*, found 3; \*more accepts only one value"),
         ([np.int32], lambda x, y=1: x, "2 parameters .* without 'y' and .* default: lambda x: function\\(x\\)"),
-        ([(np.int32, [3])], np.max, "without 'axis' and other parameters that have a default: lambda a: max\\(a\\)"),
+        ([(np.int32, [3])], np.max, "without 'axis' and any other parameters with a default: lambda a: max\\(a\\)"),
         ([np.int32, np.int32], min, "Expected a Python function with a known signature, found builtin"),
     ],
 )
@@ -317,7 +317,7 @@ def test_a_function_whose_result_is_another_for_other_sizes_has_to_state_its_typ
 @pytest.mark.parametrize(
     ("types", "function", "argument", "message"),
     [
-        ([np.float64], lambda x: float(x), 1e300, r"Expected float32, within its range, found 1e\+300"),
+        ([np.float64], lambda x: float(x), 1e300, r"Expected a value in the range of float32, found 1e\+300"),
         ([np.int64], lambda x: int(x), 2**40, r"Expected int32, from .* found int 1099511627776"),
         ([VECTOR], np.unique, [1.0, 2.0], r"Expected shape \[1\] of float64\[1\], found shape \[2\]"),
     ],
@@ -535,7 +535,7 @@ def test_what_a_function_returns_becomes_exactly_the_declared_type(result_type, 
         ((np.int32, [2]), [1, 2, 3], r"found shape \[3\]; at the result of 'give'"),
         (PAIR, {"a": 1}, "found no 'b'; at the result of 'give'"),
         (PAIR, {"a": 1, "b": 1.5}, r"Expected int32, found float 1\.5; at result\.b of 'give'"),
-        (fl.SequenceType(INT), iter([1]), "found the one-shot iterator list_iterator; at the result of 'give'"),
+        (fl.SequenceType(INT), iter([1]), "found a one-shot iterator `list_iterator`; at the result of 'give'"),
         (fl.SequenceType(INT), [1, "x"], r"Expected int32, found str 'x'; at result\[1\] of 'give'"),
     ],
 )

@@ -577,7 +577,7 @@ def test_an_intrinsic_with_a_type_that_it_cannot_have_is_refused(uri, parameter,
 
 def test_an_intrinsic_with_a_type_that_it_cannot_have_is_refused_in_a_computation(fedstack_context):
     lie = intrinsic_function("federated_sum", CLIENTS, at_server(np.int64))
-    with pytest.raises(TypeMismatchError, match="federated_sum to return int32@SERVER, found the declared type"):
+    with pytest.raises(TypeMismatchError, match="federated_sum to be declared as returning int32@SERVER, found"):
         computation(lambda x: lie(x), CLIENTS)([1, 2])
 
 

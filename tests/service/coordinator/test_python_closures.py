@@ -118,7 +118,7 @@ def test_pythons_own_numbers_fit_parameters_of_any_size_that_has_room_for_them(c
     ("number", "reason"),
     [
         (1, "Expected float32, found int 1; at arg"),
-        (1e300, "Expected float32, within its range, found 1e.300; at arg"),
+        (1e300, "Expected a value in the range of float32, found 1e.300; at arg"),
         (np.float64(1), "Expected float32, found float64"),
     ],
 )
