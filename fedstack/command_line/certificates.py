@@ -52,7 +52,7 @@ class CertificateFiles(NamedTuple):
 
     @classmethod
     def in_folder(cls, folder: Path) -> "CertificateFiles":
-        """Returns the paths that the files have in `folder`, whether or not the files exist."""
+        """Returns the files' paths in `folder`, whether or not the files exist."""
         return cls(*(folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")))
 
 
@@ -78,7 +78,7 @@ def make_test_certificates(
         be written to.
     """
     if not 0 <= days <= MAX_DAYS:
-        raise InvalidValueError(f"Expected days to be from 0 to {MAX_DAYS}, found {days}")
+        raise InvalidValueError(f"Expected days to be between 0 and {MAX_DAYS}, found {days}")
     files = CertificateFiles.in_folder(folder)
     try:
         there = [path.name for path in files if os.path.lexists(path)]

@@ -224,10 +224,10 @@ class Switch(EnvironmentOption):
 
 
 class RepeatableOption(EnvironmentOption):
-    """An option with several values. The option may be repeated, and each value may be a list separated by commas."""
+    """An option with several values. The option may be repeated, and each value may be a comma-separated list."""
 
     def __init__(self, name: str, metavar: str, description: str, group: str = "Options") -> None:
-        description = f"{description}; may be repeated, or separated by commas"
+        description = f"{description}; may be repeated, or given as a comma-separated list"
         super().__init__(name, metavar, description, group, multiple=True, callback=_parts)
 
     def value_from_envvar(self, ctx: click.Context) -> Sequence[str] | None:

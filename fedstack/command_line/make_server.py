@@ -64,7 +64,7 @@ def task_in(options: SimpleNamespace) -> "ClusterTask | None":
 
 
 def listens_at(options: SimpleNamespace, task: "ClusterTask | None" = None) -> Target:
-    """Returns the address to listen on: the address of the task if there is one, else the socket, or host and port."""
+    """Returns the address to listen on: the task's if there is a task, otherwise the socket or the host and port."""
     if task is not None:
         return task.listens
     return HostConfig(host=options.host, port=options.port, unix_socket=options.unix_socket).listens
@@ -254,7 +254,7 @@ def _credentials(options: SimpleNamespace) -> "ServerCredentials":
     ):
         if why is not None:
             _logger.warning(
-                "Expected a certificate that is valid today for %s, found %s: %s; provide a new certificate, or "
+                "Expected a certificate for %s that is valid today, found %s: %s; provide a new certificate, or "
                 "correct the clock",
                 *(name, file, why),
             )

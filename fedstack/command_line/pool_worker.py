@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parent_is_gone() -> bool:
-    """Returns whether the parent has ended, which ends standard input. A running parent sends no data."""
+    """Returns whether the parent has ended. Standard input ends with the parent, and a running parent sends no data."""
     if os.name != "posix":
         return False  # on Windows, a pipe cannot be polled, and there are no sockets to remove
     with contextlib.suppress(OSError):

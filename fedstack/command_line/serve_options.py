@@ -42,21 +42,21 @@ class ServeConfig:
       cluster: A TOML file that describes the cluster in which this server is a task, or the content of such a file.
       job: The job of the task in the cluster; may be omitted if the cluster has only one job.
       task: The index of the task in its job; may be omitted if the job has only one task.
-      addresses: A file to which the server adds its address, for tasks with port 0.
+      addresses: A file to which the server adds its address, so that others can dial a task with port 0.
       tls_cert: The certificate of the server (PEM).
       tls_key: The private key of the server's certificate (PEM).
-      tls_client_ca: The certificate of the authority that must have signed the certificates of clients (PEM).
+      tls_client_ca: The certificate of the authority that must have signed clients' certificates (PEM).
       allow_module: An installed module whose functions clients may call, or * for any module.
       strict_modules: Whether to refuse functions whose module, or a helper module, differs from the client's version.
       allow_runtime: A message type, or a package of message types, whose leaf runtime clients may use.
       allow_python_code: Whether to run Python code that clients send; beyond loopback only with --tls-client-ca.
       clients: The number of clients for requests that do not specify one.
       threads: The maximum number of threads that run functions.
-      call_ca: The certificate of the authority for servers that functions call, for example to read variables (PEM).
+      call_ca: The certificate (PEM) of the authority for servers that functions call, for example to read variables.
       call_cert: The client certificate for calls to those servers (PEM); by default none.
       call_key: The private key of that client certificate (PEM).
       call_token_file: A file with the token for calls to those servers; by default none.
-      data_service: A dispatcher whose datasets clients' computations may use; this server reads the datasets.
+      data_service: A dispatcher; clients' computations may use its datasets, which this server reads.
       data_dispatcher: Whether this server is also the dispatcher of a data service, which divides the work on datasets.
       work_dir: A folder for the dispatcher's journal, from which it continues after a restart; by default none.
       data_worker: The address of a dispatcher for which this server reads datasets, as a data worker.

@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.25
 
 
 class ShutdownRequests:
-    """Waits for requests to stop. A second signal after at least half a second ends the process immediately."""
+    """Waits for requests to stop the process. A second signal, at least 0.5 s later, ends the process immediately."""
 
     def __init__(self) -> None:
         # `SimpleQueue` is the only queue that a signal handler may use, because its `put` is reentrant.

@@ -212,7 +212,7 @@ def method_lines(methods: "ListMethodsResponse") -> Iterator[str]:
 
 
 def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
-    """Yields the lines of a report of a server's status, including its tables."""
+    """Yields the lines of a report on a server's status, including its tables."""
     yield f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}"
     if status.HasField("seconds_until_stop"):
         yield f"stopping: running calls have at most {status.seconds_until_stop:.0f} s left; new clients are rejected"
@@ -263,7 +263,7 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
 
 
 def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
-    """Yields the lines of a report of the state and history of a dispatcher or data worker."""
+    """Yields the lines of a report on the state and history of a dispatcher or data worker."""
     if status.HasField("dispatcher"):
         known = status.dispatcher
         workers = f"{len(known.worker)}{': ' * bool(known.worker)}{', '.join(known.worker)}"

@@ -1,4 +1,4 @@
-"""Components for programs, which run many computations, built on `federated_language.program`."""
+"""Components, built on `federated_language.program`, for programs that run many computations."""
 
 from fedstack.program.dataset_data_source import DatasetDataSource, DatasetDataSourceIterator
 

@@ -52,7 +52,7 @@ class _Local:
 
 
 class DatasetDataSource(ClosesOnExit, FederatedDataSource):
-    """A data source for programs that selects clients of a dataset.
+    """A data source that selects clients of a dataset for a program.
 
     For a dataset that is registered with a data service, the source returns *references*. The worker that runs a
     computation reads the elements of a reference directly, so the elements do not pass through this process. References
@@ -66,10 +66,11 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
     any of its references is in use.
 
     Args:
-      service: The address of the dispatcher, or a dataset of this process by client, `dataset.by_client(column)`.
+      service: The address of the dispatcher, or a dataset in this process that is split by client, such as
+        `dataset.by_client(column)`.
       dataset_id: The id under which the dataset is registered by client. Required if `service` is an address.
       credentials: The credentials for connections to the dispatcher and the data workers.
-      seed: The seed for the selections of iterators.
+      seed: The seed for the selections that iterators make.
 
     Raises:
       InvalidValueError: If no dataset is registered under `dataset_id`, or the dataset is not registered by client.
@@ -88,8 +89,8 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         if isinstance(service, ClientDatasets):
             if dataset_id is not None or credentials is not None:
                 raise TypeMismatchError(
-                    "A dataset of this process needs neither a dataset_id nor credentials; omit these arguments, "
-                    " or pass the address of a dispatcher"
+                    "A dataset in this process needs neither a dataset_id nor credentials; omit these arguments, or "
+                    "pass the address of a dispatcher"
                 )
             self._clients: RegisteredClients | _Local = _Local(service)
         elif isinstance(cast(object, service), Dataset):
@@ -132,8 +133,8 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         """Returns the values of the given clients, to be passed to computations.
 
         Args:
-          client_ids: The ids of the clients, in a list or a tuple. An unknown id raises an error only when the elements
-            of its client are read.
+          client_ids: The ids of the clients, in a list or a tuple. An unknown id raises an error only when this
+            client's elements are read.
 
         Raises:
           TypeMismatchError: If `client_ids` is a string, a mapping, or not iterable.
@@ -145,7 +146,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return list(self._clients.references(list(client_ids)))
 
     def iterator(self) -> "DatasetDataSourceIterator":
-        """Returns an iterator that draws the clients of successive rounds."""
+        """Returns an iterator that draws the clients for successive rounds."""
         return DatasetDataSourceIterator(self, 0)
 
     def close(self) -> None:
@@ -174,7 +175,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 
 
 class DatasetDataSourceIterator(FederatedDataSourceIterator):
-    """Draws the clients of successive rounds. Created by `DatasetDataSource.iterator`.
+    """Draws the clients for successive rounds. Created by `DatasetDataSource.iterator`.
 
     Attributes:
       source: The data source.
@@ -194,7 +195,7 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[Any]:
-        """Returns the values of the clients of the next round, to be passed to computations.
+        """Draws the clients for the next round, and returns their values, to be passed to computations.
 
         Args:
           k: The number of clients to draw, each at most once. By default, all clients are returned, in the order of
@@ -232,7 +233,7 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
                 raise DecodeError("the bytes do not identify a dataset")
         except (DecodeError, TypeError) as error:
             raise InvalidValueError(
-                f"Expected bytes returned by to_bytes() of an iterator, found {describe(buffer)}: {error}; pass the "
+                f"Expected bytes returned by an iterator's to_bytes(), found {describe(buffer)}: {error}; pass the "
                 "bytes unchanged"
             ) from error
         seed = int.from_bytes(message.seed, "big")

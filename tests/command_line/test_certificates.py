@@ -90,7 +90,7 @@ def test_a_time_that_is_no_time_or_too_long_is_wrong_usage(
 
 @pytest.mark.parametrize("days", [-1, 3651, 10**30])
 def test_certificates_are_made_for_ten_years_at_most(days: int, tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=f"Expected days to be from 0 to 3650, found {days}"):
+    with pytest.raises(InvalidValueError, match=f"Expected days to be between 0 and 3650, found {days}"):
         make_test_certificates(tmp_path, days=days)
 
 

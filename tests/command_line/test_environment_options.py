@@ -145,6 +145,6 @@ def test_help_names_the_variables_with_the_defaults_that_there_are(capsys: pytes
     assert run(["--help"]) == (0, [])
     text = " ".join(capsys.readouterr().out.split())
     assert "how many [FEDSTACK_MAX_SESSIONS=8] " in text
-    assert "what goes; may be repeated, or separated by commas [FEDSTACK_ALLOW_MODULE] " in text
+    assert "what goes; may be repeated, or given as a comma-separated list [FEDSTACK_ALLOW_MODULE] " in text
     assert "--insecure / --no-insecure do without [FEDSTACK_INSECURE] " in text
     assert all(f"[FEDSTACK_{name}" in text for name in VARIABLES)

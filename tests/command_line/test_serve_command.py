@@ -141,7 +141,7 @@ def test_certificates_that_have_expired_are_warned_of(
     file = expired.server_cert
     serve_command.make_server(options_of(*tls_options(expired), "--tls-client-ca", file))
     for record, option in zip(caplog.records, ("--tls-cert", "--tls-client-ca"), strict=True):
-        told = f"Expected a certificate that is valid today for {option}, found {file}: it expired on "
+        told = f"Expected a certificate for {option} that is valid today, found {file}: it expired on "
         assert record.getMessage().startswith(told)
 
 

@@ -59,7 +59,7 @@ def test_an_iterator_goes_on_from_its_bytes() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", "abc", None])
 def test_bytes_of_no_iterator_are_refused(content) -> None:
-    with pytest.raises(InvalidValueError, match=r"Expected bytes returned by to_bytes\(\) of an iterator, found "):
+    with pytest.raises(InvalidValueError, match=r"Expected bytes returned by an iterator's to_bytes\(\), found "):
         DatasetDataSourceIterator.from_bytes(content)
 
 

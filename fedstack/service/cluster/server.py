@@ -1,4 +1,4 @@
-"""The server that runs a task of a cluster in this process, and serves all services of the task."""
+"""The server that runs a task of a cluster in this process, and provides all of the task's services."""
 
 import ipaddress
 import os
@@ -39,7 +39,9 @@ def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]
     found = tuple(map(address_of, cast("Iterable[str]", addresses if several else (addresses,))))
     for address in found:
         if not isinstance(cast(object, address), str):
-            raise InvalidValueError(f"Expected addresses of dispatchers as data_services, found {describe(address)}")
+            raise InvalidValueError(
+                f"Expected data_services to contain addresses of dispatchers, found {describe(address)}"
+            )
     return found
 
 
@@ -49,7 +51,8 @@ class ServerConfig:
 
     Attributes:
       credentials: The certificate and key for TLS, and the credentials that clients have to present.
-      token_file: A file of tokens, one per line; clients must send one of them. The server rereads a changed file.
+      token_file: A file of tokens, one per line; clients must send one of them. The server rereads the file when it
+        changes.
       insecure: Whether other machines may reach the server without TLS.
       policy: The leaf computations that clients may send; by default neither references to modules nor code.
       limits: The limits of the executor service.
@@ -60,9 +63,9 @@ class ServerConfig:
         variable. By default there are none, even if `credentials` has a certificate.
       host: The name or address of this machine to listen on, if it differs from the address in the cluster definition,
         which other tasks dial. For example, use 0.0.0.0 in a container.
-      data_services: The dispatchers whose datasets clients' computations may refer to, as addresses or as jobs of a
-        cluster with one task. The server dials the dispatchers and their data workers with `client_credentials`. By
-        default there are none.
+      data_services: Addresses of dispatchers, or jobs of a cluster with one task each. Clients' computations may refer
+        to the datasets of these dispatchers. The server dials the dispatchers and their data workers with
+        `client_credentials`. By default there are none.
     """
 
     credentials: ServerCredentials | None = None
@@ -86,8 +89,8 @@ class ServerConfig:
                 raise InvalidValueError(f"Expected {name} of type {kind.__name__}, found {describe(value)}")
         if ":" in self.host and not _is_ipv6(self.host):
             raise InvalidValueError(
-                f"Expected a name or an address without a port as host, found {self.host!r}; "
-                "specify the port in the cluster definition"
+                f"Expected host to be a name or an address without a port, found {self.host!r}; specify the port in "
+                "the cluster definition"
             )
 
     def all_credentials(self) -> ServerCredentials:
@@ -119,7 +122,7 @@ class ServerConfig:
         )
 
     def method_service(self) -> MethodService:
-        """Creates the service for registered methods, initially without any method."""
+        """Creates the service for registered methods, which has no methods yet."""
         return MethodService(limits=self.limits, client_credentials=self.client_credentials)
 
 
@@ -132,7 +135,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 class Server(RegistersMethods, OwnedServer):
-    """Serves a task of a cluster: runs computations for other processes, registered methods, and further services.
+    """Serves a task of a cluster: computations that other processes send, registered methods, and additional services.
 
         with Server({"worker": ["localhost:0"]}) as server:
             fedstack.set_sync_remote_execution_context(server.target)
@@ -192,7 +195,7 @@ class Server(RegistersMethods, OwnedServer):
         """The address to dial, with the actual port: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
 
         Raises:
-          ClosedError: If the task uses any free port, and the server has not been started.
+          ClosedError: If the task listens on any free port and the server has not been started.
         """
         return self._task.target(self.server.target if self._task.listens.has_any_port else "")
 

@@ -1,4 +1,4 @@
-"""Determines which task of a cluster a server runs, and the addresses on which it listens and is dialled.
+"""Determines which task of a cluster a server runs, and the addresses on which it listens and is dialed.
 
 Tasks that listen on any free port find each other through a file to which each task appends a line of the form
 `job index address`. If a task was restarted and has several lines, the last line counts. The file belongs to a single
@@ -67,7 +67,7 @@ def wait_for_addresses(cluster: Cluster, path: str | os.PathLike[str], timeout: 
             return ClusterSpec(jobs)
     names = ", ".join(f"task {index} of job {job!r}" for job, index in missing)
     raise DeadlineExceededError(
-        f"Expected the addresses of all tasks in {path} within {timeout:g} s, found no address of {names}; start the "
+        f"Expected the addresses of all tasks in {path} within {timeout:g} s, found none for {names}; start the "
         "missing tasks with the same file, or increase the timeout"
     )
 
@@ -112,7 +112,7 @@ PROTOCOL = "grpc"
 
 @attrs.frozen
 class ClusterTask:
-    """A task of a cluster, with the facts that its server needs.
+    """A task of a cluster, with the information that its server needs.
 
     Attributes:
       definition: The complete definition of the task and its cluster; see `task_of`.
@@ -133,7 +133,7 @@ class ClusterTask:
             wanted, found, scheme = ("a", "none", "grpcs") if secure else ("no", "one", "grpc")
             raise InvalidValueError(
                 f"Expected {wanted} certificate for a server at {scheme}://{self.listens}, found {found}; change the "
-                "credentials to match the address, or omit the scheme of the address"
+                "credentials to match the address, or omit the scheme from the address"
             )
 
     @property
@@ -241,7 +241,7 @@ def _only_job(spec: ClusterSpec) -> str:
 def _only_task(spec: ClusterSpec, job: str) -> int:
     indices = spec.task_indices(job)
     if not indices:
-        raise MembershipError(f"The job {job!r} has no tasks; define a task of the job")
+        raise MembershipError(f"The job {job!r} has no tasks; add a task to the job")
     if len(indices) > 1:
         tasks = ", ".join(map(str, indices))
         raise MembershipError(

@@ -69,7 +69,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     async def _worker_there(self) -> None:
-        """Waits until a worker may soon be ready; raises an error if waiting any longer is pointless."""
+        """Waits until a worker is likely to be ready soon; raises an error if waiting any longer is pointless."""
 
     @abc.abstractmethod
     def _replace(self, worker: "CoordinatedWorker", error: Exception) -> None:
@@ -89,7 +89,7 @@ class Driver(abc.ABC):
         """
         if self.closed:
             raise ClosedError(
-                "The coordinator is closed; create a new coordinator, and fetch values before you close the coordinator"
+                "The coordinator is closed; create a new coordinator, and fetch its values before you close it"
             )
 
     def wake(self) -> None:

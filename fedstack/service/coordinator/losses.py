@@ -20,7 +20,7 @@ def why_not_again(closure: Closure, error: Exception, ledger: LossLedger) -> Exc
 
 
 def suspects_in(closures: Iterable[Closure], ledger: LossLedger) -> str:
-    """Returns a line for the end of an error message, which names the closures that may have crashed workers.
+    """Returns a line to append to an error message. The line names the closures that may have crashed workers.
 
     Returns an empty string if no closure is suspected.
     """

@@ -47,12 +47,12 @@ class Pace:
             del self._known[next(iter(self._known))]
 
     def slow_seconds(self, name: str, now: float) -> float | None:
-        """Returns the duration of calls with a name, or `None` if it is too short to matter or out of date."""
+        """Returns the duration of calls with the given name, or `None` if it is too short to matter or out of date."""
         seconds, heard = self._known.get(name, (0.0, now))
         return None if seconds <= _QUICK_SECONDS or now > heard + _TIMES_REMEMBERED * seconds else seconds
 
     def fast_seconds(self, name: str, others: float) -> float | None:
-        """Returns the duration of calls with a name if it is much shorter than `others`; otherwise `None`."""
+        """Returns the duration of calls with the given name if it is much shorter than `others`; otherwise `None`."""
         found = self._known.get(name)
         return None if found is None or found[0] * _TIMES_SLOWER > others else found[0]
 
@@ -105,7 +105,7 @@ class Queues:
           closure: The closure.
           first: Whether to put the closure at the front of its queue.
           at_once: Whether to send the closure without waiting for other closures that could be sent in the same call.
-            Otherwise, such waits would add up in a chain of dependent calls.
+            In a chain of dependent calls, such waits would add up.
         """
         if self.ledger.is_suspected(closure):
             self._suspects.append(closure)
@@ -195,7 +195,7 @@ class Queues:
         return min(self._most_running, worker.threads)
 
     def _leaves_to_others(self, worker: WorkerState, queue: Sequence[Closure], now: float) -> bool:
-        """Returns whether faster workers would finish a whole queue before this worker finishes its first closure."""
+        """Returns whether faster workers would finish a queue before this worker finishes the queue's first closure."""
         own = self._pace[worker].slow_seconds(queue[0].name, now)
         if own is None:
             return False

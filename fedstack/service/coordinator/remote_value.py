@@ -59,8 +59,8 @@ class RemoteValue(ArgumentOnly):
         """
         if self.calls is not calls:
             raise ForeignValueError(
-                f"Expected a value of the coordinator that runs the call, found {self!r} of another coordinator; fetch "
-                "the value and pass the result"
+                f"Expected a value from the coordinator that runs the call, found {self!r} from another coordinator; "
+                "fetch the value and pass the result"
             )
         return self._result
 
@@ -82,9 +82,9 @@ class RemoteValue(ArgumentOnly):
         return self.calls.cancel(self.closure)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Waits until the call has ended, and returns its value in the containers of its type.
+        """Waits until the call has ended, and returns its value in the containers that the value's type specifies.
 
-        The value is transferred to this process once. The transfer counts towards the timeout and continues in the
+        The value is transferred to this process once. The transfer counts toward the timeout and continues in the
         background if the timeout expires. After the transfer, every call of `get` returns an equal value without
         waiting. The caller owns the returned arrays and containers: changing them affects no other copy.
 
@@ -97,14 +97,14 @@ class RemoteValue(ArgumentOnly):
         return self.calls.wait(fetched(self, timeout, self))
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """An alias of `get`."""
+        """An alias for `get`."""
         return self.get(timeout)
 
     def __await__(self) -> Generator[Any, None, object]:
         return self.calls.loop.run(fetched(self)).__await__()
 
     def result_of(self, payload: object) -> object:
-        """Converts a payload to the value that a user receives, in the containers of its type."""
+        """Converts a payload to the value that a user receives, in the containers that its type specifies."""
         return unboxed(cast(Box, payload)) if self._result.boxed else to_result(payload, self.type_signature)
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
       structure: The structure.
       timeout: How long to wait for values that are not in this process yet, in seconds. Transfers in progress continue
         after the timeout.
-      what: The object that error messages name.
+      what: The object to name in error messages.
 
     Raises:
       InvalidValueError: If a set, or an object that can be iterated over only once, may contain handles.
@@ -133,8 +133,8 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
             groups.setdefault(part.calls, {})[part.closure] = None
         elif isinstance(part, _NO_STRUCTURES) and _may_have_values(part):
             raise InvalidValueError(
-                f"Expected handles in lists, tuples or dictionaries, found {type(part).__name__} at {path}; convert it "
-                "to a list"
+                f"Expected handles in lists, tuples or dictionaries, found an object of type {type(part).__name__} at "
+                f"{path}; convert the object to a list"
             )
     waits = [calls for calls, closures in groups.items() if not calls.begin(closures)]
     homes = gather([calls.fetch(closures) for calls, closures in groups.items()])
@@ -204,8 +204,8 @@ def _as_completed(values: Sequence[RemoteValue], deadline: Deadline, timeout: fl
                 yield ends.next(deadline)
         except queue.Empty:
             raise DeadlineExceededError(
-                f"Expected all of {most} calls to end within {timeout:g} s, but only {most - len(ends)} ended; "
-                "raise the timeout, or wait again for the remaining values"
+                f"Expected all {most} calls to end within {timeout:g} s, but only {most - len(ends)} ended; raise the "
+                "timeout, or wait again for the remaining values"
             ) from None
 
 
@@ -217,8 +217,8 @@ def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
     """
     if isinstance(cast(object, values), RemoteValue) or not isinstance(cast(object, values), Iterable):
         raise TypeMismatchError(
-            f"Expected a list of values of calls, found {describe(cast(object, values))}; write [value] to wait for a "
-            "single value"
+            f"Expected a list of values returned by schedule, found {describe(cast(object, values))}; write [value] to "
+            "wait for a single value"
         )
     listed = list(values)
     for index, value in enumerate(cast("list[object]", listed)):
@@ -228,7 +228,7 @@ def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
 
 
 def _deadline(timeout: float | None) -> Deadline:
-    """Returns the deadline for a waiting thread. A timeout longer than a lock can wait for means no deadline."""
+    """Returns the deadline for a waiting thread. Timeouts longer than a lock's maximum wait mean no deadline."""
     return Deadline(None if timeout is None or timeout > _LONGEST_SECONDS else timeout)
 
 
@@ -257,8 +257,8 @@ class _Completions:
         """
         if self._ended.empty() and any(loop.is_current() for loop in self._loops):
             raise RuntimeError(
-                "Expected to wait outside of the event loop that runs the calls, found a wait on that loop; await the "
-                "values instead, or use asyncio.as_completed"
+                "A blocking wait would never end on the event loop that runs the calls; await the values instead, or "
+                "use asyncio.as_completed"
             )
         value = self._ended.get(timeout=deadline.left)
         del self._callbacks[value]

@@ -32,7 +32,7 @@ async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T
     Args:
       work: The work.
       seconds: The time limit; `None` for no limit.
-      what: The object that the error message names.
+      what: The object to name in the error message.
 
     Raises:
       DeadlineExceededError: If the work takes longer than `seconds`.
@@ -109,7 +109,7 @@ class ScheduledCalls:
         callback()
 
     def forget(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Removes a callback of `when_ended` that has not been called. Safe in finalizers, because it takes no lock."""
+        """Removes a callback for `when_ended` if it has not been called. Takes no lock, so it is safe in finalizers."""
         closure.callbacks.pop(callback, None)
 
     def _check(self, errors: bool = True) -> None:
@@ -136,7 +136,7 @@ class ScheduledCalls:
 
         Args:
           timeout: The time limit in seconds; `None` for no limit.
-          what: The object that the error message names.
+          what: The object to name in the error message.
 
         Raises:
           Exception: The error of a closure. Raised once all closures have ended.
@@ -147,7 +147,7 @@ class ScheduledCalls:
             self._check()
 
     def begin(self, closures: Iterable[Closure]) -> bool:
-        """Starts fetching values in few calls to each worker. A value is fetched once, even if no caller waits for it.
+        """Starts fetching values, in only a few calls to each worker. Fetches each value once, even if no caller waits.
 
         Returns:
           Whether all values or their errors are already in this process, so that the caller need not wait.

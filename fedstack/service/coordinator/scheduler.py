@@ -130,7 +130,7 @@ class Scheduler:
         closure.wanted = closure.wanted and closure.has_ended
 
     def drop(self, closure: Closure) -> list[WorkerState]:
-        """Drops a caller's handle to a closure. Returns the workers that need not send the closure's value anymore."""
+        """Drops a caller's handle to a closure. Returns the workers that no longer need to send the closure's value."""
         closure.wanted = False  # a closure that has not ended still runs
         senders = [worker for worker in closure.held if closure.is_there and closure in worker.fetching]
         for worker in senders:

@@ -85,7 +85,7 @@ def _executor_at(stub: ExecutorStub) -> RemoteExecutor:
 
 
 class VariableOwner:
-    """Creates variables, on each of its servers in turn. Its coroutines run on the transport's loop.
+    """Creates variables, distributing them over its servers in turn. Its coroutines run on the transport's loop.
 
     Args:
       workers: The `workers` argument of the coordinator. A cluster may have a job `ps`, whose tasks hold variables.
@@ -94,7 +94,7 @@ class VariableOwner:
       connect_seconds: How long to wait, in seconds, for a task of job `ps` that is not running yet.
 
     Attributes:
-      is_used: Whether a variable was ever created. If not, `end` need not be called.
+      is_used: Whether a variable has ever been created. If not, `end` need not be called.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ def _type_of(initial_value: object) -> Type:
         declared, reason = None, f": {error}"
     if declared is None:
         raise InvalidValueError(
-            f"Expected an initial value of a type that can be inferred, found {describe(initial_value)}; pass "
+            f"Expected an initial value whose type can be inferred, found {describe(initial_value)}; pass "
             f"type_spec{reason}"
         )
     return declared

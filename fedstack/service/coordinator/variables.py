@@ -90,7 +90,7 @@ class VariableServer:
                 raise WorkerUnavailableError(
                     f"A variable cannot be reached. It is stored at {self.stub.address}, in the process of its "
                     "coordinator, which only workers on the same machine can reach; check that the coordinator is "
-                    f"still running, or add a task of job 'ps' to the cluster to store variables ({error})"
+                    f"still running, or add to the cluster a job 'ps', whose tasks then store variables ({error})"
                 ) from error
             peer = await self.stub.handshake()
             if peer is None:
@@ -161,7 +161,7 @@ def server_of(held: VariableHandle) -> VariableServer:
     """Returns the client of a variable's server.
 
     The client uses the credentials of the service that runs the current function. All functions in that service share
-    its connection.
+    the connection.
     """
     from fedstack.transport.grpc.grpc_connection import GrpcConnection  # only users of variables need gRPC
 
@@ -176,7 +176,7 @@ def server_of(held: VariableHandle) -> VariableServer:
 
 
 class _VariableBase(abc.ABC):
-    """The base class of variables. Consists of a handle and the client of its server."""
+    """The base class of variables. A variable consists of a handle and the client of the variable's server."""
 
     def __init__(self, held: VariableHandle, server: VariableServer, owner: object = None) -> None:
         self._held = held
@@ -235,8 +235,8 @@ class _VariableBase(abc.ABC):
 class Variable(_VariableBase):
     """A mutable value on a server.
 
-    Scheduled functions can use a variable as an argument or by capturing it. If a closure runs again because a worker
-    was lost, its updates are applied again.
+    Scheduled functions can receive a variable as an argument or capture it. If a closure runs again because a worker
+    was lost, the closure's updates are applied again.
     """
 
     def _run(self, work: Coroutine[Any, Any, object]) -> object:

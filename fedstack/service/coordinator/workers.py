@@ -41,7 +41,7 @@ class ValueHandle:
 
     Attributes:
       executor: The executor that holds the value.
-      value: The value in the executor. The executor disposes of the value once nothing refers to this attribute.
+      value: The value in the executor. The executor disposes of the value once nothing refers to this object.
     """
 
     executor: Executor
@@ -66,7 +66,7 @@ _Made = LazyTask[ExecutorValue]
 
 @attrs.define(eq=False)
 class _ExecutorEntry:
-    """An executor for a number of clients, and the values that it keeps across calls.
+    """An executor for a given number of clients, and the values that it keeps across calls.
 
     Attributes:
       executor: The executor.
@@ -100,7 +100,7 @@ class CoordinatedWorker(abc.ABC):
 
     @abc.abstractmethod
     def _make_executor(self, clients: int) -> Executor:
-        """Creates an executor for a number of clients."""
+        """Creates an executor for the given number of clients."""
 
     @abc.abstractmethod
     def _close_executor(self, executor: Executor) -> None:
@@ -228,7 +228,7 @@ class CoordinatedWorker(abc.ABC):
         return {running.pop(value): outcome for value, outcome in outcomes.items()}
 
     def _report(self, outcomes: Mapping[Closure, Exception | None], clients: int) -> list[Closure]:
-        """Reports the outcomes of closures to the scheduler, and starts the closures that it assigns in response.
+        """Reports the outcomes of closures to the scheduler, and starts the closures assigned in response.
 
         Returns:
           The assigned closures that can run in the same batch, which the caller has to run.
@@ -296,7 +296,7 @@ class CoordinatedWorker(abc.ABC):
 
     @contextlib.contextmanager
     def _in_use(self, clients: int) -> Generator[Executor, None, None]:
-        """Provides the executor for a number of clients, and keeps it open during a block."""
+        """Provides the executor for the given number of clients, and keeps it open during the block."""
         entry = self._entry(clients)
         entry.users += 1
         try:

@@ -74,7 +74,7 @@ class RemoteWorker(CoordinatedWorker):
             await cast(RemoteExecutor, executor).stop(values)
 
     async def _ask(self) -> None:
-        """Sends the number of waiting closures in each session in use, and waits until the worker has answered."""
+        """For each session in use, sends the worker the number of waiting closures, and waits for the answer."""
         used = [cast(RemoteExecutor, entry.executor) for entry in self._entries.values() if entry.users]
         await gather([executor.start((), self._scheduler.waiting) for executor in used])
 
@@ -241,8 +241,8 @@ def driver_of(
     if factories:
         if len(factories) < len(listed):
             raise InvalidValueError(
-                "Expected either executor factories or workers of other processes, found both in "
-                f"{describe(workers)}; create one coordinator for each kind"
+                f"Expected either executor factories or workers in other processes, found both in {describe(workers)}; "
+                "create one coordinator for each kind"
             )
         return LocalDriver(make_scheduler(clock=io_loop.time), factories)
     stubs = make_stubs(cast(WorkerTargets, workers), credentials)

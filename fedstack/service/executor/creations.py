@@ -134,17 +134,19 @@ class Creations:
         if kind == "selection":
             source = session.find(creation.selection.source_ref.id)
             return await executor.create_selection(source, creation.selection.index)
-        raise InvalidValueError("Expected a value or a computation to create, found an empty message; send one")
+        raise InvalidValueError(
+            "Expected a message with a value or a computation to create, found an empty message; include one of the two"
+        )
 
 
 _OPERATIONS = {UpdateRequest.ADD: np.add, UpdateRequest.SUBTRACT: np.subtract}
 
 
 class Updates:
-    """Replaces, increments or decrements values of sessions.
+    """Replaces, increments or decrements values in sessions.
 
     Args:
-      creations: The reader for the received values.
+      creations: Reads the received values.
     """
 
     def __init__(self, creations: Creations) -> None:

@@ -212,7 +212,7 @@ class ExecutorExtensions:
 
     @property
     def sessions(self) -> list[messages.GetStatusResponse.Session]:
-        """The sessions for the status report, with only those facts that are available without delay."""
+        """The sessions for the status report, with only the information that is available without delay."""
         return [
             messages.GetStatusResponse.Session(
                 id=session.id[:8],
@@ -243,7 +243,7 @@ class ExecutorExtensions:
 
 
 def _answer_of(packer: Packer, payload: object, type_spec: Type) -> bytes:
-    """Returns the encoded answer for a payload. The packer receives large arrays."""
+    """Returns the encoded answer for a payload. Passes large arrays to the packer."""
     response = messages.EvaluateResponse()
     packer.pack(response.value, payload, type_spec, "result")
     return response.SerializeToString()

@@ -132,8 +132,8 @@ class ExecutorGroup:
         if unknown:
             raise StatusError(
                 Code.NOT_FOUND,
-                f"Expected the ids of values, found {unknown[:80]!r}, which is unknown; all known values were disposed "
-                "of",
+                f"Expected the ids of known values, found the unknown id {unknown[:80]!r}; all known values were "
+                "disposed of",
             )
         return messages.DisposeResponse()
 
@@ -174,8 +174,8 @@ def _response(payload: object, type_spec: Type) -> bytes:
     except EncodeError:  # names and shapes make the message too large
         size = MOST_MESSAGE_BYTES + 1
     raise ResourceLimitError(
-        f"Expected a result of at most {MOST_MESSAGE_BYTES} bytes, found at least {size} bytes; select its members "
-        "one by one, or use a client that supports chunked values"
+        f"Expected a result of at most {MOST_MESSAGE_BYTES} bytes, found a result of at least {size} bytes; select its "
+        "members one by one, or use a client that supports chunked values"
     )
 
 

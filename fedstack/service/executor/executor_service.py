@@ -51,7 +51,7 @@ class ExecutorService(Service):
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 
     def attach(self, server: ServerFacts) -> None:
-        """Stores the facts about the server that handshakes report."""
+        """Stores the facts that handshakes report about the server."""
         if self._extensions is not None:
             self._extensions.server = server
 

@@ -1,4 +1,4 @@
-"""Creates and computes values in the executor of a session. fedstack's own executors use payloads directly."""
+"""Creates and computes values in a session's executor; uses payloads directly in fedstack's own executors."""
 
 import asyncio
 import contextlib
@@ -112,7 +112,7 @@ async def create_struct(
         raise
     except ValueError as error:
         raise InvalidValueError(
-            f"The language does not allow the names of the struct: {error}; change or omit the names"
+            f"The language does not allow the names of the struct's members: {error}; change or omit the names"
         ) from error
 
 

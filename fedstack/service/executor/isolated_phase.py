@@ -99,7 +99,7 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
 
 
 def _content(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
-    """Returns the input of child processes: the phase, with each reference replaced by the elements it refers to."""
+    """Returns the input for child processes: the phase, with each reference replaced by the elements it refers to."""
     folds = request.fold
     captures = [capture for fold in folds for function in fold.function for capture in function.capture]
     for value in (*request.input, *(value for fold in folds for value in fold.argument), *captures):
@@ -146,7 +146,8 @@ class IsolatedRun:
     def run(self) -> Ended | None:
         """Runs the child, and returns how the clients crashed it, or `None` if it completed. Blocks the calling thread.
 
-        The cause in the result consists of the name of the last function, if known, and the last lines of its output.
+        The cause in the result consists of the name of the last function, if known, and the last lines of the child's
+        output.
         """
         told: dict[str, Any] = {}
         said: deque[str] = deque(maxlen=LINES_KEPT)
@@ -208,7 +209,7 @@ class IsolatedRun:
 
 
 def _reading(pipe: IO[bytes], take: Callable[[bytes], object]) -> threading.Thread:
-    """Starts a thread that reads the lines of a pipe. The thread may outlive the child if its descendants do."""
+    """Starts a thread that reads the lines of a pipe. It may outlive the child if the child's descendants do."""
 
     def read() -> None:
         with pipe, contextlib.suppress(OSError, ValueError):

@@ -3,7 +3,7 @@
 The child reads from standard input: `ChildOptions`, the length of a `PhaseRequest`, the request, and the bytes that
 follow the request. It reports to standard output, as lines of JSON: first each client and function that it is about to
 run, then that it runs all clients together, and finally that it is done or has failed. If the child ends without a
-final report, the last reported work has crashed it. The results of clients never leave the child.
+final report, the last reported work crashed the child. The results of clients never leave the child.
 
 The child uses neither gRPC nor sockets, and admits only functions that the worker admits.
 """
@@ -51,7 +51,7 @@ class ChildOptions:
     """The options of a child process.
 
     Attributes:
-      clients: The clients to run, as indices over all clients of the computation.
+      clients: The clients to run, as indices into the computation's clients.
       seconds: The time limit.
       threads: The maximum number of threads.
       policy: The leaf computations that the child may load; the same as the worker's policy.

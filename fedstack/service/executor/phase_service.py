@@ -52,7 +52,7 @@ class SessionHost(PhaseHost):
 
         Raises:
           StatusError: If the session has no value with the given id.
-          InvalidValueError: If the value is not a value per client.
+          InvalidValueError: If the value does not consist of one value per client.
         """
         known = known_payload(self._session.find(value_id))
         if known is None or not isinstance(known[0], Column) or not isinstance(known[1], FederatedType):

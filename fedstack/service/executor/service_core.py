@@ -49,11 +49,11 @@ class RunningWork:
         self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
 
     def watch(self, progress: ProgressCounts, session_id: str) -> None:
-        """Adds the work of a call for a session, as the counts of its progress."""
+        """Records the work of a call for a session, represented by the counts of its progress."""
         self._sessions[progress] = session_id
 
     def longest(self) -> list[tuple[RunningClients, str]]:
-        """Returns the work that has run longest, with the ids of its sessions. Contains at most 20 entries."""
+        """Returns the longest-running work, at most 20 entries, each with the id of its session."""
         found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
         return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)
 
@@ -263,7 +263,7 @@ class ServiceCore:
     def pull(self, session: Session, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
         """Starts to compute a value, or joins a running computation of the value.
 
-        Wait for the computation in work that is passed to `run`.
+        The caller must wait for the computation within work that it passes to `run`.
 
         Args:
           session: The session of the value.
@@ -282,7 +282,7 @@ class ServiceCore:
         return Packer(self.limits.chunking.large_bytes)
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs work for a session. The session's lease cannot expire meanwhile, and its end cancels the work."""
+        """Runs work for a session, whose lease cannot expire meanwhile. Ending the session cancels the work."""
         try:
             with self.sessions.hold(session), telling_path(session.executor):
                 return await session.run(work)

@@ -31,7 +31,7 @@ def check_new_id(value_id: str) -> None:
     """
     if not 0 < len(value_id) <= _MAX_ID:
         raise InvalidValueError(
-            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found {len(value_id)} characters"
+            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found an id of {len(value_id)} characters"
         )
 
 
@@ -53,7 +53,7 @@ class Started:
 
 
 class _KeptValues(dict[str, Any]):
-    """The values that functions keep between calls. These values count towards the session's limit.
+    """The values that functions keep between calls. These values count toward the session's limit.
 
     Args:
       check_room: Raises if there is no room for another value.
@@ -88,10 +88,11 @@ class Session:
       id: The id of the session. It is random, so that it cannot be guessed and never repeats.
       executor: The executor that runs the session's computations.
       clients: The number of clients; if phases may have any number of clients, the number of the last phase.
-      takes_any_number: Whether phases may have any number of clients, because the session was opened without a number.
+      takes_any_number: Whether phases may have any number of clients, because the session was opened without a fixed
+        number.
       bytes: The number of bytes of the values that the client has sent.
       closures: The scope of the client's functions.
-      ended: The reason for the end of the session; empty while the session is open.
+      ended: The reason why the session ended; empty while the session is open.
       started: The values that the client has started.
       updating: The lock for replacing a value.
       caller: The name of the client that opened the session, if known.
@@ -135,7 +136,7 @@ class Session:
         if found is None:
             raise StatusError(
                 Code.NOT_FOUND,
-                f"Expected the id of a value in session {self.id[:8]}, found {value_id[:80]!r}, which was never "
+                f"Expected the id of a value in session {self.id[:8]}, found {value_id[:80]!r}, whose value was never "
                 "created or has been disposed of; create the value again",
             )
         return found[0]
@@ -217,7 +218,7 @@ class Session:
         return pull
 
     def delivered(self, value_id: str) -> None:
-        """Records that the client has received the result of a value."""
+        """Records that the client has received a computed value."""
         self._pulls.pop(value_id, None)
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:

@@ -93,9 +93,12 @@ class SessionTable:
             return False
         longest = max(idle, key=lambda session: self._leases.idle_seconds(session.id))
         _logger.info(
-            "Session %s ended: other clients need sessions, and its client has more than half of them", longest.id[:8]
+            "Session %s ended: other clients need sessions, and its client has more than half of all sessions",
+            longest.id[:8],
         )
-        self.end(longest.id, "it was ended because other clients needed sessions, and its client had more than half")
+        self.end(
+            longest.id, "it was ended because other clients needed sessions, and its client had more than half of them"
+        )
         return True
 
     def lend(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
@@ -104,7 +107,7 @@ class SessionTable:
 
     @contextlib.contextmanager
     def executor_for(self, session: Session, clients: int) -> Generator[Executor, None, None]:
-        """Lends an executor for a phase with a number of clients.
+        """Lends an executor for a phase with the given number of clients.
 
         Raises:
           CardinalityError: If the session has a different number of clients.
@@ -121,7 +124,7 @@ class SessionTable:
         else:
             raise CardinalityError(
                 f"Expected a phase for the {counted(session.clients, 'client')} of the session, found a phase for "
-                f"{clients}; open a session without a number of clients to run phases with any number"
+                f"{clients}; to run phases with any number of clients, open a session without a fixed number"
             )
 
     def find(self, session_id: str) -> Session:

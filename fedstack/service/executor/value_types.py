@@ -56,7 +56,7 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     if kind == "federated":
         return _type_of_federated(value.federated, path)
     raise InvalidValueError(
-        f"Expected a value of a known type at {path}, found {kind or 'an empty message'}; send the type with the value"
+        f"The value at {path} has an unknown type (content: {kind or 'an empty message'}); send the type with the value"
     )
 
 
@@ -71,7 +71,9 @@ def _allowed(make: Callable[[], Type], path: str) -> Type:
 def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
     dtype = dtype_of_number(array.dtype)
     if dtype is None:
-        raise InvalidValueError(f"Expected an array of a known dtype at {path}, found dtype number {array.dtype}")
+        raise InvalidValueError(
+            f"Expected an array of a known dtype at {path}, found an array of dtype number {array.dtype}"
+        )
     return TensorType(dtype.type, read_dims(array.shape.dim, path, unknown_rank=array.shape.unknown_rank))
 
 

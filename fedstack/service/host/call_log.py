@@ -78,10 +78,10 @@ def _more(before: int) -> str:
 class CallLog:
     """Logs refused and failed calls, with a limit on the number of lines for each peer.
 
-    For each peer, at most one refused call and 30 failed calls are logged per minute. The lines contain no values of
-    clients.
+    For each peer, at most one refused call and 30 failed calls are logged per minute. The lines never contain clients'
+    values.
 
-    Errors that callers handle by retrying, such as a stopping worker or an unknown session, are not logged.
+    Errors that callers handle by retrying, such as those of a stopping worker or an unknown session, are not logged.
 
     Args:
       clock: Returns the time in seconds.
@@ -132,7 +132,7 @@ class CallLog:
 
 
 def _reason(error: FedstackError) -> str:
-    """Returns the failure in one line: the function, the client, and the class of the error that was raised."""
+    """Returns a one-line description of a failure: the function, the client, and the class of the raised error."""
     kind = _in_a_line(type(error).__name__)
     reason = f"{kind}: {_in_a_line(str(error))}" if isinstance(error, _SAFE) else kind
     if not (error.computation_name or isinstance(error, LeafError)):

@@ -19,7 +19,7 @@ from fedstack.service.host.limits import ServerLimits, exceeded
 # A client that waits for a slot retries within this time.
 SECONDS = 60.0
 NOBODY = ""
-# gRPC's name of a peer ends in the peer's port, which differs between connections.
+# gRPC's name for a peer ends in the peer's port, which differs between connections.
 _PORT = re.compile(r"(?<=[\d\]]):\d+$")
 # A household can use any number of IPv6 addresses within one network.
 _NETWORK_BITS = 64
@@ -77,7 +77,7 @@ class FairShares:
 
     @property
     def refused(self) -> str:
-        """Describes a request that is refused now, for the error message."""
+        """Describes a request that would be refused now, for the error message."""
         full = self._taken >= self.most
         return "one more" if full else "one more from a client that has half of them while other clients need some"
 
@@ -102,7 +102,7 @@ class FairShares:
 
 
 def host_of(peer: str) -> str:
-    """Returns gRPC's name of a peer (`ipv4:10.0.0.1:50000`) without the port."""
+    """Returns gRPC's name for a peer (`ipv4:10.0.0.1:50000`) without the port."""
     return _PORT.sub("", unquote(peer))
 
 
@@ -136,7 +136,7 @@ class CallTable:
 
     Args:
       limits: The limits of the server.
-      limit: The name of the field of `limits` with the number of slots.
+      limit: The name of the field in `limits` that contains the number of slots.
       patience: How many seconds a call that has sent nothing yet keeps its slot if other calls need a slot.
     """
 
@@ -190,7 +190,7 @@ class CallTable:
 
 
 class MessageRoom:
-    """Limits the memory of messages. A message that does not fit waits for its turn, and is refused after a time limit.
+    """Limits the memory for messages. A message that does not fit waits its turn, and is refused after a time limit.
 
     A message larger than the limit is admitted only while no other message is processed. Waiting messages also use
     memory, so the limit applies to their total size as well.

@@ -48,7 +48,8 @@ class HostConfig:
       unix_socket: The path of a Unix socket to listen on, instead of host and port.
       protocol: `"grpc"`, or `"grpc+local"` for this process only, without a socket.
       credentials: The certificate and key for TLS, and the credentials that clients have to present.
-      token_file: A file of tokens, one per line; clients must send one of them. The server rereads a changed file.
+      token_file: A file of tokens, one per line; clients must send one of them. The server rereads the file when it
+        changes.
       insecure: Whether other machines may reach the server without TLS.
       server_limits: The limits of the server itself.
       reflection: Whether tools can list the services.
@@ -84,7 +85,7 @@ class HostConfig:
             return Target(f"unix:{self.unix_socket.absolute()}")
         if not self.host.strip():
             raise InvalidValueError(
-                f"Expected a name or an address of this machine as host, found {self.host!r}; use 127.0.0.1 for "
+                f"Expected host to be a name or an address of this machine, found {self.host!r}; use 127.0.0.1 for "
                 "clients on this machine only, or 0.0.0.0 for all networks of this machine"
             )
         return Target(f"localhost:{self.port}").at_host(self.host)
@@ -153,7 +154,7 @@ def check_exposure(host: str, credentials: ServerCredentials, *, insecure: bool,
     """
     if not (credentials.uses_tls or insecure):
         raise InvalidValueError(
-            f"Expected TLS for an address that other machines can reach, found no certificate for {host}; pass a "
+            f"Expected TLS for an address that other machines can reach, found plaintext for {host}; pass a "
             "certificate in credentials (--tls-cert and --tls-key of `fedstack serve`), listen on 127.0.0.1, or allow "
             "plaintext with insecure=True (--insecure)"
         )

@@ -42,8 +42,8 @@ _MOST_OPTION = (1 << 31) - 1
 class Host:
     """A server for any services. Listens, serves, drains and stops.
 
-    All servers of fedstack are built on this class: `GrpcServer` for programs with an event loop, `ServerThread` for
-    other programs, and the servers with particular services (`Server`, `rpc.Server`, `DispatchServer`, `WorkerServer`,
+    All fedstack servers are built on this class: `GrpcServer` for programs with an event loop, `ServerThread` for other
+    programs, and the servers with particular services (`Server`, `rpc.Server`, `DispatchServer`, `WorkerServer`,
     `fedstack serve`). Besides its services, a host serves health, status and reflection. With the protocol `grpc+local`
     it has no socket: connections within this process call the methods directly, without limits.
 
@@ -260,7 +260,7 @@ class Host:
         return not allowed or token_matches(bearer_token(metadata), allowed)
 
     def _caller(self, context: Context) -> str:
-        """Returns the name of a caller, derived from its token if there are several tokens, otherwise its address."""
+        """Returns a caller's name, derived from its token if there are several tokens, otherwise from its address."""
         tokens = self._tokens.get()
         if len(tokens) > 1:
             token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))

@@ -56,7 +56,7 @@ class ServiceLimits:
       max_abandoned: Cancelled tasks still running on extra threads, because a running function cannot be stopped.
       max_isolated: Concurrent child processes that search for a client that crashes its process.
       lease_seconds: How long a client with a lease may be silent.
-      plain_lease_seconds: How long a client that does not support leases (without fedstack's extensions) may be silent.
+      plain_lease_seconds: How long a client without leases (that is, without fedstack's extensions) may be silent.
       isolation_seconds: The time limit of the search for a client that crashes its process.
       heartbeat_seconds: The interval between heartbeats of a long call.
       chunking: The sizes from which answers are sent in chunks.
@@ -85,7 +85,7 @@ class ServiceLimits:
 
 @attrs.frozen(kw_only=True)
 class ServerLimits:
-    """The limits of a server of any services.
+    """The limits of a server, whatever services it has.
 
     Attributes:
       max_connections: Concurrent connections; at most three quarters of the process's file descriptors.
@@ -95,7 +95,8 @@ class ServerLimits:
       max_unary_bytes: Bytes of non-streamed messages processed at a time; a larger message is processed alone.
       handshake_seconds: How long the handshake of a new connection may take.
       idle_seconds: How long a connection may be without a call. gRPC clients close idle ones after half an hour.
-      header_seconds: How long a stream may take to send its first message, and each message of announced arrays.
+      header_seconds: How long a stream may take to send its first message, and to send each message of announced
+        arrays.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -119,7 +120,7 @@ class DataWorkerLimits:
       max_streams: Concurrent streams of elements.
       max_block_bytes: Bytes of elements in a block, unless a single element is larger.
       max_ahead_bytes: Bytes of elements that are produced ahead and not sent yet.
-      max_definition_bytes: Bytes of the definition of a dataset, and of all kept definitions.
+      max_definition_bytes: Bytes of the definition of a dataset, and of all stored definitions together.
       max_client_bytes: Bytes of elements kept in memory for datasets that are read by client.
       max_gathered_bytes: Bytes of elements that the steps of all streams gather or split.
 
@@ -142,7 +143,7 @@ class DispatcherLimits:
     Attributes:
       max_datasets: Registered datasets.
       max_definition_bytes: Bytes of the definition of a dataset, including its arrays.
-      max_passes: Passes over datasets that are open or can be resumed.
+      max_passes: Open or resumable passes over datasets.
       max_consumers: Consumers in passes.
       max_data_workers: Concurrent data workers.
 

@@ -103,8 +103,8 @@ def _check_path(path: Path) -> None:
         raise AddressError("Unix sockets are not available on this system; listen on a port of 127.0.0.1 instead")
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise AddressError(
-            f"Expected a path of at most {_MAX_PATH_BYTES} bytes for a socket, found {len(os.fsencode(path))} bytes: "
-            f"{path}; choose a shorter path"
+            f"Expected a path of at most {_MAX_PATH_BYTES} bytes for a socket, found one of {len(os.fsencode(path))} "
+            f"bytes: {path}; choose a shorter path"
         )
     if not path.parent.is_dir():
         raise AddressError(f"Expected a folder for the socket, found none at {path.parent}; create it first")

@@ -16,7 +16,7 @@ from fedstack.transport.wire.status import Code, StatusError
 
 _MAX_REQUEST_BYTES = 64 << 10
 HEALTH_SERVICE = "grpc.health.v1.Health"
-# Two names of the same service with the same messages. Newer tools try the second name first.
+# Two names for the same service with the same messages. Newer tools try the second name first.
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"
 
 _Status = health_pb2.HealthCheckResponse
@@ -26,9 +26,9 @@ class HealthService(Service):
     """Reports to load balancers and supervisors whether a server accepts work.
 
     It reports SERVING for the server (the empty name) and for each of the server's services until `drain()` is called,
-    and NOT_SERVING afterwards. The servicer in grpcio-health-checking is not used for two reasons: when one of several
-    watchers of a service disconnects, that servicer forgets all but one of the other watchers, and its watches would
-    delay a server that waits for its calls to end.
+    and NOT_SERVING afterwards. There are two reasons not to use the servicer in grpcio-health-checking: when one of
+    several watchers of a service disconnects, that servicer forgets all but one of the other watchers, and its watches
+    would delay a server that waits for its calls to end.
 
     Args:
       names: The full names of the services.
@@ -81,8 +81,8 @@ def _name_in(request: bytes) -> str:
     """Returns the service name in a request. The size is limited, because clients need no token for health checks."""
     if len(request) > _MAX_REQUEST_BYTES:
         raise ResourceLimitError(
-            f"Expected a request of at most {_MAX_REQUEST_BYTES} bytes, found {len(request)} bytes; send only the name "
-            "of a service"
+            f"Expected a request of at most {_MAX_REQUEST_BYTES} bytes, found a request of {len(request)} bytes; send "
+            "only the name of a service"
         )
     return health_pb2.HealthCheckRequest.FromString(request).service
 
@@ -90,9 +90,9 @@ def _name_in(request: bytes) -> str:
 class ReflectionService(Service):
     """Describes a server's services, including itself, to tools such as grpcurl.
 
-    The descriptors of the services are copied into a separate pool. The executor service shares its name with the
-    service of other systems but has different messages, and another package may have registered that name in the
-    process's default pool.
+    The descriptors of the services are copied into a separate pool. The executor service shares its name with a service
+    of other systems but has different messages, and another package may have registered that name in the process's
+    default pool.
 
     Args:
       services: The services to describe.

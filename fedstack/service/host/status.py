@@ -107,7 +107,7 @@ class StatusService(Service):
 
     Args:
       services: The services.
-      facts: The facts about the server that it shares with its services.
+      facts: The facts that the server shares with its services.
       calls: The counts of ended calls.
       stalls: The counts of stalls of the server's event loop.
       limits: The limits of the server itself.

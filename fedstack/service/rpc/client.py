@@ -52,7 +52,7 @@ class Client(ClosesOnExit):
         """Creates a client: waits for the server and requests the list of its methods.
 
         Args:
-          rpc_layer: The transport of calls; must be `"grpc"`.
+          rpc_layer: The transport for calls; must be `"grpc"`.
           address: An address such as `host:port`, a server's `target`, a cluster's job with one task, or a channel.
           name: The name of the client, shown in its `repr`.
           list_registered_methods: Whether to request the list of methods now. If not, this method returns immediately,

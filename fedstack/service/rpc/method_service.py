@@ -157,7 +157,7 @@ class MethodService(Service):
             method.calls.done(begun, failed)
 
     async def _answer(self, method: Method, executor: Executor, payload: object, packer: Packer) -> bytes:
-        """Runs a method and returns the encoded answer. The packer receives large arrays; errors name the executors."""
+        """Runs a method and returns the encoded answer. Large arrays go to the packer; errors name the executors."""
         try:
             run = self._runs.get(method) if executor is self._at_hand else None
             if run is None:
@@ -231,7 +231,7 @@ class MethodService(Service):
 
 
 def _keep() -> None:
-    """Does nothing, in place of the function that returns an executor, because the service keeps this executor."""
+    """Does nothing. Stands in for the function that gives back an executor, because the service keeps this executor."""
 
 
 def _response(packer: Packer, payload: object, type_spec: Type) -> bytes:

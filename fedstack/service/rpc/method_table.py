@@ -31,7 +31,7 @@ _LAST_TIMES = 1000
 
 
 class CallTimes:
-    """The number of calls of a method and the durations of its last calls."""
+    """The number of calls of a method and the durations of the most recent calls."""
 
     def __init__(self) -> None:
         self.ended = 0
@@ -108,18 +108,18 @@ class MethodTable:
         parameter, result = signature.function.parameter, signature.function.result
         if any(contains_function(t) for t in (parameter, result) if t is not None):
             raise InvalidComputationError(
-                f"Expected a method that accepts and returns values, found {type_text(signature.function)} for "
-                f"{name!r}; call the functions inside the method"
+                "Expected a method that accepts and returns only values, found one of type "
+                f"{type_text(signature.function)} for {name!r}; call the functions inside the method"
             )
         if TIMEOUT in signature.parameters:
             raise InvalidComputationError(
-                f"Expected parameters of {name!r} that clients can pass by name, found {TIMEOUT!r}, which is reserved "
-                "for the time limit of a call; rename the parameter"
+                f"Expected parameters of {name!r} that clients can pass by name, found one named {TIMEOUT!r}, which is "
+                "reserved for the time limit of a call; rename the parameter"
             )
         has_clients = parameter is not None and contains_federated(parameter)
         if inline and (has_clients or contains_federated(result)):
             raise InvalidComputationError(
-                f"Expected a method without clients to run on the event loop, found {type_text(signature.function)} "
+                f"Expected a method without clients for inline=True, found one of type {type_text(signature.function)} "
                 f"for {name!r}; omit inline=True"
             )
         method = Method(signature, found, found.to_proto(), inline, has_clients)
@@ -203,8 +203,8 @@ def _computation_of(
     if isinstance(given, ConcreteComputation):
         if parameter_types is not None or result_type is not None:
             raise InvalidValueError(
-                f"Expected no parameter_types or result_type for {name!r}, because a computation has its own types, "
-                "found at least one; omit both arguments"
+                f"Expected neither parameter_types nor result_type for {name!r}, which is a computation with its own "
+                "types, found at least one of them; omit both"
             )
         return given
     if not callable(given):

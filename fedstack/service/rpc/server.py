@@ -88,7 +88,7 @@ class Server(RegistersMethods, ServerThread):
         """Returns a server that is not listening yet.
 
         Args:
-          rpc_layer: The transport of calls; must be `"grpc"`.
+          rpc_layer: The transport for calls; must be `"grpc"`.
           address: The only address to listen on: `host:port`, where port 0 means any free port (see `target`), or
             `unix:/path`.
           credentials: The certificate and key for TLS, and the credentials that clients have to present.
@@ -108,7 +108,7 @@ class Server(RegistersMethods, ServerThread):
         listens = parse_target(address, any_port=True)
         if listens.secure and not (credentials is not None and credentials.uses_tls):
             raise InvalidValueError(
-                f"The server at {address} needs a certificate; pass credentials, or omit the scheme of the address"
+                f"The server at {address} needs a certificate; pass credentials, or omit the scheme from the address"
             )
         service = MethodService(factory, limits=service_limits, client_credentials=client_credentials)
         config = HostConfig(

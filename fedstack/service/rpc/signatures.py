@@ -118,7 +118,7 @@ class Signature:
             )
 
     def described(self) -> MethodDescription:
-        """Returns the description of the method that the server sends to clients."""
+        """Returns the description with which the server announces the method to clients."""
         return MethodDescription(
             name=self.name,
             type=self.function.to_proto(),

@@ -81,7 +81,7 @@ class StatusOrResult(Generic[_T]):
         if not self._outcome.done() and io_loop.is_current():
             raise ClosedError(
                 f"A blocking wait for {self._call} would never end on the event loop that runs the call; await the "
-                "call or, in a method registered with inline=True, register the method without inline"
+                "call or, if a method registered with inline=True waits for it, register that method without inline"
             )
         return self._outcome.exception()
 

@@ -40,13 +40,13 @@ def test_the_last_line_of_a_task_counts(file):
 def test_whoever_had_an_address_before_another_task_is_missing(file):
     append_address(file, "worker", 1, "localhost:5000")
     append_address(file, "worker", 0, "localhost:5000")
-    with pytest.raises(DeadlineExceededError, match="found no address of task 1 of job 'worker'; start the missing"):
+    with pytest.raises(DeadlineExceededError, match="found none for task 1 of job 'worker'; start the missing"):
         wait_for_addresses(CLUSTER, file, 0)
 
 
 def test_a_line_without_an_end_is_still_being_written(file):
     file.write_text("worker 0 localhost:5000\nworker 1 localhost:50")
-    with pytest.raises(DeadlineExceededError, match="found no address of task 1 of job 'worker'"):
+    with pytest.raises(DeadlineExceededError, match="found none for task 1 of job 'worker'"):
         wait_for_addresses(CLUSTER, file, 0)
     with file.open("a") as more:
         more.write("01\n")
@@ -55,7 +55,7 @@ def test_a_line_without_an_end_is_still_being_written(file):
 
 def test_the_wait_ends_with_the_names_of_the_missing(file):
     with pytest.raises(
-        TimeoutError, match=r"within 0.2 s, found no address of task 0 of job 'worker', task 1 of job 'worker'"
+        TimeoutError, match=r"within 0.2 s, found none for task 0 of job 'worker', task 1 of job 'worker'"
     ):
         wait_for_addresses(CLUSTER, file, 0.2)
     with pytest.raises(InvalidValueError, match="Expected timeout of at least 0, found -1"):

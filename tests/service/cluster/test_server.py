@@ -341,10 +341,13 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
         ({"policy": "all"}, "Expected policy of type CarrierPolicy, found str 'all'"),
         ({"services": [3]}, "Expected services of type Service, found int 3"),
         ({"services": 3}, r"Expected a list of services, found int 3; write \[service\] for"),
-        ({"data_services": 3}, "Expected addresses of dispatchers as data_services, found int 3"),
-        ({"data_services": ["localhost:1", None]}, "Expected addresses of dispatchers as data_services, found None"),
+        ({"data_services": 3}, "Expected data_services to contain addresses of dispatchers, found int 3"),
+        (
+            {"data_services": ["localhost:1", None]},
+            "Expected data_services to contain addresses of dispatchers, found None",
+        ),
         ({"host": 3}, "Expected host of type str, found int 3"),
-        ({"host": "127.0.0.1:80"}, "without a port as host, found '127.0.0.1:80'; specify"),
+        ({"host": "127.0.0.1:80"}, "host to be a name or an address without a port, found '127.0.0.1:80'; specify"),
     ],
 )
 def test_what_is_wrong_in_a_configuration_is_told_where_it_is_made(options, message):

@@ -260,9 +260,9 @@ def test_small_results_can_be_brought_home_as_they_come(coordinator: ClusterCoor
 def test_a_value_of_another_coordinator_is_refused(workers: object, coordinator: ClusterCoordinator) -> None:
     with ClusterCoordinator(workers) as other:
         value = other.schedule(double, (1.0,))
-        with pytest.raises(ForeignValueError, match="of another coordinator"):
+        with pytest.raises(ForeignValueError, match="from another coordinator"):
             coordinator.schedule(double, (value,))
-        with pytest.raises(ForeignValueError, match="of another coordinator"):
+        with pytest.raises(ForeignValueError, match="from another coordinator"):
             coordinator.schedule(lambda values: values, ([value],))
 
 
@@ -337,7 +337,7 @@ def test_a_value_that_was_not_fetched_before_the_end_is_an_error_and_holds_nothi
         left, fetched = coordinator.schedule(double, (1.0,)), coordinator.schedule(double, (2.0,))
         coordinator.join(WALL)
         assert fetched.fetch(WALL) == 4
-    with pytest.raises(ClosedError, match="fetch values before"):
+    with pytest.raises(ClosedError, match="fetch its values before"):
         left.fetch(WALL)
     assert fetched.fetch(WALL) == 4  # that one is here
     with ClusterCoordinator(workers) as another:

@@ -162,7 +162,9 @@ def test_a_missing_certificate_of_the_worker_is_named(files: CertificateFiles) -
 def test_a_variable_that_only_the_coordinators_machine_reaches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variables, "_CONNECT_SECONDS", 0.2)
     held = VariableHandle(Target("127.0.0.1:1", False), "session", "value", infer_type(1), True)
-    with pytest.raises(FedstackError, match="only workers on the same machine can reach; .* add a task of job 'ps'"):
+    with pytest.raises(
+        FedstackError, match="only workers on the same machine can reach; .* add to the cluster a job 'ps'"
+    ):
         Variable(held, variables.server_of(held)).read_value()
 
 

@@ -144,7 +144,7 @@ def test_the_end_of_a_coordinator_ends_what_comes_home(coordinator: ClusterCoord
     coordinator.close()
     assert transfers.cancelled == 2
     for get in (lambda: value.get(WALL), lambda: waiting.result(WALL)):
-        with pytest.raises(ClosedError, match="fetch values before you close"):
+        with pytest.raises(ClosedError, match="fetch its values before you close"):
             get()
 
 

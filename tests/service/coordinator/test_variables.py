@@ -178,12 +178,12 @@ def test_a_task_that_is_to_hold_a_variable_is_waited_for_as_workers_are(monkeypa
 
 @pytest.mark.parametrize("wrong", [None, {1, 2}, object()], ids=["nothing", "a set", "an object"])
 def test_an_initial_value_without_a_type_is_refused(coordinator: ClusterCoordinator, wrong: object) -> None:
-    with pytest.raises(InvalidValueError, match="Expected an initial value of a type that can be inferred, found"):
+    with pytest.raises(InvalidValueError, match="Expected an initial value whose type can be inferred, found"):
         coordinator.variable(wrong)
 
 
 def test_a_value_that_is_not_here_is_no_initial_value(coordinator: ClusterCoordinator) -> None:
-    with pytest.raises(InvalidValueError, match="of a type that can be inferred, found RemoteValue"):
+    with pytest.raises(InvalidValueError, match="whose type can be inferred, found RemoteValue"):
         coordinator.variable(coordinator.schedule(lambda: 1))
 
 

@@ -51,7 +51,7 @@ def test_values_are_waited_for_as_in_ray(coordinator: ClusterCoordinator, gate: 
 def test_values_are_waited_for_as_in_concurrent_futures(coordinator: ClusterCoordinator, gate: Path) -> None:
     slow, quick = coordinator.schedule(held, (str(gate),)), coordinator.schedule(same, (1,))
     coordinator.fetch(quick)
-    with pytest.raises(DeadlineExceededError, match="Expected all of 2 calls to end within 0.05 s, but only 1 ended"):
+    with pytest.raises(DeadlineExceededError, match="Expected all 2 calls to end within 0.05 s, but only 1 ended"):
         list(as_completed([slow, quick], timeout=0.05))
     ended = as_completed([slow, quick, slow])
     assert next(ended) is quick
@@ -110,8 +110,11 @@ def test_values_are_taken_one_after_the_other_until_none_is_left(coordinator: Cl
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda value: wait(value), r"Expected a list of values of calls, found RemoteValue .*write \[value\] to wait"),
-        (lambda value: wait(3), "Expected a list of values of calls, found int 3"),
+        (
+            lambda value: wait(value),
+            r"Expected a list of values returned by schedule, found RemoteValue .*write \[value\] to wait",
+        ),
+        (lambda value: wait(3), "Expected a list of values returned by schedule, found int 3"),
         (lambda value: wait([value, 3]), "Expected values returned by schedule, found int 3 at index 1"),
         (lambda value: as_completed([3]), "Expected values returned by schedule, found int 3 at index 0"),
         (lambda value: wait([value], num_returns=2), "Expected num_returns from 1 to 1, found 2"),
@@ -174,7 +177,7 @@ def test_a_loop_does_not_wait_for_what_runs_on_it() -> None:
         async with AsyncClusterCoordinator(cluster.stubs()) as coordinator:
             value = await coordinator.schedule(same, (1,))
             for waits in (lambda: wait([value]), lambda: list(as_completed([value]))):
-                with pytest.raises(RuntimeError, match="found a wait on that loop; await the values"):
+                with pytest.raises(RuntimeError, match="would never end on the event loop that runs the calls; await"):
                     waits()
             assert [await ended for ended in asyncio.as_completed([value])] == [1]
             assert wait([value]) == ([value], [])

@@ -561,7 +561,7 @@ async def test_sessions_share_nothing(service):
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (array_pb2.Array(dtype=99, shape={"dim": [1]}), "a known dtype at value, found dtype number 99"),
+        (array_pb2.Array(dtype=99, shape={"dim": [1]}), "a known dtype at value, found an array of dtype number 99"),
         (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), "at value, found the dimension -1"),
         (
             array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"unknown_rank": True}),

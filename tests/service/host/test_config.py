@@ -40,7 +40,7 @@ def test_where_a_host_listens_is_an_address() -> None:
     assert HostConfig(host="[::1]", port=7) == HostConfig(host="::1", port=7)
     assert HostConfig(host="::1", port=7).listens.address == "[::1]:7"
     assert HostConfig(host="0.0.0.0").listens.is_everywhere
-    with pytest.raises(InvalidValueError, match="as host, found ' '"):
+    with pytest.raises(InvalidValueError, match="an address of this machine, found ' '"):
         _ = HostConfig(host=" ").listens
 
 

@@ -396,7 +396,7 @@ def test_a_method_that_waits_inline_for_its_own_server_is_told_so(server, client
     server.register("nested_inline", nested, True, parameter_types=[np.int32], result_type=np.int32)
     client.refresh()
     assert client.nested_blocking(1) == 2
-    with pytest.raises(LeafError, match="raised ClosedError: .*register the method without inline"):
+    with pytest.raises(LeafError, match="raised ClosedError: .*register that method without inline"):
         client.nested_inline_blocking(1)
     assert client.add_inline_blocking(2, 2) == 4
 

@@ -61,7 +61,7 @@ def test_all_that_clients_have_of_their_own_is_reserved():
 def test_a_python_function_needs_its_types_and_a_computation_none(unstarted):
     with pytest.raises(InvalidComputationError, match="Expected one parameter type for each of the 2 parameters"):
         unstarted.register("f", lambda x, y: x + y)
-    with pytest.raises(InvalidValueError, match="omit both arguments"):
+    with pytest.raises(InvalidValueError, match="omit both"):
         unstarted.register("add", add, parameter_types=[np.int32])
     with pytest.raises(InvalidComputationError, match="Expected a computation or a Python function for 'f'"):
         unstarted.register("f", 3)
@@ -85,7 +85,7 @@ def test_a_coroutine_function_is_refused(unstarted):
 
 
 def test_a_parameter_with_the_name_of_an_option_of_calls_is_refused(unstarted):
-    with pytest.raises(InvalidComputationError, match="found 'timeout_in_ms', which is reserved"):
+    with pytest.raises(InvalidComputationError, match="found one named 'timeout_in_ms', which is reserved"):
         unstarted.register("f", lambda timeout_in_ms: timeout_in_ms, parameter_types={"timeout_in_ms": np.int32})
 
 
@@ -100,7 +100,7 @@ def test_functions_of_functions_are_refused(unstarted):
     def apply(function):
         return function(1)
 
-    with pytest.raises(InvalidComputationError, match="accepts and returns values"):
+    with pytest.raises(InvalidComputationError, match="accepts and returns only values"):
         unstarted.register("apply", apply)
 
 

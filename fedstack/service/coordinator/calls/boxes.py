@@ -86,7 +86,7 @@ def _with_64_bits(part: object) -> object:
 
 
 def _misfit(value: object) -> tuple[str, object]:
-    """Returns the path of the first part of a value that has no type, and the part itself.
+    """Returns the path to the first part without a type within a value, and the part itself.
 
     Returns the whole value if all parts have types.
     """
@@ -112,7 +112,7 @@ def _advice_on(part: object) -> str:
 
 
 def payload_in(boxed: Box) -> tuple[object, Type] | None:
-    """Returns the payload in a box and its type, or `None` if the box contains `None`. Restores Python numbers."""
+    """Returns a box's payload and the payload's type; `None` if the box contains `None`. Restores Python numbers."""
     if not boxed.size:
         return None
     parcel = read_whole(np.ascontiguousarray(boxed).data)
@@ -127,7 +127,9 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
     unpacker.finish()
     rest = data[reader.expected :]
     if len(rest) % _INDEX.itemsize:
-        raise InvalidValueError(f"Expected 8 bytes for each index at the end of a box, found {len(rest)} bytes")
+        raise InvalidValueError(
+            f"Expected a multiple of 8 bytes for the indices at the end of a box, found {len(rest)} bytes"
+        )
     return _with_numbers(payload, type_spec, np.frombuffer(rest, _INDEX).tolist()) if rest else payload, type_spec
 
 
@@ -151,7 +153,7 @@ def unboxed(boxed: Box) -> Any:
 
 
 def unboxed_as(boxed: Box, expected: Type) -> Any:
-    """Returns the value in a box, and checks its type.
+    """Returns the value in a box, and checks the value's type.
 
     Raises:
       TypeMismatchError: If the value does not have the type `expected`.

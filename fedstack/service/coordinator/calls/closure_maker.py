@@ -31,10 +31,10 @@ _MOST_FUNCTIONS = 256
 
 
 class ClosureMaker:
-    """Creates the closures of one coordinator. On each worker, closures of the same function share a copy.
+    """Creates the closures of one coordinator. On each worker, closures that call the same function share it.
 
     Args:
-      result_of: Converts a handle to a closure's value into an argument; returns `None` for any other object.
+      result_of: Returns the argument for a handle to a closure's value, and `None` for any other object.
     """
 
     def __init__(self, result_of: Callable[[object], ResultArgument | None]) -> None:

@@ -1,4 +1,4 @@
-"""Defines calls, the scheduler's state of closures and workers, and the actions that the scheduler requests."""
+"""Defines calls, the scheduler's view of closures and workers, and the actions that the scheduler requests."""
 
 import enum
 import inspect
@@ -194,7 +194,8 @@ class Closure:
       missing: The number of arguments that are not available yet.
       dependents: The closures that wait for the value.
       depth: The length of the longest chain of calls to repeat in order to rebuild the value.
-      callbacks: Called once, when the closure has ended, or when fetching its value has succeeded or failed.
+      callbacks: The functions to call once, when the closure has ended, or when fetching its value has succeeded or
+        failed.
     """
 
     call: ClosureCall | None
@@ -246,7 +247,7 @@ class Notify:
 
 @attrs.frozen
 class Run:
-    """Run closures on a worker, in few calls. Report the end of each closure with `succeeded`, `failed` or `gone`."""
+    """Run closures on a worker, in only a few calls. Report each closure's end with `succeeded`, `failed` or `gone`."""
 
     worker: WorkerState
     closures: Sequence[Closure]
@@ -254,7 +255,7 @@ class Run:
 
 @attrs.frozen
 class Stop:
-    """Stop closures that were cancelled while they were running on a worker, if possible."""
+    """If possible, stop closures that were cancelled while they were running on a worker."""
 
     worker: WorkerState
     closures: Sequence[Closure]

@@ -38,7 +38,7 @@ _VALUE, _BOXED, _KEPT = "value", "boxed", "kept"
 
 
 def _iterator_over(make: Callable[[], Iterable[object]]) -> Iterator[object]:
-    """Returns an iterator over a dataset that `make` creates. Runs on a worker."""
+    """Calls `make` to create a dataset, and returns an iterator over it. Runs on a worker."""
     return iter(make())
 
 
@@ -59,9 +59,9 @@ class ArgumentOnly:
 class PerWorkerValues(ArgumentOnly):
     """A value of which each worker has its own copy.
 
-    A worker creates its copy on first use, and again after the worker was lost. Workers drop their copies some time
-    after the last reference to this object is gone. Pass this object as an argument to Python functions. On each
-    worker, only one closure at a time uses the copy.
+    A worker creates its copy on first use. If the worker is lost, the copy is created again. Workers drop their copies
+    some time after the last reference to this object is gone. Pass this object as an argument to Python functions. On
+    each worker, only one closure at a time uses the copy.
 
     Args:
       source: A function that each worker calls to create its copy, or a value to copy to each worker.
@@ -175,7 +175,7 @@ def python_call(
       name: The name of the function in messages.
       args: The positional arguments.
       kwargs: The keyword arguments.
-      result_of: Converts a handle to a closure's value into an argument; returns `None` for any other object.
+      result_of: Returns the argument for a handle to a closure's value, and `None` for any other object.
       function_for: Returns the function that workers run, given the types of the members of its argument.
 
     Raises:
@@ -228,7 +228,8 @@ class _PerWorkerEntry:
       lock: Held while a closure uses the value.
       made: Whether the value has been created.
       value: The value.
-      maker: Returns the array from which the value was created, or `None` once the array has been freed.
+      maker: A function that returns the array from which the value was created, or `None` once the array has been
+        freed.
       ends_with_maker: Whether the value is dropped when the array is freed.
     """
 

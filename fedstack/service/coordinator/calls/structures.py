@@ -67,7 +67,7 @@ def replaced(
 
     Args:
       structure: The structure.
-      part: Returns the replacement of a part, or the part itself to keep it.
+      part: Returns the replacement for a part, or the part itself to keep it.
       seen: The attrs and dataclass instances that have been visited, by identity, each with its replacement.
     """
     found = part(structure)

@@ -252,7 +252,9 @@ def test_a_dispatcher_is_named_as_any_other_server_is(service: DispatchServer) -
     two = ClusterSpec({"dispatcher": [service.target, "localhost:1"]})
     with pytest.raises(InvalidValueError, match="Expected one server, found 2: .*; pass the address of one"):
         distribute(DYNAMIC, two)
-    with pytest.raises(InvalidValueError, match="Expected addresses of dispatchers as data_services, found int 3"):
+    with pytest.raises(
+        InvalidValueError, match="Expected data_services to contain addresses of dispatchers, found int 3"
+    ):
         ServerConfig(data_services=3)  # type: ignore[arg-type]
 
 
