@@ -134,7 +134,7 @@ class MembershipError(InvalidValueError):
 class RetryLimitError(FedstackError, RetryableError, RuntimeError):
     """Raised if all attempts that the context allows failed with retryable errors. The last error is the cause.
 
-    Like `LostWorkersError`, this error is retryable itself, because a later call may succeed regardless of which
+    Like `LostWorkersError`, this error is itself retryable, because a later call may succeed regardless of which
     temporary error came last.
     """
 

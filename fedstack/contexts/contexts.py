@@ -80,7 +80,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
         return self._invoker.factory
 
     def invoke(self, comp: object, arg: object) -> object:
-        """Runs a computation and returns its result in the containers of its annotated type."""
+        """Runs a computation and returns its result in the containers that the result's type specifies."""
         __tracebackhide__ = True
         try:
             with self._debugger():
@@ -137,7 +137,7 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
         return self._invoker.factory
 
     async def invoke(self, comp: object, arg: object) -> object:
-        """Runs a computation and returns its result in the containers of its annotated type."""
+        """Runs a computation and returns its result in the containers that the result's type specifies."""
         if inspect.isawaitable(arg):
             arg = await arg
         __tracebackhide__ = True

@@ -24,7 +24,7 @@ _LIBRARIES = ("numpy", "attr", "attrs", "google", "threadpoolctl", *sys.stdlib_m
 
 
 class LeafDebugger(pdb.Pdb):
-    """A debugger that shows, and stops in, only frames of user code."""
+    """A debugger that shows only the frames of user code, and stops only in these frames."""
 
     def stop_here(self, frame: FrameType) -> bool:
         """Returns whether to stop in `frame`. Called at each line, call and return."""

@@ -2,7 +2,8 @@
 
 The language keeps a stack of contexts per thread, runs a computation in the newest context of the caller's thread, and
 always removes the newest context. Blocks of different contexts must therefore end in reverse order. Because tasks of
-one event loop share a thread, their blocks can end in another order. This module raises a `ContextError` in that case.
+one event loop share a thread, their blocks can end in a different order. In that case, this module raises a
+`ContextError`.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ def use_language_tracing() -> Subscription:
     function on workers, too. Providers are called on the thread that emits the event.
 
     Returns:
-      A context manager that ends the tracing at the end of its block. Its method `remove` ends the tracing as well.
+      A context manager that ends the tracing at the end of its block. Its `remove` method ends the tracing as well.
     """
     return add_observer(LanguageTracing(), direct=True)
 

@@ -20,7 +20,8 @@ class LocalOptions(TypedDict, total=False):
     Attributes:
       default_num_clients: The number of clients for computations whose arguments do not determine the number.
       max_fanout: The maximum number of children of a composing executor. It has no effect in a local stack.
-      clients_per_thread: The minimum number of clients that a leaf thread processes at once; measured by default.
+      clients_per_thread: The minimum number of clients that a leaf thread processes at once. By default, it is chosen
+        from measured run times.
       max_concurrent_clients: The maximum number of functions that run concurrently, on clients and on the server, in
         all calls together; 1 runs them sequentially. The default is one per core for functions that compute. For
         functions that wait, the default is 32 or four per core, whichever is larger.
@@ -66,7 +67,7 @@ def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> Sy
 
 @takes_options(LocalOptions, **_DEFAULTS)
 def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> AsyncExecutionContext:
-    """Returns a context that runs a computation in this process when the coroutine of its call is awaited.
+    """Returns a context in which awaiting a call of a computation runs the computation in this process.
 
     Args:
       **options: See `LocalOptions`.

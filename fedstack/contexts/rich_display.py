@@ -108,7 +108,7 @@ class BarDisplay:
 
 
 class LiveText(PlainText):
-    """A text on standard output that changes in place. The last version stays on the screen."""
+    """Text on standard output that is updated in place. The last version stays on the screen."""
 
     def __init__(self) -> None:
         self._live = Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop")

@@ -1,4 +1,4 @@
-"""Defines the executor that resolves `data` blocks, except functions, through a backend supplied by the user."""
+"""Defines the executor that resolves `data` blocks other than functions, using a backend that the user supplies."""
 
 import asyncio
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ Stack = Callable[[CardinalitiesType], Executor]
 
 
 class StackOptions(TypedDict, total=False):
-    """Options of a local stack, besides its numeric limits.
+    """The options of a local stack other than its numeric limits.
 
     Attributes:
       data_backend: Resolves `data` blocks that are not functions.

@@ -85,9 +85,9 @@ class FederatingExecutor(VerbExecutor):
     """Runs federated intrinsics over any number of clients, processing whole columns at once.
 
     Args:
-      target: The executor of unplaced work. It is closed with this executor.
+      target: The executor that runs unplaced work. It is closed with this executor.
       num_clients: The number of clients.
-      client_target: The executor of work on clients; by default `target`.
+      client_target: The executor that runs the work of clients; by default `target`.
     """
 
     def __init__(self, target: Executor, num_clients: int, *, client_target: Executor | None = None) -> None:

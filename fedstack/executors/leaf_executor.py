@@ -85,8 +85,8 @@ class LeafEngine(ProgramEngine):
             if not content:
                 raise InvalidComputationError("Expected a data block with content or a URI, found an empty data block")
             raise CarrierError(
-                f"Expected only leaf computations in {self!r}, found a data block with {content}; add a DataExecutor "
-                "with a backend for this data to the stack"
+                f"Expected only leaf computations in {self!r}, found a data block with {content}; add to the stack a "
+                "DataExecutor whose backend supplies this data"
             )
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
 

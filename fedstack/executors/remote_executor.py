@@ -167,8 +167,8 @@ class RemoteExecutor(VerbExecutor):
           waiting: The number of further values that the caller has queued; it is shown in the peer's status.
 
         Returns:
-          The values that finished first, each with its error or, if the value succeeded, `None`. The other values
-          continue to run; call `start` again with them.
+          The values that finished first, each with its error or, if the value succeeded, `None`. The other values are
+          still being computed; call `start` again with them.
 
         Raises:
           WorkerUnavailableError: If the peer is no longer reachable.
@@ -178,7 +178,7 @@ class RemoteExecutor(VerbExecutor):
         return {**await self._remote.start(owned, waiting)}
 
     async def stop(self, values: Sequence[VerbValue]) -> None:
-        """Stops values that are running on the peer and drops them there.
+        """Stops the computation of values on the peer, and drops the values there.
 
         A caller that waits for one of these values receives no outcome.
         """

@@ -187,7 +187,7 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
 
 
 def borrow(factory: ExecutorFactory, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
-    """Returns an executor of a factory that may be shared, and a function that releases the executor."""
+    """Borrows an executor from a factory: returns the executor, and a function that releases it."""
     if isinstance(factory, ResourceManagingExecutorFactory):
         executor = factory.lease(cardinalities)
         return executor, lambda: factory.release(executor, failed=False)

@@ -148,7 +148,7 @@ def _arrays_of(column: Column) -> list[np.ndarray] | None:
 
 
 def added_rows(rows: np.ndarray) -> object:
-    """Returns the sum of the rows of an array, with the same bits as adding the rows one by one in order."""
+    """Returns the sum of an array's rows, which has the same bits as if the rows were added one by one in order."""
     step = _SCRATCH_BYTES // max(1, rows[0].nbytes)
     total = rows[:1]
     if step < 2:

@@ -19,7 +19,7 @@ from fedstack.transport.peers.io_loop import IoLoop, start_apart
 _LOOK_SECONDS = 0.5
 # The interval between checks for losses while there are observers.
 _WATCH_SECONDS = 0.1
-# The pause before the next query whether a member is draining, if the last one failed, or whether it has stopped.
+# The pause before asking again whether a member is draining (after a failed query) or whether it has stopped.
 _AGAIN_SECONDS = 1.0
 
 
@@ -69,7 +69,7 @@ class Asker(Generic[M]):
         return self._looked + _WATCH_SECONDS - self._members.clock()
 
     def look(self) -> None:
-        """Checks without any call which members are known to have ended. The cost grows with the number of members."""
+        """Checks, without a call, which members are known to have ended. The cost grows with the number of members."""
         self._looked = self._members.clock()
         for member in self._members.members:
             loss = member.stub.loss()
@@ -107,7 +107,7 @@ class Asker(Generic[M]):
         _call(self._go_on)
 
     async def end(self) -> None:
-        """Ends all queries, and returns once all tasks have ended. The state machine must be closed before."""
+        """Ends all queries, and returns once all tasks have ended. The state machine must already be closed."""
         tasks = [*self._tasks.values(), *self._drains.values()]
         for task in self._drains.values():
             task.cancel()

@@ -37,7 +37,7 @@ HOPELESS = frozenset({MemberState.WRONG, MemberState.GONE, MemberState.REMOVED})
 
 @attrs.define(eq=False, repr=False)
 class Member(Generic[_S]):
-    """A peer that is dialled. Only its `Members` change its state, on the transport's loop; any thread may read it.
+    """A peer that is dialed. Only its `Members` change its state, on the transport's loop; any thread may read it.
 
     Subclasses define how to query the peer, and store its answer.
 

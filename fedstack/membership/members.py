@@ -50,9 +50,9 @@ class Change(Generic[M]):
 class Members(Generic[M]):
     """The members and the known state of each.
 
-    Methods record events: a member was added, has answered, has failed or was lost. Other methods and properties return
-    decisions: which members are ready, and which are `due` for a query. A `Wait` decides on behalf of a waiting caller.
-    The cost of an event does not depend on the number of members. Not thread-safe.
+    Some methods record events: a member was added, has answered, has failed or was lost. Others, and the properties,
+    return decisions: which members are ready, and which are `due` for a query. A `Wait` decides on behalf of a waiting
+    caller. The cost of an event does not depend on the number of members. Not thread-safe.
 
     Args:
       connect_seconds: How long a caller waits for the first ready member, in seconds.
@@ -174,7 +174,7 @@ class Members(Generic[M]):
         member.refusal = None
 
     def close(self) -> None:
-        """Ends all queries and waits. Idempotent."""
+        """Ends all queries, and all waits of callers. Idempotent."""
         self._closed = True
         self._strained.clear()
         for member in self._members:
@@ -192,7 +192,7 @@ class Members(Generic[M]):
         return due
 
     def take_at_rest(self) -> list[M]:
-        """Returns the members whose running queries became unnecessary since the last call of this method."""
+        """Returns the members whose running queries have become unnecessary since the last call of this method."""
         members, self._at_rest = self._at_rest, []
         return members
 

@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Membership(Generic[M]):
-    """A changing set of peers, for callers on any event loop. Only this class uses the connections of the peers.
+    """A changing set of peers, for callers on any event loop. Only this class uses the peers' connections.
 
     Members are queried from the first use until the membership is closed or garbage-collected.
 
@@ -89,7 +89,7 @@ class Membership(Generic[M]):
         return member
 
     def remove(self, member: M) -> None:
-        """Stops using a member. Its running work continues, and its connection stays open until its stub ends."""
+        """Stops using a member. Its running work continues, and its connection stays open until its stub is closed."""
         self._post(lambda: self._members.remove(member))
 
     def lost(self, member: M, error: Exception) -> Exception:
@@ -180,7 +180,7 @@ class Membership(Generic[M]):
             timer.cancel()
 
     def _announce(self, seconds: float) -> None:
-        """Logs that a caller is waiting; not again until a member has become ready."""
+        """Logs that a caller is waiting, at most once until a member has become ready."""
         if self._members.ready or self._has_announced or seconds <= reaching.QUIET_SECONDS:
             return
         self._has_announced = True

@@ -13,7 +13,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MembershipObserver(Generic[M]):
-    """A receiver of changes of members, on the transport's loop. Override the methods you need; they must not block."""
+    """Receives changes of members on the transport's loop. Override the methods you need; they must not block."""
 
     def ready(self, member: M) -> None:
         """Called when a member is ready, for the first time or again."""

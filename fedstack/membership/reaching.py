@@ -1,4 +1,4 @@
-"""Waits for a single peer, on behalf of callers that have only one peer, such as the callers of methods or sessions.
+"""Waits for a single peer, on behalf of callers that have only one, such as callers of methods and users of sessions.
 
 A `Membership` always knows which of many peers are ready. A caller of a single peer checks the peer only when
 necessary: `reach` waits for the peer before the first call and after a loss, and `answered` repeats a call after a
@@ -71,7 +71,7 @@ class WaitNotice:
 async def reach(stub: ServiceStub, seconds: float | None = None, ask: Ask | None = None) -> None:
     """Returns once a peer can be reached. Runs on the transport's loop.
 
-    The connection to a peer dials less often the longer the peer was away. A lost peer is therefore also dialled
+    The connection to a peer dials less often the longer the peer was away. A lost peer is therefore also dialed
     independently of its connection, several times a second. Problems that waiting does not solve, such as a token that
     the peer rejects, are detected at the same time.
 

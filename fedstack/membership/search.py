@@ -6,7 +6,7 @@ only observation is the loss of a worker.
 
 If a run *sees* which unit is running, all units run, first one after another and then all at once:
 
-* A unit that ended the process runs again alone. If it ends that process too, the search has found it. Otherwise, the
+* A unit that ended the process runs again alone. If it ends that process too, it is the culprit. Otherwise, the
   search continues with the units after it.
 * If no unit ends a process alone, but several units together do, the search finds the smallest range that does so. It
   moves the end and then the start of the range inwards, each by binary search.

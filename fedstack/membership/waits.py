@@ -120,7 +120,9 @@ def none_ready(workers: Sequence[AnyMember], seconds: float) -> Exception:
         error.is_final = True
     elif len(mistakes) < len(workers):
         away = (
-            "The worker is not ready; start it" if is_single else f"None of {len(causes)} workers is ready; start them"
+            "The worker is not ready; start it"
+            if is_single
+            else f"None of the {len(causes)} workers is ready; start them"
         )
         error = NoWorkersError(
             f"{away} with `fedstack serve`, and test {'it' if is_single else 'one'} with `fedstack check`:"
@@ -130,7 +132,7 @@ def none_ready(workers: Sequence[AnyMember], seconds: float) -> Exception:
         return mistakes[0]
     else:
         error = AuthenticationError(
-            f"None of {len(causes)} workers accepts the credentials; check the token and the certificates:"
+            f"None of the {len(causes)} workers accepts the credentials; check the token and the certificates:"
             f"{listed(causes)}"
         )
     error.causes = causes

@@ -125,7 +125,7 @@ def test_check_reaches_a_unix_socket_and_says_when_its_server_is_gone(
         dead.bind(str(path))
     assert main(["check", f"unix:{path}"]) == 1
     assert (
-        "no server is listening, and the socket is left from an earlier server; restart the server"
+        "no server is listening, and the socket is left over from an earlier server; restart the server"
         in capsys.readouterr().err
     )
 
@@ -145,11 +145,11 @@ OURS = CA + " --tls-cert {files.client_cert} --tls-key {files.client_key}"
 STRANGERS = CA + " --tls-cert {others.client_cert} --tls-key {others.client_key}"
 EXPIRED = CA + " --tls-cert {expired.client_cert} --tls-key {expired.client_key}"
 RIGHT, WRONG = " --token-file {folder}/right", " --token-file {folder}/wrong"
-NO_TLS = "it does not use TLS, but was dialled with TLS; dial grpc://{target} without the TLS options"
+NO_TLS = "it does not use TLS, but was dialed with TLS; dial grpc://{target} without the TLS options"
 # What serves, how it is checked, and what is wrong then.
 FAULTS = [
     ("plain", CA, NO_TLS),
-    ("TLS", "", "it uses TLS, but was dialled without TLS; pass the certificate of its authority with --tls-ca"),
+    ("TLS", "", "it uses TLS, but was dialed without TLS; pass the certificate of its authority with --tls-ca"),
     ("TLS", "--tls-ca {others.ca}", "its certificate is not from a trusted authority (unable to get local"),
     (
         "TLS of another name",
@@ -250,9 +250,9 @@ def test_a_token_for_another_machine_wants_tls_or_what_the_command_line_has(
     (tmp_path / "token").write_text("secret")
     assert main([command, "no-such-host.invalid:1", "--token-file", str(tmp_path / "token")]) == 1
     assert capsys.readouterr().err == (
-        f"fedstack {command}: error: Expected TLS for sending a token to another machine, found the plaintext target "
-        "no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or pass --tls-ca, or dial localhost through "
-        "a tunnel (ssh -L)\n"
+        f"fedstack {command}: error: Expected a TLS target for sending a token to another machine, found the "
+        "plaintext target no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or pass --tls-ca, or dial "
+        "localhost through a tunnel (ssh -L)\n"
     )
 
 

@@ -154,8 +154,8 @@ def test_more_clients_than_the_option_says_exhaust_a_resource_and_the_text_tells
                 total_of_crowds([1] * 6)
         assert str(caught.value) == (
             "Expected at most 5 clients in a session or phase, found 6; use more workers, or start the worker with a "
-            "larger --max-clients (in a program, pass ServiceLimits(max_clients=…)); for the worker at "
-            f"{server.target}"
+            "larger --max-clients (in a program, pass ServiceLimits(max_clients=…)); this is a restriction of "
+            f"the worker at {server.target}"
         )
         assert code_of(caught.value).name == "RESOURCE_EXHAUSTED"
 
@@ -685,7 +685,7 @@ def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refus
             (by_reference, [letting.target, refusing.target]),
             (by_value, [refusing.target]),
         ):
-            with pytest.raises(errors.CarrierError, match=f"; for the worker at {refusing.target}$"):
+            with pytest.raises(errors.CarrierError, match=f" restriction of the worker at {refusing.target}$"):
                 compute(function, *targets)
 
 

@@ -422,7 +422,7 @@ def test_options_of_the_wrong_kind_are_refused_when_a_context_is_made(create, op
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"credentials": "abc"}, "Expected credentials as fedstack.ClientCredentials, found str; "),
+        ({"credentials": "abc"}, "Expected credentials of type fedstack.ClientCredentials, found str; "),
         ({"connect_seconds": "x"}, "Expected connect_seconds to be a number of at least 0, found str 'x'"),
         ({"connect_seconds": float("nan")}, "Expected connect_seconds of at least 0, found nan"),
         ({"dispose_batch_size": 0}, "Expected dispose_batch_size of at least 1, found 0"),

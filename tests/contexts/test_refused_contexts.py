@@ -77,8 +77,8 @@ def failure(targets: Any, credentials: ClientCredentials | None = None, **option
 
 Case = tuple[ServerCredentials | None, ClientCredentials | None, str]
 CASES: dict[str, Callable[[CertificateFiles, CertificateFiles], Case]] = {
-    "TLS asked of plaintext": lambda files, others: (None, of_client(files), "it does not use TLS, but was dialled"),
-    "plaintext asked of TLS": lambda files, others: (of_server(files), None, "it uses TLS, but was dialled without"),
+    "TLS asked of plaintext": lambda files, others: (None, of_client(files), "it does not use TLS, but was dialed"),
+    "plaintext asked of TLS": lambda files, others: (of_server(files), None, "it uses TLS, but was dialed without"),
     "another name": lambda files, others: (
         of_server(others),
         of_client(others),
@@ -144,7 +144,9 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
         assert time.monotonic() - begun < 3 + 2 + SOON
     assert isinstance(found, errors.NoWorkersError)
     head, *lines = str(found).splitlines()
-    assert head == ("None of 4 workers is ready; start them with `fedstack serve`, and test one with `fedstack check`:")
+    assert (
+        head == "None of the 4 workers is ready; start them with `fedstack serve`, and test one with `fedstack check`:"
+    )
     assert [line.split(": ")[0].strip() for line in lines] == targets
     assert lines[0] == f"  {nobody}: no server is listening (connection refused)"
     assert lines[1] == f"  {targets[1]}: the socket does not exist"

@@ -89,7 +89,7 @@ async def test_an_error_of_the_backend_reaches_the_caller():
 
 async def test_data_without_a_backend_is_an_error_that_names_the_content_and_the_executor():
     executor = stack(LeafExecutor())
-    with pytest.raises(CarrierError, match="google.protobuf.Int32Value; add a DataExecutor"):
+    with pytest.raises(CarrierError, match="google.protobuf.Int32Value; add to the stack a DataExecutor"):
         await compute(executor, data_computation(np.int32, 1))
     executor.close()
 

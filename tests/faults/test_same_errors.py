@@ -40,7 +40,7 @@ def what_it_says(error: FedstackError) -> dict[str, object]:
     return {
         "class": type(error),
         # Workers may differ in what they let in, so this one error names the worker too.
-        "message": re.sub(r"; for the worker at \S+$", "", str(error))
+        "message": re.sub(r"; this is a restriction of the worker at \S+$", "", str(error))
         if isinstance(error, CarrierError)
         else str(error),
         "computation_name": getattr(error, "computation_name", None),

@@ -62,7 +62,7 @@ def test_a_context_does_not_try_again_where_there_is_no_room(fleet: Fleet, caplo
     with context_over([worker.target]):
         assert doubled_sum([1]) == 2
         with context_over([worker.target]):
-            told = f"Expected at most 1 session at a time.*; for the worker at {worker.target}$"
+            told = f"Expected at most 1 session at a time.*; this is a restriction of the worker at {worker.target}$"
             with pytest.raises(ResourceLimitError, match=told):
                 doubled_sum([1, 2])
         assert doubled_sum([3]) == 6
@@ -97,16 +97,16 @@ def test_there_is_an_error_where_no_worker_has_room(fleet: Fleet) -> None:
         assert doubled_sum([1, 2]) == 6
         with context_over(targets):
             for _ in range(2):
-                with pytest.raises(ResourceLimitError, match=f"; for the worker at {targets[0]}$"):
+                with pytest.raises(ResourceLimitError, match=f"; this is a restriction of the worker at {targets[0]}$"):
                     doubled_sum([1, 2])
 
 
 def test_a_limit_that_one_of_several_workers_has_names_that_worker(fleet: Fleet) -> None:
     workers = [fleet.start(), fleet.start(max_value_bytes=5)]
     with context_over([worker.target for worker in workers]):
-        with pytest.raises(ResourceLimitError, match=f"most 5 bytes .*; for the worker at {workers[1].target}$"):
+        with pytest.raises(ResourceLimitError, match=f"most 5 bytes .* of the worker at {workers[1].target}$"):
             doubled_sum(list(range(1000)))
-        with pytest.raises(ResourceLimitError, match=f"most 5 bytes .*; for the worker at {workers[1].target}$"):
+        with pytest.raises(ResourceLimitError, match=f"most 5 bytes .* of the worker at {workers[1].target}$"):
             doubled_sum(list(range(100_000)))  # so many are not sent at all
 
 
@@ -114,7 +114,7 @@ async def test_a_limit_on_values_names_the_worker_that_has_it(fleet: Fleet) -> N
     worker = fleet.start(max_value_bytes=5)
     with executor_at(worker.target) as executor:
         for size in (10_000, 1_000_000):  # the larger one is not sent at all
-            with pytest.raises(ResourceLimitError, match=f"most 5 bytes .*; for the worker at {worker.target}$"):
+            with pytest.raises(ResourceLimitError, match=f"most 5 bytes .* of the worker at {worker.target}$"):
                 value = await executor.create_value(np.zeros(size, np.float32), FLOATS)
                 await value.compute()
 

@@ -107,7 +107,7 @@ def test_without_workers_the_retry_ends_and_names_them_and_why(fleet: Fleet) -> 
         assert doubled_sum([1, 2, 3]) == 12
         for worker in workers:
             worker.kill()
-        with pytest.raises(NoWorkersError, match="None of 2 workers is ready") as caught:
+        with pytest.raises(NoWorkersError, match="None of the 2 workers is ready") as caught:
             Background(lambda: doubled_sum([1, 2, 3])).result()
     for worker in workers:
         assert f"\n  {worker.target}: no server is listening (connection refused)" in str(caught.value)

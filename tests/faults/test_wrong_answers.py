@@ -89,7 +89,7 @@ WRONG_STREAMS = {
     "an empty frame": (lambda frames: [b""], "an unknown frame of 0 bytes"),
     "a header that is none": (
         lambda frames: [extensions_pb2.Frame(header=GARBAGE).SerializeToString()],
-        "Expected a PhaseResponse",
+        "PhaseResponse, found",
     ),
     "an empty header": (
         lambda frames: [header_frame(extensions_pb2.PhaseResponse().SerializeToString())],
@@ -131,7 +131,7 @@ WRONG_PARTIALS = {
     "too many clients": (
         lambda response: response.fold[0].tree[0].partial.add().CopyFrom(response.fold[0].tree[0].partial[0]),
         InvalidValueError,
-        "found block 0 of 2\\^2",
+        "fold of block 0 of 2\\^2",
     ),
     "another number of clients": (
         _set("clients", 4),
@@ -139,8 +139,8 @@ WRONG_PARTIALS = {
         "Expected the fold of clients 0 to 4, found 4",
     ),
     "an endless number of clients": (_set("clients", (1 << 64) - 1), InvalidValueError, "Expected the fold of clients"),
-    "a block elsewhere": (_set("tree.0.partial.1.position", 3), InvalidValueError, "found block 3 of 2\\^0"),
-    "a block of a giant": (_set("tree.0.partial.0.level", 63), InvalidValueError, "found block 0 of 2\\^63"),
+    "a block elsewhere": (_set("tree.0.partial.1.position", 3), InvalidValueError, "fold of block 3 of 2\\^0"),
+    "a block of a giant": (_set("tree.0.partial.0.level", 63), InvalidValueError, "fold of block 0 of 2\\^63"),
     "a level beyond numbers": (_set("tree.0.partial.0.level", (1 << 32) - 1), InvalidValueError, "Expected the fold"),
     "no trees": (lambda response: response.fold[0].ClearField("tree"), InvalidValueError, "the folds of 1 tensors"),
     "two trees": (lambda response: response.fold[0].tree.add(), InvalidValueError, "found 2"),

@@ -126,7 +126,7 @@ def test_a_mistake_that_all_workers_share_is_raised_as_it_is(fleet: FakeMembers)
     fleet.failed(fleet.join("c"), AuthenticationError("another certificate"))
     error = Wait(fleet).decide().error
     assert str(error).startswith(
-        "None of 3 workers accepts the credentials; check the token and the certificates:\n  a: another token"
+        "None of the 3 workers accepts the credentials; check the token and the certificates:\n  a: another token"
     )
 
 

@@ -129,7 +129,7 @@ def bounds_of(fold: Fold, bound: object) -> Iterator[int]:
     """Yields the largest value that a secure sum allows, for each tensor of its member type.
 
     Raises:
-      InvalidValueError: If a bound is negative, or a bit width is not from 0 to 62.
+      InvalidValueError: If a bound is negative, or a bit width is outside the range from 0 to 62.
     """
     given = flatten(bound, fold.server_types[0])
     leaves = sum(1 for _ in tensor_leaves(fold.member))

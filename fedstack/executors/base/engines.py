@@ -149,11 +149,11 @@ class Engine(abc.ABC):
         return await self.begin(function).pull((), argument)
 
     def over(self, wrap: "Callable[[ProgramEngine], ProgramEngine]") -> "Engine | None":
-        """Returns this engine with its program engine wrapped; `None` if programs run elsewhere."""
+        """Returns a copy of this engine that uses a wrapped program engine; `None` if programs run elsewhere."""
         return None
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of type `type_spec`, on a thread where streams of user code may run."""
+        """Runs `work`, which converts a result of type `type_spec`, on a thread that may run streams of user code."""
         return work()
 
     def close(self) -> None:  # noqa: B027

@@ -40,7 +40,7 @@ class FoldState(abc.ABC):
 
     @abc.abstractmethod
     def partials(self) -> object:
-        """Returns the partial results, to pass to `merge` of another state of the same aggregation."""
+        """Returns the partial results, for the `merge` method of another state of the same aggregation."""
 
     @abc.abstractmethod
     def merge(self, partials: object) -> None:
@@ -135,7 +135,7 @@ class TreeState(FoldState):
         return column.values
 
     def add_clients(self, clients: int) -> None:
-        """Adds to the number of clients if the result of the aggregation depends on this number."""
+        """Counts `clients` further clients if the result of the aggregation depends on the number of clients."""
 
     def stream(self, start: int) -> FoldStream:
         return TreeStream(self, start)
@@ -293,7 +293,7 @@ def extreme_of(tensor: TensorType, value: Callable[[np.iinfo | np.finfo], object
 
     Args:
       tensor: The type of the tensor.
-      value: Returns the value for the limits of the dtype.
+      value: A function that returns the value, given the limits of the dtype.
     """
     info = np.iinfo(tensor.dtype) if kind_of_dtype(tensor.dtype) == "i" else float_limits(tensor.dtype)
     shape = tuple(size or 0 for size in tensor.shape or ())

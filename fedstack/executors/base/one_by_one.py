@@ -2,8 +2,8 @@
 
 A `ForeignEngine` runs programs by calling one leaf at a time, so that fedstack's executors can wrap an executor that is
 not part of fedstack. A `VerbEngine` runs whole functions, including their placements. It resolves names, lambdas and
-blocks. Each remaining call of an intrinsic or a leaf function, each selection and each struct becomes the call of one
-verb. Functions that are arguments of an intrinsic are sent as computations.
+blocks. Each remaining call of an intrinsic or a leaf function, each selection and each struct becomes one verb call.
+Functions that are arguments of an intrinsic are sent as computations.
 """
 
 import asyncio
@@ -111,8 +111,8 @@ def _wait(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | 
     if loop is None or loop is _running_loop():
         coroutine.close()
         raise InvalidComputationError(
-            "Work of an executor that has no engine must run on a thread of fedstack, while an event loop drives the "
-            "verbs of the executor; it ran on the thread of the loop, or there was no loop"
+            "Expected the work of an executor without an engine to run on a fedstack thread while an event loop drives "
+            "the executor's verbs, found it running on the event loop's thread or without an event loop"
         )
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
@@ -179,7 +179,7 @@ class ForeignEngine(ProgramEngine):
         return await self._on_thread(work) if contains_sequence(type_spec) else work()
 
     def close(self) -> None:
-        """Ends the threads of the engine. Idempotent."""
+        """Stops the engine's threads. Idempotent."""
         self._threads.close()
 
 

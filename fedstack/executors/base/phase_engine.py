@@ -66,7 +66,7 @@ class PhaseRunner(abc.ABC):
           phase: The phase.
           inputs: For each input of the phase's program, either a payload that all clients share or a column of exactly
             the given clients.
-          arguments: The server's arguments of the folds.
+          arguments: The server's arguments to the folds.
           clients: The indices of the clients in the whole federation.
         """
 
@@ -92,11 +92,11 @@ class PhaseRunner(abc.ABC):
         hand_in(clients, await self.run_phase(phase, inputs, arguments, clients))
 
     def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseRunner | None":
-        """Returns this runner with its program engine wrapped; `None` if programs run elsewhere."""
+        """Returns a copy of this runner that uses a wrapped program engine; `None` if programs run elsewhere."""
         return None
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of type `type_spec`, on a thread where streams of user code may run."""
+        """Runs `work`, which converts a result of type `type_spec`, on a thread that may run streams of user code."""
         return work()
 
     def close(self) -> None:  # noqa: B027
@@ -146,7 +146,7 @@ class PhaseEngine(Engine, PhaseRunner):
         Args:
           phase: The phase.
           inputs: See `run_phase`.
-          arguments: The server's arguments of the folds.
+          arguments: The server's arguments to the folds.
           clients: The indices of the clients.
           all_clients: Whether the range contains all clients, so that no other results are merged with the states.
         """

@@ -1,7 +1,7 @@
 """Passes the results of a phase's program to its folds and kept columns, as whole columns or client by client.
 
-Long vectors that are all in memory before their fold bypass the program: `fold_resident_columns` folds ranges of their
-elements in parallel, with one output per tensor.
+Long vectors bypass the program if all of them are in memory before they are folded: `fold_resident_columns` folds
+ranges of their elements in parallel, with one output per tensor.
 """
 
 import threading
@@ -172,7 +172,7 @@ async def fold_resident_columns(
       state: The state, which must be empty.
       column: The vectors of the clients.
       fold: The aggregation.
-      first_client: The index of the client of the first vector.
+      first_client: The index of the client to which the first vector belongs.
       all_clients: Whether the column contains all clients, so that no other results are merged with this fold.
     """
     if threads is None or not isinstance(state, TreeState):

@@ -213,7 +213,7 @@ def _read_placed(expression: Expression, values: Sequence[object]) -> object:
 
 
 def no_clients(found: str) -> UnsupportedIntrinsicError:
-    """Returns the error for work that needs clients in a stack without placements."""
+    """Returns the error to raise when a stack without placements receives work that needs clients."""
     return UnsupportedIntrinsicError(
         f"Expected unplaced work in a stack without clients, found {found}; add a FederatingExecutor to the stack, "
         "or use local_executor_factory"

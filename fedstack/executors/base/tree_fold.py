@@ -204,7 +204,7 @@ class BlockFold:
         self._waiting: list[tuple[np.ndarray, bool]] = []
 
     def add(self, array: np.ndarray, owned: bool) -> None:
-        """Adds the next client's array, which has the shape of earlier arrays. If `owned`, the fold may write to it."""
+        """Adds the next client's array, of the same shape as earlier arrays. If `owned`, the fold may write to it."""
         # As in a binary counter, each trailing 1 bit of a client's index is a block that the client completes.
         position, first = self._next, self._start
         self._next = position + 1

@@ -112,7 +112,7 @@ class VerbExecutor(ClosesOnExit, Executor):
         return await value.pull()
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of type `type_spec`, on a thread where streams of user code may run."""
+        """Runs `work`, which converts a result of type `type_spec`, on a thread that may run streams of user code."""
         engine = self._recorder.engine if contains_sequence(type_spec) else None  # other types have no streams
         return work() if engine is None else await engine.finish(work, type_spec)
 
@@ -158,7 +158,7 @@ class VerbExecutor(ClosesOnExit, Executor):
             return await self.embed(message, declared, value)
         if declared is None:
             raise TypeMismatchError(
-                f"A value that is not a computation needs a type, found none for {describe(value)}; pass type_spec"
+                f"Expected a type for any value but a computation, found none for {describe(value)}; pass type_spec"
             )
         return await self.create_known(self.normalized(value, declared), declared)
 
@@ -169,7 +169,7 @@ class VerbExecutor(ClosesOnExit, Executor):
         return payload
 
     async def create_known(self, payload: object, type_spec: Type) -> VerbValue:
-        """Returns an executor value for a payload, which must fit its type."""
+        """Returns an executor value for a payload, which must fit `type_spec`."""
         self.check_open()
         return await self._recorder.known(self, payload, type_spec)
 
@@ -279,7 +279,9 @@ class VerbExecutor(ClosesOnExit, Executor):
 
 
 def foreign_value_error(executor: Executor, other: object, role: str) -> ForeignValueError:
-    """Returns the error for a value that belongs to another executor, even if both executors have the same `repr`.
+    """Returns the error for a value that belongs to another executor.
+
+    The message also makes this clear if both executors have the same `repr`.
 
     Args:
       executor: The executor that received the value.
@@ -309,14 +311,14 @@ def phases_of(executor: Executor) -> PhaseRunner | None:
 
 
 async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
-    """Returns a value of any executor for a payload, which must fit its type."""
+    """Creates a value on any executor from a payload, which must fit `type_spec`."""
     if isinstance(executor, VerbExecutor):
         return await executor.create_known(payload, type_spec)
     return await executor.create_value(to_elements(payload, type_spec), type_spec)
 
 
 async def pull(value: ExecutorValue) -> object:
-    """Computes a value of any executor and returns its payload."""
+    """Computes a value, whichever executor it belongs to, and returns its payload."""
     if isinstance(value, VerbValue):
         return await value.executor.computed(value)
     return normalize_argument(await value.compute(), value.type_signature, "result")
@@ -338,7 +340,7 @@ def check_argument(parameter: Type | None, argument: ExecutorValue | None) -> No
 
 
 def to_declared_type(type_spec: object) -> Type:
-    """Returns the type for an object that the language converts to a type.
+    """Converts an object to a type, as the language does.
 
     Raises:
       TypeMismatchError: If the object cannot be converted.

@@ -88,7 +88,7 @@ class WrapperExecutor(VerbExecutor):
 
     Args:
       target: The executor below, which need not be part of fedstack. It is closed with this executor.
-      wrap: Returns a program engine over the target's program engine; `None` to leave it unchanged.
+      wrap: Wraps the target's program engine in another one; `None` to leave the program engine unchanged.
       stand_in: Creates an engine for a target that has none; `None` to forward the verbs.
     """
 

@@ -77,7 +77,7 @@ class ClosesOnExit:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"This {type(self).__name__} cannot be copied or pickled, because its threads and connections belong to "
-            "this process; use the object itself, and create a new one in each process that needs it"
+            "this process; use the object itself in this process, and create a new one in any other process"
         )
 
     @property

@@ -132,7 +132,7 @@ class LazyTask(Generic[_T]):
 
 
 def raised_again(error: Exception) -> Exception:
-    """Returns a copy of a kept error to raise, because raising the original adds frames that refer to its owner."""
+    """Returns a copy of a kept error, because raising the original would add frames that refer to its owner."""
     if not isinstance(error, FedstackError):
         return error  # an error class of the user may not be copyable
     again = type(error).__new__(type(error), *error.args)
@@ -158,7 +158,7 @@ async def gather(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 async def all_in_order(parts: Sequence[Coroutine[Any, Any, _T]], losses: tuple[type[Exception], ...] = ()) -> list[_T]:
-    """Runs parts of some work concurrently, and raises the same error as running them sequentially.
+    """Runs parts of some work concurrently, and raises the error that a sequential run would raise.
 
     If several parts fail, the error of the first part in order is raised. When a part fails, later parts are cancelled,
     but earlier parts are awaited because they may still fail. A loss is raised almost immediately. The cost per part
@@ -364,7 +364,7 @@ class SyncDriver:
             return self._loop
 
     def _end_loop(self) -> None:
-        """Ends the loop thread if the driver is closed and the loop has no more work."""
+        """Stops the loop thread if the driver is closed and the loop has no more work."""
         with self._lock:
             if self._running or not self._closed or self._loop is None:
                 return
@@ -372,7 +372,7 @@ class SyncDriver:
         _stop(loop)
 
     def close(self) -> None:
-        """Ends the loop thread as soon as its work has ended. Idempotent."""
+        """Stops the loop thread as soon as its work has ended. Idempotent."""
         with self._lock:
             self._closed = True
         self._end_loop()

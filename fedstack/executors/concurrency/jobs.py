@@ -1,4 +1,4 @@
-"""Defines the jobs of a thread pool, and counts work that continues to run after it was cancelled."""
+"""Defines the jobs of a thread pool, and counts work that continues to run after being cancelled."""
 
 import asyncio
 import contextvars
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class AbandonedWork:
-    """Counts work that continues to run after it was cancelled.
+    """Counts work that continues to run after being cancelled.
 
     A running Python function cannot be stopped, so it keeps its thread. Up to a limit, the pool replaces the threads of
     abandoned work. Beyond the limit, these threads count toward the maximum of their pool, and the pool refuses new
@@ -117,7 +117,7 @@ class Job(Outcome[_T], Seat):
         return True
 
     def running(self) -> bool:
-        """Returns whether the work has started and not yet ended."""
+        """Returns whether the work has started but not yet ended."""
         return not (self._work or self.done())
 
     def refuse(self, failure: str) -> None:

@@ -150,7 +150,7 @@ class LeafThreads:
         job.add_done_callback(drop_outcome)
 
     def close(self) -> None:
-        """Ends idle threads. Submitted work still runs to completion. Idempotent."""
+        """Stops idle threads. Submitted work still runs to completion. Idempotent."""
         self._pool.close()
 
     def __repr__(self) -> str:
@@ -246,8 +246,8 @@ def parsed(message: type[_M], content: bytes) -> _M:
         return message.FromString(content)
     except DecodeError as error:
         raise InvalidValueError(
-            f"Expected a {message.DESCRIPTOR.name}, found {len(content)} bytes that cannot be parsed or are nested too "
-            f"deeply: {error}"
+            f"Expected a serialized {message.DESCRIPTOR.name}, found {len(content)} bytes that cannot be parsed, or a "
+            f"message that is nested too deeply: {error}"
         ) from error
 
 
@@ -259,7 +259,7 @@ def _controller():
 
 
 class _BlasLimit:
-    """The limit on the BLAS threads of this process, and the users of this limit.
+    """The limit on this process's BLAS threads, and the users of this limit.
 
     Without the limit, two leaf threads whose matrix products each start two BLAS threads are slower than a single leaf
     thread (176 ms versus 129 ms in a measurement).

@@ -59,7 +59,7 @@ def preemptions() -> int:
 
 
 class _OneRun:
-    """A single run of a program, in the form that the progress of an invocation reports."""
+    """A single run of a program, in the form in which it appears in an invocation's progress."""
 
     def __init__(self, program: Program, begin: float) -> None:
         self._program = program

@@ -156,7 +156,7 @@ class ThreadPool:
         """
         with self._lock:
             if self._closed:
-                raise ClosedError("The threads of this executor are closed; create a new executor")
+                raise ClosedError("This executor is closed; create a new executor")
             self._jobs.append(job, job.scope.owner)
             self._wake()
             are_enough = len(self._jobs) <= self._idle
@@ -379,7 +379,7 @@ class ThreadPool:
         return is_beyond and (self._for_others > 0 or self.threads - 1 > self._away)
 
     def close(self) -> None:
-        """Ends idle threads immediately, and busy threads after their work."""
+        """Stops idle threads immediately, and busy threads after their work."""
         if not is_renewed():
             return  # a forked child has no threads
         with self._lock:

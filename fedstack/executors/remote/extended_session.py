@@ -1,4 +1,4 @@
-"""Defines sessions on fedstack's services, which need few calls and support leases and values of any size."""
+"""Defines sessions that need few calls and support leases and values of any size, on fedstack's services."""
 
 import contextlib
 import itertools
@@ -174,9 +174,9 @@ class ExtendedSession(RemoteSession):
         return await evaluate(self.stub, self._peer, request, segments, type_spec)
 
     async def _repeated(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Calls a method that creates or starts values, and retries it if the connection fails.
+        """Calls a method that creates or computes values, and retries the call if the connection fails.
 
-        The client chooses the ids, so it is safe if the peer receives the same request twice.
+        The client chooses the ids, so the peer may safely receive the same request twice.
         """
         lost: WorkerUnavailableError | None = None
         try:

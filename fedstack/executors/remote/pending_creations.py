@@ -1,4 +1,4 @@
-"""Holds back small creations of values until a computation needs them, and then sends them with the computation.
+"""Holds back the creation of small values until a computation needs them, and then sends it with the computation.
 
 The client chooses the ids of values, and a peer that receives a creation twice creates the value only once. The first
 call that needs a creation can therefore send it, several calls can send it concurrently, and it can be sent again after

@@ -61,7 +61,7 @@ class ReceivedPhase:
     Attributes:
       phase: The phase. Its references to other parts of a schedule are empty.
       inputs: A column for each input of the phase.
-      arguments: The server's arguments of the folds.
+      arguments: The server's arguments to the folds.
       clients: The indices of the clients in the whole federation.
       input_bytes: The size of each input in the message, in bytes.
     """
@@ -89,11 +89,11 @@ def write_phase(
     Args:
       phase: The phase.
       inputs: A column for each input of the phase's program.
-      arguments: The server's arguments of the folds.
+      arguments: The server's arguments to the folds.
       clients: The indices of the clients in the whole federation.
       packer: Packs the values.
       portable: Converts the carriers of a computation to carriers that the peer can load.
-      portable_key: A key that identifies `portable`; functions that differ have different keys.
+      portable_key: A key that identifies `portable`; different functions have different keys.
       copies: The inputs that the peer already has.
       sends_code: Whether functions may be sent by value. Such functions may have changed since the phase was last sent.
 
@@ -140,12 +140,12 @@ def write_values(
 
 
 def write_span(span: Span, message: messages.Span) -> None:
-    """Writes the sender's position in a call to a message."""
+    """Adds to a message the sender's position within the current call."""
     message.trace, message.call, message.id = span.trace, span.call, span.id
 
 
 def read_span(message: messages.Span) -> Span:
-    """Returns the sender's position in a call; an empty span if the message has no valid ids."""
+    """Reads from a message the sender's position within its call; returns an empty span if the ids are not valid."""
     ids = message.trace, message.call, message.id
     return Span(*ids) if all(map(is_id, ids)) else NO_SPAN
 
@@ -176,7 +176,7 @@ def _code_versions(phase: Phase) -> tuple[bytes, ...]:
 
 @made_once
 def _contents_of(phase: Phase) -> list[any_pb2.Any]:
-    """Returns the contents of the `data` blocks of a phase's leaf functions."""
+    """Returns the contents of the `data` blocks in a phase's leaf functions."""
     programs = [phase.program, *(program for fold in phase.folds for program in fold.functions)]
     leaves = [leaf for program in programs for leaf in _leaves_of(program)]
     return [leaf.data.content for leaf in leaves if leaf.HasField("data")]
@@ -242,7 +242,7 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) 
         type_spec = type_from_proto(message.type)
         if not isinstance(type_spec, FederatedType) or not member.is_assignable_from(type_spec.member):
             raise InvalidComputationError(
-                f"Expected values of {member} as input {index} of a phase, found a value of type {type_spec}"
+                f"Expected values of type {member} as input {index} of a phase, found a value of type {type_spec}"
             )
         before = _announced(unpacker)
         if message.kept:
@@ -273,8 +273,8 @@ def _kept(found: tuple[Column, Type], member: Type, clients: int, index: int) ->
     column, kept_type = found
     if len(column) != clients or kept_type != member:
         raise InvalidValueError(
-            f"Expected the id of {clients} values of {member} as input {index} of a phase, found the id of "
-            f"{len(column)} values of {kept_type}"
+            f"Expected the id of {clients} values of type {member} as input {index} of a phase, found the id of "
+            f"{len(column)} values of type {kept_type}"
         )
     return column
 

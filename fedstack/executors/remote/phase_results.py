@@ -103,8 +103,8 @@ def read_result(
     def read_all(message: PhaseResponse.Contribution, leaves: Sequence[LeafFold]) -> list[list[Partial]]:
         if len(message.tree) != len(leaves):
             raise InvalidValueError(
-                f"Expected the folds of {len(leaves)} tensors, found {len(message.tree)} folds; check that the worker "
-                "runs the same version of fedstack"
+                f"Expected the folds of {len(leaves)} tensors, found the folds of {len(message.tree)}; check that the "
+                "worker runs the same version of fedstack"
             )
         return [read(tree, leaf) for tree, leaf in zip(message.tree, leaves)]
 
@@ -154,12 +154,12 @@ def _read_tree(tree: PhaseResponse.Tree, leaf: LeafFold, clients: range, unpacke
     expected = clients.start
     for message in tree.partial:
         if message.level > _MAX_LEVEL or message.position << message.level != expected:
-            raise _wrong_clients(clients, f"block {message.position} of 2^{message.level}")
+            raise _wrong_clients(clients, f"the fold of block {message.position} of 2^{message.level} clients")
         expected += 1 << message.level
         value = cast(np.ndarray, unpacker.unpack(message.value, leaf.partial_type, f"the fold of value{leaf.path}"))
         partials.append(Partial(message.level, message.position, value, False))
     if expected != clients.stop:
-        raise _wrong_clients(clients, f"{expected - clients.start} of these clients")
+        raise _wrong_clients(clients, f"the fold of {expected - clients.start} of these clients")
     return partials
 
 

@@ -61,7 +61,7 @@ class RemotePhases(PhaseRunner):
         Args:
           phase: The phase.
           inputs: For each input of the phase's program, a column of exactly the given clients.
-          arguments: The server's arguments of the folds.
+          arguments: The server's arguments to the folds.
           clients: The indices of the clients in the whole federation.
 
         Raises:
@@ -74,12 +74,12 @@ class RemotePhases(PhaseRunner):
     async def search_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
     ) -> None:
-        """Asks the peer to find, in child processes, a client that crashes its process.
+        """Asks the peer to find a client that crashes its process, by running the suspects in child processes.
 
         Args:
           phase: The phase.
           inputs: For each input of the phase's program, a column of exactly the clients to search.
-          arguments: The server's arguments of the folds.
+          arguments: The server's arguments to the folds.
           suspects: The suspected clients.
 
         Raises:
@@ -191,7 +191,7 @@ async def _written(
     peer: messages.HandshakeResponse,
     copies: PhaseCopies | None,
 ) -> tuple[messages.PhaseRequest, Packer]:
-    """Returns the request to run a phase on the peer of a session, and the packer with its large arrays.
+    """Returns the request to run a phase on a session's peer, and the packer that holds the request's large arrays.
 
     If values have to be fetched first, the request is written on a thread.
     """

@@ -103,7 +103,7 @@ class RemoteRecorder(Recorder[SessionValue]):
         await self._sessions.call(keeper, keeper.session.stop([value.id for value in values]))
 
     def check(self, value: SessionValue, role: str) -> None:
-        """Checks that the session of a value still exists.
+        """Checks that a value's session still exists.
 
         Raises:
           StaleSessionError: If the session has ended.

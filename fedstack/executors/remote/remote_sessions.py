@@ -33,7 +33,7 @@ _PLAIN_ADVICE = "use a fedstack worker; the peer is a plain executor service, wh
 
 
 def naming_the_worker(error: _E, stub: ExecutorStub) -> _E | FedstackError:
-    """Returns an error that names the worker, if the cause of the error is a restriction of this particular worker.
+    """Adds the name of the worker to an error if a restriction of this particular worker caused it.
 
     This applies to a `CarrierError`, and to a `ResourceLimitError` that the worker has raised. Other errors are
     returned unchanged.
@@ -43,7 +43,7 @@ def naming_the_worker(error: _E, stub: ExecutorStub) -> _E | FedstackError:
     if isinstance(error, ResourceLimitError) and not isinstance(error.__cause__, RemoteTraceback):
         return error  # a limit of this process
     kind = CarrierError if isinstance(error, CarrierError) else ResourceLimitError
-    named = kind(f"{error}; for the worker at {stub.address}")
+    named = kind(f"{error}; this is a restriction of the worker at {stub.address}")
     named.executor_path = error.executor_path
     return named
 
@@ -57,7 +57,7 @@ def checked_stub(stub: object) -> ExecutorStub:
     if isinstance(stub, ExecutorStub):
         return stub
     raise InvalidValueError(
-        f"Expected a stub that calls the peer, found {describe(stub)}; for an address, call "
+        f"Expected a stub that calls the peer, found {describe(stub)}; to connect to an address, call "
         "RemoteExecutor.connect(address)"
     )
 
@@ -190,7 +190,7 @@ class RemoteSession(abc.ABC):
         await self.dispose(values)
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
-        """Releases values, and returns the ids of values that cannot be released yet and must be retried later."""
+        """Releases values. Returns the ids of those that cannot be released yet, for the caller to release later."""
         refs = [plain.ValueRef(id=value) for value in values]
         await self.stub.dispose(plain.DisposeRequest(executor=self.executor, value_ref=refs))
         return ()

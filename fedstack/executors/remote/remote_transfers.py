@@ -62,7 +62,8 @@ def check_size(size: int, limit: int, what: Callable[[], str], stub: ServiceStub
     if size > limit:
         raise ResourceLimitError(
             f"Expected at most {limit} bytes in a value or phase, found {size} bytes in {what()}; send less data at "
-            f"once, or start the worker with a larger --max-value-bytes; for the worker at {stub.address}"
+            "once, or start the worker with a larger --max-value-bytes; this is a restriction of the worker at "
+            f"{stub.address}"
         )
 
 
@@ -124,7 +125,7 @@ async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M
     """Receives a response, which consists of a header and the bytes of its large arrays.
 
     Args:
-      answer: A call of a stub, or its response if this was received in a single message.
+      answer: A stub's call, or the response itself if it was received in a single message.
       message: The type of the header.
       read: Reads the header, using the unpacker.
       unpacker: Provides the buffers for the bytes, once the header has been read.

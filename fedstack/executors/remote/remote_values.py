@@ -82,7 +82,7 @@ class SessionValue(VerbValue):
 def naming_intrinsics(error: FedstackError, *values: SessionValue | None) -> FedstackError:
     """Returns an error that names the intrinsics that may be unknown to a peer without fedstack's extensions.
 
-    The error message of such a peer may not name these intrinsics.
+    Such a peer's own error message might not name them.
 
     Args:
       error: The error of the peer.

@@ -136,7 +136,9 @@ class SessionKeeper:
                 self.session.lost = str(error)
                 return
             except RetryableError as error:
-                _logger.debug("Disposing of values at %s failed for now: %s", self.session.stub.address, error)
+                _logger.debug(
+                    "Disposing of values at %s failed and will be repeated: %s", self.session.stub.address, error
+                )
                 for value in itertools.chain.from_iterable(batches[number:]):
                     self._queue.add(value)
                 return

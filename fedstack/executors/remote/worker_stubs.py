@@ -27,7 +27,7 @@ class WorkerSource(Protocol):
 
 @runtime_checkable
 class KnowsLosses(Protocol):
-    """A source of workers that knows which of these workers have ended."""
+    """A source of workers that knows which of its workers have ended."""
 
     def loss_of(self, target: str) -> FedstackError | None:
         """Returns the error to raise for a worker that has ended; `None` for a running worker."""
@@ -43,12 +43,12 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
 
     Raises:
       InvalidValueError: If a target is invalid, or credentials are passed for a target that has its own.
-      ClosedError: If the targets belong to a pool that is closed.
+      ClosedError: If the targets belong to a closed pool.
     """
     if not (credentials is None or isinstance(cast(object, credentials), ClientCredentials)):
         raise InvalidValueError(
-            f"Expected credentials as fedstack.ClientCredentials, found {type(credentials).__name__}; for a token, "
-            "pass fedstack.ClientCredentials(token=...)"
+            f"Expected credentials of type fedstack.ClientCredentials, found {type(credentials).__name__}; to use a "
+            "token, pass fedstack.ClientCredentials(token=...)"
         )
     source = cast(WorkerSource, targets) if hasattr(targets, "targets") else None
     given = credentials

@@ -1,4 +1,4 @@
-"""Runs a client phase from a serialized request to a serialized response, independently of services and connections.
+"""Runs a client phase, from serialized request to serialized response, independently of services and connections.
 
     receive → admit → run → reply
 

@@ -135,7 +135,7 @@ class Admission:
             await self._loading.run(lambda: [self.leaves.prepare(leaf) for leaf in leaves])
 
     def differing_modules(self, computations: Iterable[computation_pb2.Computation]) -> Sequence[str]:
-        """Returns the names of modules used by the computations that the sender has in a different version."""
+        """Returns the names of modules that the computations use and that the sender has in a different version."""
         return differing_modules(computations, self.leaves)
 
     def check_clients(self, clients: int) -> None:
@@ -155,5 +155,5 @@ class Admission:
         return MOST_BYTES
 
     def close(self) -> None:
-        """Ends the threads that load leaf computations. Idempotent."""
+        """Stops the threads that load leaf computations. Idempotent."""
         self._loading.close()

@@ -1,4 +1,4 @@
-"""Runs the work of remote callers within the caller's time limit, and stops the work when the caller stops listening.
+"""Runs a remote caller's work within the caller's time limit, and stops the work when the caller stops listening.
 
 The work of a phase, a closure or a method is a coroutine, which runs in one of two ways:
 

@@ -35,12 +35,12 @@ class ChannelConnection(Connection):
     The channel receives responses on its own threads, so the connection passes them to the transport's loop.
 
     Args:
-      channel: A channel of `grpc`. A channel of `grpc.aio` is not accepted, because it is bound to the event loop on
-        which it was created; pass the address of the peer instead.
+      channel: A `grpc.Channel`. A `grpc.aio.Channel` is not accepted, because it is bound to the event loop on which
+        it was created; pass the address of the peer instead.
       address: The name of the peer in error messages, as a channel does not expose its address.
 
     Raises:
-      InvalidValueError: If `channel` is a channel of `grpc.aio`.
+      InvalidValueError: If `channel` is a `grpc.aio.Channel`.
     """
 
     sends_wholes = True
@@ -48,8 +48,8 @@ class ChannelConnection(Connection):
     def __init__(self, channel: Channel, address: str = "the peer of a channel") -> None:
         if isinstance(channel, grpc.aio.Channel):
             raise InvalidValueError(
-                "Expected a channel of grpc, found a channel of grpc.aio, which is bound to the event loop that "
-                "created it; pass the address of the worker instead"
+                "Expected a grpc.Channel, found a grpc.aio.Channel, which is bound to the event loop that created it; "
+                "pass the address of the worker instead"
             )
         super().__init__()
         fork_guard.begin()
@@ -215,7 +215,7 @@ class _Messages:
 
 
 class _States:
-    """The connectivity states of a channel, starting with the current state. Until `close`, the channel keeps dialling.
+    """The connectivity states of a channel, starting with the current state. Until `close`, the channel keeps dialing.
 
     `grpc.channel_ready_future` is not sufficient: it makes the channel dial only once, and fails if it is cancelled
     twice.
@@ -232,7 +232,7 @@ class _States:
         """Returns the next state."""
         state = await self._arrived.get()
         idle = grpc.ChannelConnectivity.IDLE
-        if state is idle and self._last not in (None, idle):  # the channel has stopped dialling; make it dial again
+        if state is idle and self._last not in (None, idle):  # the channel has stopped dialing; make it dial again
             self._channel.unsubscribe(self._on_state)
             self._channel.subscribe(self._on_state, try_to_connect=True)
         self._last = state

@@ -163,7 +163,7 @@ def _to_dial(
     credentials = credentials or ClientCredentials()
     secure = credentials.uses_tls if target.secure is None else target.secure
     if secure:
-        check_certificates(credentials, f"for dialling {target}")
+        check_certificates(credentials, f"for dialing {target}")
     else:
         _check_plaintext(target, credentials, plaintext_advice)
     every_option = [*options, *CLIENT_OPTIONS]
@@ -194,11 +194,11 @@ def check_certificates(credentials: ClientCredentials, where: str) -> None:
 def _check_plaintext(target: Target, credentials: ClientCredentials, advice: str | None) -> None:
     if credentials.uses_tls:
         raise InvalidValueError(
-            f"Expected TLS for {credentials!r}, found the plaintext target {target}; dial grpcs://{target}, or "
-            "remove the certificates"
+            f"Expected a TLS target for {credentials!r}, found the plaintext target {target}; dial "
+            f"grpcs://{target}, or remove the certificates"
         )
     if credentials.token is not None and not target.is_local and advice is not None:
         raise InvalidValueError(
-            f"Expected TLS for sending a token to another machine, found the plaintext target {target}; dial "
+            f"Expected a TLS target for sending a token to another machine, found the plaintext target {target}; dial "
             f"grpcs://{target}, or {advice}"
         )

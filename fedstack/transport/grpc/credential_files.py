@@ -104,7 +104,7 @@ _Signature: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class FileWatch:
-    """Detects changes of files.
+    """Detects changes to files.
 
     A missing file counts as unchanged, because a file may be deleted just before it is replaced, and a user may delete
     a secret after it has been read.
@@ -140,8 +140,8 @@ class Renewed(Generic[_T]):
       value: The initial value.
       watch: A watch of the files that was created before they were read; `None` for a value that never changes.
       read: A function that reads the value again.
-      run: A function that calls the function that logs a change, by default directly. If `get` is called on a thread
-        that Python did not create, `run` should use another thread, because logging would leak an object there.
+      run: Runs the function that logs a change; by default, the function is called directly. If `get` is called on a
+        thread that Python did not create, `run` should use another thread, because logging would leak an object there.
       clock: A function that returns the time in seconds.
     """
 
@@ -239,7 +239,7 @@ def why_not_valid(certificates: bytes, now: datetime.datetime | None = None) -> 
 
     Returns:
       A clause about the first invalid certificate, such as "it expired on 2026-01-31 12:00 UTC". `None` if all
-      certificates are valid, if they cannot be read, or if the extra `certs` is not installed.
+      certificates are valid, if they cannot be read, or if the `certs` extra is not installed.
     """
     for position, fault in enumerate(_faults(certificates, now)):
         if fault is not None:

@@ -37,7 +37,7 @@ class CredentialFiles:
     """The files from which credentials were read.
 
     Attributes:
-      certificates: The files with a server's certificate and key, and with the authorities of its clients if given.
+      certificates: The files with a server's certificate and key and, if given, with its clients' authorities.
       tokens: The file with the tokens.
     """
 
@@ -57,8 +57,8 @@ class ClientCredentials:
       certificate: The client's certificate (PEM), for servers that require one.
       private_key: The private key of the client's certificate (PEM).
       token: The token to send with each call.
-      server_name: The expected name in the server's certificate, if it differs from the host that is dialled.
-      files: The file of the token, which is read again when it changes.
+      server_name: The expected name in the server's certificate, if it differs from the host that is dialed.
+      files: The token file, which is read again when it changes.
     """
 
     root_certificates: bytes | None = None
@@ -98,7 +98,7 @@ class ClientCredentials:
           private_key: The file with the private key of the client's certificate (PEM).
           token: The token to send with each call, as text.
           token_file: The file with the token to send with each call. If it contains several tokens, the first is used.
-          server_name: The expected name in the server's certificate, if it differs from the host that is dialled.
+          server_name: The expected name in the server's certificate, if it differs from the host that is dialed.
 
         Raises:
           InvalidValueError: If a file cannot be read or has invalid content, in which case the message names the file.
@@ -128,7 +128,7 @@ class ClientCredentials:
         return () if self.token is None else ((METADATA_KEY, f"Bearer {self.token}"),)
 
     def for_named(self, target: Target) -> "ClientCredentials":
-        """Returns the credentials for dialling a server whose address a peer has sent.
+        """Returns the credentials for dialing a server whose address a peer has sent.
 
         The token is omitted if the connection does not use TLS.
         """
@@ -238,7 +238,7 @@ class ServerCredentials:
         content is kept.
 
         Args:
-          run: A function that calls the function that logs a change on a thread that Python created.
+          run: Runs the function that logs a change, on a thread that Python created.
         """
         watch = self.files.certificates if self.files is not None else None
 
@@ -257,7 +257,7 @@ class ServerCredentials:
     def why_unusable(self) -> str | None:
         """Returns why the certificates or keys cannot be used; `None` if they can.
 
-        gRPC would reject such certificates or keys without a reason.
+        gRPC would reject such certificates or keys without stating a reason.
         """
         return why_unusable(self.certificate, self.private_key, self.client_root_certificates)
 
@@ -278,7 +278,7 @@ class ServerCredentials:
 
 
 def channel_credentials(credentials: ClientCredentials) -> "grpc.ChannelCredentials":
-    """Returns gRPC's credentials for dialling with TLS."""
+    """Returns gRPC's credentials for dialing with TLS."""
     from fedstack.transport.grpc.grpc_module import grpc  # local runs must not import gRPC
 
     return grpc.ssl_channel_credentials(credentials.root_certificates, credentials.private_key, credentials.certificate)

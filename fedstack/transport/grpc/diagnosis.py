@@ -199,8 +199,8 @@ def diagnose(
 
     Args:
       target: The address of the server.
-      credentials: The credentials with which the server was dialled.
-      words: The names of the parts of the credentials in error messages.
+      credentials: The credentials with which the server was dialed.
+      words: The names that error messages use for the parts of the credentials.
       patience: The time limits of the diagnosis.
 
     Returns:
@@ -220,7 +220,7 @@ def diagnose(
 
 
 def token_refused(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError:
-    """Returns the error for a server that refused a call because its token is missing or not accepted."""
+    """Returns the error for a server that refused a call because the call's token is missing or not accepted."""
     reason = causes.WANTS_TOKEN if credentials.token is None else causes.TOKEN_NOT_ACCEPTED
     return reason.error_at(str(target), words=words)
 

@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.005
 
 
 async def send(call: Any, frames: Iterable[bytes]) -> None:
-    """Writes all frames to a call. Stops without an error if the call ends early: the call's status has the reason."""
+    """Writes all frames to a call. Stops without an error if the call ends early: the status states the reason."""
     try:
         for frame in frames:
             await call.write(frame)

@@ -59,7 +59,7 @@ class GrpcConnection(Connection):
       target: The address of the peer.
       credentials: The client's credentials; `None` for plaintext.
       max_calls: The maximum number of calls in flight. Further calls wait in this process.
-      words: The names of the parts of the credentials in error messages.
+      words: The names that error messages use for the parts of the credentials.
       patience: The time limits of a diagnosis.
       loss: A function that returns the error to raise if the peer is known to have ended, otherwise `None`.
       compression: Whether to accept compressed messages. Some peers compress messages even if compression is not

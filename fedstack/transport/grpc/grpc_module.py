@@ -3,7 +3,7 @@
 `GRPC_VERBOSITY` silences gRPC's own log lines on standard error, for example about failed handshakes, because fedstack
 reports such failures as clearer errors. `GRPC_ENABLE_FORK_SUPPORT` disables gRPC's fork support. That support restarts
 gRPC's threads in every forked child, even in a child that only runs another program, and the threads then use memory
-and sockets that belong to the parent: 1 in 6 children that were forked during calls died, and connections of the parent
+and sockets that belong to the parent: 1 in 6 children that were forked during calls died, and the parent's connections
 broke. Values that the user has set take precedence. The environment is restored after the import.
 """
 

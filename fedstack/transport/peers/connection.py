@@ -181,7 +181,7 @@ class Connection(abc.ABC):
     def loss(self) -> FedstackError | None:
         """Returns the error to raise if the peer is known to have ended; `None` if it may be alive.
 
-        The end of the peer may be reported by its supervisor or by the connection.
+        Either the peer's supervisor or the connection may report that the peer has ended.
         """
         return None
 

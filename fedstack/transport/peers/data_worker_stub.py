@@ -28,7 +28,7 @@ class DataWorkerStub(ServiceStub):
           is_large: Whether the elements are known not to fit into one message.
 
         Raises:
-          RemoteError: If the peer is not a data worker, so the address is likely that of another server.
+          RemoteError: If the peer is not a data worker. The address is then likely to be that of another server.
         """
         with_protocol(request)
         soon = self._control_seconds + SOON_SECONDS

@@ -1,4 +1,4 @@
-"""Defines the stub that calls the executor service and fedstack's extensions of it, with one method per call."""
+"""Defines the stub that calls the executor service and fedstack's extensions to it, with one method per call."""
 
 import hashlib
 import secrets
@@ -86,7 +86,7 @@ class ExecutorStub(ServiceStub):
         """Requests an executor.
 
         Raises:
-          RemoteError: If the peer has no executor service, so the address is likely that of another server.
+          RemoteError: If the peer has no executor service. The address is then likely to be that of another server.
         """
         try:
             return await self._plain("GetExecutor", request, plain.GetExecutorResponse)
@@ -160,7 +160,7 @@ class ExecutorStub(ServiceStub):
     def start(
         self, request: extended.StartRequest, segments: Sequence[Segment], heartbeat_seconds: float
     ) -> Awaitable[Parcel | Answer]:
-        """Creates values, and starts running some of them."""
+        """Creates values, and starts computing some of them."""
         soon = self._control_seconds + SOON_SECONDS
         return self.ask(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
 
@@ -211,7 +211,7 @@ def check_protocol(protocol: int, version: str, peer: str) -> None:
 
 
 def process_digest(nonce: bytes) -> bytes:
-    """Returns a digest of the nonce and the identity of this process.
+    """Returns a digest of a nonce and this process's identity.
 
     A peer compares the digest with its own to determine whether it runs in the same process as the caller. The digest
     does not reveal the identity.

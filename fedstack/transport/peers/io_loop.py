@@ -85,7 +85,7 @@ class Outcome(Generic[_T]):
         return cast(_T, self._result)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Calls `callback` on the thread that sets the outcome, or immediately if it is set. It must not raise."""
+        """Calls `callback`, which must not raise, on the thread that sets the outcome, or at once if it is set."""
         self._callbacks.append(callback)
         if self._is_done:
             self._call_all()

@@ -26,7 +26,7 @@ class MethodStub(ServiceStub):
 
         Raises:
           ProtocolVersionError: If the peer uses another version of the protocol.
-          RemoteError: If the peer has no service for methods, so the address is likely that of another server.
+          RemoteError: If the peer has no service for methods. The address is then likely to be that of another server.
         """
         request = methods_pb2.ListMethodsRequest(with_calls=with_calls, protocol=PROTOCOL, version=__version__)
         try:

@@ -124,7 +124,7 @@ class Service(abc.ABC):
 
     @property
     def runs_code(self) -> bool:
-        """Whether clients may send arbitrary code. A server then accepts only clients that it can identify."""
+        """Whether clients may send arbitrary code. If so, a server accepts only clients that it can identify."""
         return False
 
     @property
@@ -139,7 +139,7 @@ class Service(abc.ABC):
         """Called once with information about the server, before the service receives a call."""
 
     def started(self) -> None:  # noqa: B027
-        """Called on the server's loop once the server can be dialled."""
+        """Called on the server's loop once the server can be dialed."""
 
     def drain(self) -> None:  # noqa: B027
         """Stops accepting new clients. Existing clients can continue. Idempotent."""

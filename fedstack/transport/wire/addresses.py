@@ -59,7 +59,7 @@ class Target:
 
     @property
     def identity(self) -> str:
-        """A text that is equal for all spellings of the same address.
+        """A string that is equal for all spellings of the same address.
 
         `localhost`, `127.0.0.1` and `::1` are treated as equal, since a server at `localhost` listens on both loopback
         addresses.
@@ -115,7 +115,7 @@ def parse_target(text: str, *, any_port: bool = False) -> Target:
     if name not in ("grpc", "grpcs"):
         found = f"Expected {FORMS}, found {text!r}"
         if name in ("http", "https"):
-            found += f"; replace the scheme by grpc{'s' * (name == 'https')}://"
+            found += f"; replace the scheme with grpc{'s' * (name == 'https')}://"
         raise InvalidValueError(found)
     return Target(_checked(stripped[scheme.end() :].removesuffix("/"), text, any_port), name == "grpcs")
 
@@ -195,7 +195,7 @@ def resolve_targets(targets: Targets) -> tuple[Target, ...]:
         listed = (targets,)
     elif isinstance(targets, TargetResolver):
         listed = targets.resolve()
-    if not isinstance(listed, Iterable):  # `pathlib.Path` also has a method `resolve`
+    if not isinstance(listed, Iterable):  # `pathlib.Path` also has a `resolve` method
         raise _no_addresses(targets)
     found = tuple(_to_target(target) for target in cast("Iterable[object]", listed))
     if not found:

@@ -51,7 +51,7 @@ def cluster_in_file(path: str | os.PathLike[str]) -> Document:
 
 
 def cluster_in(text: str, where: str = "") -> Document:
-    """Reads the description of a cluster from a text, or from the file that the text names.
+    """Reads the description of a cluster from a string, or from the file that the string names.
 
     Args:
       text: The description in TOML or JSON, or the path of a file that contains it. A path is a single line.
@@ -97,7 +97,7 @@ def task_in_environment(variables: Mapping[str, str]) -> tuple[object, object]:
     """
     job, index = variables.get(_JOB, "").strip(), variables.get(_TASK, "").strip()
     if index and not index.isdecimal():
-        raise InvalidValueError(f"Expected the index of a task in {_TASK}, found {index!r}; set a whole number")
+        raise InvalidValueError(f"Expected the index of a task in {_TASK}, found {index!r}; set it to a whole number")
     task: Mapping[str, object] = {}
     if not variables.get(VARIABLE, "").strip() and variables.get(TENSORFLOWS_VARIABLE, "").strip():
         task = _table(_tensorflows(variables).get("task", {}), f"the task in {TENSORFLOWS_VARIABLE}")

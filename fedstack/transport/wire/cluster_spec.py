@@ -41,8 +41,8 @@ def _checked_jobs(cluster: object) -> Jobs:
         return cluster.as_cluster_def().jobs
     if not isinstance(cluster, Mapping):
         raise TypeMismatchError(
-            f"Expected a cluster as a dictionary of jobs, such as {{'worker': ['localhost:8000']}}, a ClusterDef or a "
-            f"ClusterSpec, found {describe(cluster)}"
+            "Expected a cluster as a ClusterSpec, a ClusterDef or a dictionary of jobs, such as "
+            f"{{'worker': ['localhost:8000']}}, found {describe(cluster)}"
         )
     jobs: dict[str, Mapping[int, str]] = {}
     owners: dict[str, str] = {}
@@ -68,7 +68,7 @@ def _checked_name(name: object) -> str:
         raise TypeMismatchError(f"Expected job names as text, found {describe(name)}")
     if not _JOB_NAME.fullmatch(name):
         raise InvalidValueError(
-            f"Expected job names of letters, digits, '_', '-' and '.', found {name!r}; rename the job"
+            f"Expected job names consisting of letters, digits, '_', '-' and '.', found {name!r}; rename the job"
         )
     return name
 
@@ -93,9 +93,9 @@ def _tasks(job: str, tasks: object) -> Iterator[tuple[int, object]]:
         if index < 0:
             raise InvalidValueError(f"Expected task indices of job {job!r} to be at least 0, found {index}")
         if index >= _MOST_TASKS:
-            raise InvalidValueError(f"Expected task indices of job {job!r} below {_MOST_TASKS}, found {index}")
+            raise InvalidValueError(f"Expected task indices of job {job!r} to be below {_MOST_TASKS}, found {index}")
         if index in seen:
-            raise InvalidValueError(f"Expected each task of job {job!r} once, found task {index} twice")
+            raise InvalidValueError(f"Expected each task of job {job!r} to be listed once, found task {index} twice")
         seen.add(index)
         yield index, address
 
@@ -112,7 +112,7 @@ def _checked_address(address: object, job: str, index: int) -> str:
     if target.is_everywhere:
         raise InvalidValueError(
             f"Expected an address {where} that other tasks can dial, found {address!r}, which stands for all networks "
-            "of a machine; use the name of the machine"
+            "of a machine; use the machine's name"
         )
     return address.strip()
 
@@ -173,7 +173,7 @@ class ServerDef:
       cluster: The cluster. The constructor accepts any form that a `ClusterSpec` accepts.
       job_name: The job of the task; `None` for the only job.
       task_index: The index of the task in its job; `None` for the only task.
-      protocol: The protocol for dialling the task. The only protocol is gRPC.
+      protocol: The protocol for dialing the task. The only protocol is gRPC.
     """
 
     cluster: ClusterDef = attrs.field(converter=ClusterDef)
@@ -219,7 +219,7 @@ class ClusterSpec:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "ClusterSpec":
-        """Reads a cluster from a TOML file with a table `[cluster]` that contains the jobs.
+        """Reads a cluster from a TOML file whose `[cluster]` table contains the jobs.
 
         Raises:
           InvalidValueError: If the file cannot be read, or does not describe a cluster. The message names the file.

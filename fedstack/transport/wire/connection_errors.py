@@ -1,4 +1,4 @@
-"""Defines the reasons why a peer cannot be reached or used, which gRPC's errors or a diagnosis reveal."""
+"""Defines the reasons why a peer cannot be reached or used, as revealed by gRPC's errors or a diagnosis."""
 
 import re
 from collections.abc import Mapping
@@ -78,8 +78,8 @@ NOT_LISTENING = Reason(
     "no server is listening (connection refused)", "start a server with `{serve}`, or correct the address"
 )
 NO_SOCKET = Reason("the socket does not exist", "start a server with `{serve} --unix-socket`, or correct the path")
-NOT_A_SOCKET = Reason("the path is not a socket", "use the path in the --unix-socket option of the server")
-LEFT_BEHIND = Reason("no server is listening, and the socket is left from an earlier server", "restart the server")
+NOT_A_SOCKET = Reason("the path is not a socket", "use the path that the server's --unix-socket option names")
+LEFT_BEHIND = Reason("no server is listening, and the socket is left over from an earlier server", "restart the server")
 NO_HOST = Reason("the host name cannot be resolved", "correct the host name")
 NO_WAY = Reason("it cannot be reached from this machine", "correct the address, and check for a firewall in between")
 NO_ANSWER = Reason(
@@ -92,12 +92,12 @@ HANGS_UP = Reason(
 )
 OTHER_LANGUAGE = Reason("it does not speak gRPC", "correct the host and port")
 NO_TLS = Reason(
-    "it does not use TLS, but was dialled with TLS",
+    "it does not use TLS, but was dialed with TLS",
     "dial grpc://{address} without {no_tls}, or correct the address",
     AuthenticationError,
 )
 TLS = Reason(
-    "it uses TLS, but was dialled without TLS",
+    "it uses TLS, but was dialed without TLS",
     "pass the certificate of its authority with {authority}",
     AuthenticationError,
 )
@@ -111,7 +111,7 @@ UNTRUSTED = Reason(
 )
 NOT_VALID = Reason(
     "its certificate or the certificate of its authority is not valid today",
-    "install a new certificate on the server, or correct the clock of this machine",
+    "install a new certificate on the server, or correct this machine's clock",
     AuthenticationError,
 )
 NO_HANDSHAKE = Reason(
@@ -122,12 +122,12 @@ NO_HANDSHAKE = Reason(
 WANTS_CERTIFICATE = Reason("it requires a client certificate", "pass {certificate}", AuthenticationError)
 CERTIFICATE_REFUSED = Reason(
     "it does not accept the client certificate",
-    "pass a certificate from an authority that the server trusts with {certificate}",
+    "use {certificate} to pass a certificate from an authority that the server trusts",
     AuthenticationError,
 )
 CERTIFICATE_NOT_VALID = Reason(
     "it does not accept the client certificate",
-    "pass a new certificate with {certificate}, or correct the clock of this machine",
+    "pass a new certificate with {certificate}, or correct this machine's clock",
     AuthenticationError,
 )
 WANTS_TOKEN = Reason("it requires a token", "pass {token}", AuthenticationError)
@@ -166,7 +166,7 @@ _OWN = re.compile(
 
 
 def reason_of(message: str) -> Reason | None:
-    """Returns the reason that a message of gRPC reports; `None` for messages of a peer and for unknown messages."""
+    """Returns the reason that a gRPC message reports; `None` for messages from a peer and for unknown messages."""
     if not _OWN.match(message):
         return None
     return next((reason for pattern, reason in _IN_GRPCS_WORDS if pattern.search(message)), None)

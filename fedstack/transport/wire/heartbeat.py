@@ -52,7 +52,7 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
 
 @types.coroutine
 def _next_of(iterator: AsyncIterator[_T], silence: "_Silence") -> Generator[Any, Any, _T | object]:
-    """Awaits the next item without creating a task: passes each awaitable that the loop waits for to `silence`.
+    """Awaits the next item without creating a task, and passes to `silence` each awaitable that the loop waits for.
 
     `asyncio.wait_for` is not used because it creates a task per item, its `TimeoutError` cannot be distinguished from a
     `TimeoutError` of the stream, and before Python 3.12, it may lose a cancellation.
@@ -111,7 +111,7 @@ class _Silence:
     """A timer that cancels an awaited call if the wait takes too long.
 
     Args:
-      limit: The maximum time to wait in seconds.
+      limit: The maximum time to wait, in seconds.
 
     Attributes:
       ended_call: Whether the timer has cancelled a call.
@@ -126,7 +126,7 @@ class _Silence:
         self._timer: LoopTimer | None = None
 
     def begin(self, call: "Call[object] | None") -> None:
-        """Starts timing an awaitable. Does nothing after the call was cancelled, since it may take time to end."""
+        """Starts timing an awaitable. Does nothing once the call is cancelled, since the call may take time to end."""
         if self.ended_call:
             return
         self._call, self._end = call, self._loop.time() + self._limit

@@ -37,7 +37,7 @@ class Parcel:
     Attributes:
       header: The serialized message.
       segments: The memory, in the order in which the message describes it.
-      chunk_bytes: The maximum number of bytes of segments in a piece, for transports that split segments.
+      chunk_bytes: The maximum number of segment bytes in a piece, for transports that split segments.
       is_last: Whether the parcel is the last of its call, as far as is known.
     """
 
@@ -90,7 +90,7 @@ class Incoming:
 
     Args:
       pieces: The source of the pieces of the parcel, or the parcel itself.
-      run: A function that runs the copying of received bytes; by default on the current thread.
+      run: Runs the function that copies received bytes; by default on the current thread.
       on_heartbeat: A function that is called with each heartbeat; `None` if heartbeats are not allowed.
 
     Attributes:
@@ -129,7 +129,7 @@ class Incoming:
                     return self._taken(piece)
                 self._take_heartbeat(piece)
         raise InvalidValueError(
-            "Expected a header followed by data, found the end of the stream; check that the peer still runs"
+            "Expected a header followed by data, found the end of the stream; check that the peer is still running"
         )
 
     def _taken(self, parcel: Parcel) -> bytes:
@@ -164,8 +164,8 @@ class Incoming:
     async def pieces(self, size: int) -> list[memoryview]:
         """Returns the next `size` bytes as received, without copying them; fewer bytes at the end of the parcel.
 
-        The bytes are memory of frames, or of the sender if there is no network. Callers must make sure that this memory
-        is not written to.
+        The bytes belong to the memory of frames or, if there is no network, of the sender. Callers must make sure that
+        this memory is not written to.
         """
         found: list[memoryview] = []
         while size and (data := await self._next()) is not None:
@@ -200,7 +200,7 @@ class Incoming:
 
 
 def incoming_of(parcel: Parcel, run: Run = _here) -> Incoming:
-    """Returns a parcel that is already in memory as a received parcel."""
+    """Wraps a parcel that is already in memory, so that it can be read like a received parcel."""
     return Incoming(parcel, run)
 
 

@@ -1,6 +1,6 @@
 """Converts errors to the statuses of calls, and statuses back to errors of the same class.
 
-The status details contain an error of fedstack as an `ErrorDetail`: its class, message, traceback and location. Errors
+The status details contain a fedstack error as an `ErrorDetail`: its class, message, traceback and location. Errors
 are never pickled. The status code is for peers without fedstack's status details. The clients of such peers recreate
 their executors and values and retry after UNAVAILABLE and FAILED_PRECONDITION, but not after other codes:
 
@@ -49,7 +49,7 @@ _MAX_LINE_BYTES = 300
 _GRPCS_DEADLINE = "Deadline Exceeded"
 # Part of gRPC's messages for a message that is larger than the server or this process accepts.
 _GRPCS_SIZE = "essage larger than max"
-_LARGER_MESSAGES = "raise the limit of the server (`fedstack serve --max-message-bytes`)"
+_LARGER_MESSAGES = "raise the server's limit (`fedstack serve --max-message-bytes`)"
 _DETAIL_TYPE = "type.googleapis.com/fedstack.v1.ErrorDetail"
 
 
@@ -152,7 +152,7 @@ _MEANINGS = {
     Code.INVALID_ARGUMENT: _Meaning(errors.InvalidValueError, "correct the request, which the server rejects"),
     Code.DEADLINE_EXCEEDED: _Meaning(errors.DeadlineExceededError, "allow more time, or check why the server is busy"),
     Code.RESOURCE_EXHAUSTED: _Meaning(
-        errors.ResourceLimitError, "send less data at a time, or raise the limits of the server"
+        errors.ResourceLimitError, "send less data at a time, or raise the server's limits"
     ),
     Code.FAILED_PRECONDITION: _Meaning(errors.StaleSessionError, "recreate the executor and its values on the server"),
     Code.UNAVAILABLE: _Meaning(
@@ -221,10 +221,10 @@ def error_from_status(
     Args:
       code: The number of the status code.
       message: The message of the status.
-      details: The content of `grpc-status-details-bin`, if any. It is not trusted: details other than an error of
-        fedstack are ignored, and control characters in its texts are escaped.
+      details: The content of `grpc-status-details-bin`, if any. It is not trusted: details other than a fedstack error
+        are ignored, and control characters in their texts are escaped.
       address: The address of the peer, for error messages.
-      words: The names of the caller's arguments in messages.
+      words: The names that messages use for the caller's arguments.
 
     Returns:
       An error with the class and message of the error that the peer raised, if the details contain them; otherwise an
@@ -251,7 +251,7 @@ def error_from_status(
 
 
 def _named_error(detail: ErrorDetail, code: Code) -> Exception | None:
-    """Returns the error that the details describe; `None` if its class is not a class of fedstack."""
+    """Returns the error that the details describe; `None` if its class is not one of fedstack's."""
     found = _CLASSES.get(detail.error)
     if not detail.error:  # a `StatusError`
         found = _MEANINGS[code].error if code in _MEANINGS else errors.RemoteError

@@ -76,7 +76,8 @@ async def test_an_error_of_ours_keeps_its_class_and_message_and_brings_its_trace
     found = await raised_there(remote, kind(SERIOUS))
     assert type(found) is kind
     # Workers may differ in what they let in, and in their limits.
-    named = "; for the worker at memory" if kind in (errors.CarrierError, errors.ResourceLimitError) else ""
+    is_limit = kind in (errors.CarrierError, errors.ResourceLimitError)
+    named = "; this is a restriction of the worker at memory" if is_limit else ""
     assert str(found) == SERIOUS + named
     cause = found.__cause__
     assert isinstance(cause, RemoteTraceback)

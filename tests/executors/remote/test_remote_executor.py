@@ -424,7 +424,7 @@ def test_a_batch_of_no_size_is_refused(size: object) -> None:
 def test_what_is_no_stub_is_refused_when_the_executor_is_made(stub: object) -> None:
     with pytest.raises(
         InvalidValueError,
-        match="Expected a stub .*; for an address, call RemoteExecutor.connect",
+        match="Expected a stub .*; to connect to an address, call RemoteExecutor.connect",
     ):
         RemoteExecutor(stub)  # type: ignore[arg-type]
 

@@ -124,7 +124,7 @@ def test_an_error_of_a_client_names_it_as_the_sender_counts():
 
 
 def test_bytes_that_are_no_phase_are_refused():
-    with pytest.raises(InvalidValueError, match="Expected a PhaseRequest, found 3 bytes"):
+    with pytest.raises(InvalidValueError, match="Expected a serialized PhaseRequest, found 3 bytes"):
         answered(Parcel(b"\xff\xff\xff"))
 
 

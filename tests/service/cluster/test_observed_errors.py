@@ -92,7 +92,7 @@ def server(*arguments, **options):
                 MembershipError,
                 "Expected a cluster with jobs",
             ),
-            ("something else: TypeError", server(3), TypeMismatchError, "Expected a cluster as a dictionary"),
+            ("something else: TypeError", server(3), TypeMismatchError, "Expected a cluster as a ClusterSpec"),
         ]
     ],
 )

@@ -61,8 +61,8 @@ def test_there_is_one_protocol(protocol):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None,), "Expected a cluster as a dictionary of jobs"),
-        (("localhost:1",), "Expected a cluster as a dictionary of jobs"),
+        ((None,), "Expected a cluster as a ClusterSpec"),
+        (("localhost:1",), "Expected a cluster as a ClusterSpec"),
         ((TWO_JOBS, 3), "Expected job names as text, found int 3"),
         ((TWO_JOBS, "worker", "0"), "Expected the index of a task as a whole number, found str '0'"),
         ((TWO_JOBS, "worker", True), "Expected the index of a task as a whole number, found bool True"),

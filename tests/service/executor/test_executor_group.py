@@ -529,9 +529,7 @@ async def test_a_function_that_raises_does_so_when_its_value_is_computed(peer):
     "method", executor_pb2_methods := [*calls_with(b"", b""), "GetExecutor", "Dispose", "DisposeExecutor"]
 )
 async def test_what_is_no_message_is_an_invalid_argument(peer, method, content):
-    with pytest.raises(
-        FedstackError, match=f"Expected a {method}Request, found {len(content)} bytes that cannot be"
-    ) as e:
+    with pytest.raises(FedstackError, match=f"{method}Request, found {len(content)} bytes that cannot be") as e:
         await peer.call(method, content)
     assert code_of(e.value) == Code.INVALID_ARGUMENT
 

@@ -119,7 +119,7 @@ def test_what_methods_call_with_is_credentials_of_a_client(make):
 
 
 def test_credentials_of_another_kind_are_refused():
-    with pytest.raises(InvalidValueError, match="Expected credentials as fedstack.ClientCredentials"):
+    with pytest.raises(InvalidValueError, match="Expected credentials of type fedstack.ClientCredentials"):
         rpc.Client.create("grpc", "localhost:1", credentials="secret")  # type: ignore[arg-type]
 
 

@@ -113,8 +113,8 @@ def test_specs_and_definitions_can_be_copied_pickled_and_printed():
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        (None, "Expected a cluster as a dictionary of jobs, such as {'worker': ['localhost:8000']}, a ClusterDef or a"),
-        (["w:1"], "Expected a cluster as a dictionary of jobs"),
+        (None, "a ClusterDef or a dictionary of jobs, such as {'worker': ['localhost:8000']}, found None"),
+        (["w:1"], "Expected a cluster as a ClusterSpec"),
         ({"worker": "w:1"}, "Expected the tasks of job 'worker' as a list or tuple of addresses, or a dictionary from"),
         ({"worker": "w:1"}, "found str 'w:1'; enclose it in [...]"),
         ({"worker": {"w:1"}}, "Expected the tasks of job 'worker' as a list"),
@@ -136,7 +136,7 @@ def test_what_is_of_another_type_is_refused_naming_job_and_task(cluster, message
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ({"": ["w:1"]}, "Expected job names of letters, digits, '_', '-' and '.', found ''"),
+        ({"": ["w:1"]}, "Expected job names consisting of letters, digits, '_', '-' and '.', found ''"),
         ({"my job": ["w:1"]}, "found 'my job'"),
         ({"worker": [""]}, "Expected the address of a server, found ''; write host:port"),
         (
@@ -154,10 +154,10 @@ def test_what_is_of_another_type_is_refused_naming_job_and_task(cluster, message
         ({"worker": ["w:1", "w:01"]}, "for task 1 of job 'worker', found the address of task 0 of job 'worker': w:01"),
         ({"worker": ["[::1]:1", "[0:0::1]:1"]}, "found the address of task 0 of job 'worker': [0:0::1]:1"),
         ({"worker": {-1: "w:1"}}, "Expected task indices of job 'worker' to be at least 0, found -1"),
-        ({"worker": {10**9: "w:1"}}, "Expected task indices of job 'worker' below 1000000, found 1000000000"),
+        ({"worker": {10**9: "w:1"}}, "Expected task indices of job 'worker' to be below 1000000, found 1000000000"),
         ({"worker": {"-1": "w:1"}}, "Expected task indices of job 'worker' to be at least 0, found -1"),
         ({"worker": {"one": "w:1"}}, "Expected task indices of job 'worker' as whole numbers, found str 'one'"),
-        ({"worker": {1: "w:1", "1": "v:1"}}, "Expected each task of job 'worker' once, found task 1 twice"),
+        ({"worker": {1: "w:1", "1": "v:1"}}, "each task of job 'worker' to be listed once, found task 1 twice"),
         (
             {"worker": ["w:1", "v:1"], "ps": ["V:1"]},
             "Expected a unique address for task 0 of job 'ps', found the address of task 1 of job 'worker': V:1",
@@ -245,7 +245,7 @@ def test_a_file_has_the_jobs_in_a_table(toml):
         ("[cluster", "Invalid TOML in "),
         ("{", "Invalid JSON in "),
         ('{"cluster": {"a": ["w:1"], "a": ["w:2"]}}', "the name 'a' occurs twice"),
-        ("cluster = 3", "Expected a cluster as a dictionary of jobs"),
+        ("cluster = 3", "Expected a cluster as a ClusterSpec"),
         ('[cluster]\nworker = ["w"]', "Invalid address for task 0 of job 'worker': "),
     ],
 )
@@ -326,5 +326,5 @@ def test_a_server_definition_is_checked_where_it_is_made():
         ServerDef(DENSE, "worker", "1")
     with pytest.raises(TypeMismatchError, match="Expected job names as text, found int 1"):
         ServerDef(DENSE, 1)
-    with pytest.raises(TypeMismatchError, match="Expected a cluster as a dictionary of jobs"):
+    with pytest.raises(TypeMismatchError, match="Expected a cluster as a ClusterSpec"):
         ServerDef(None)

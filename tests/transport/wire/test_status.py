@@ -215,7 +215,7 @@ def test_a_message_that_is_larger_than_a_server_takes_is_an_error_that_names_the
     assert type(received) is errors.ResourceLimitError
     assert str(received) == (
         f"The call to localhost:8000 failed with RESOURCE_EXHAUSTED: {said}; send less data at a time, or raise the "
-        "limit of the server (`fedstack serve --max-message-bytes`)"
+        "server's limit (`fedstack serve --max-message-bytes`)"
     )
 
 

@@ -741,7 +741,7 @@ def test_a_function_that_workers_do_not_let_in_is_named() -> None:
         ({"service": 5}, InvalidValueError, "Expected service to be the address of a dispatcher"),
         ({"service": "grpc://a://b:1"}, InvalidValueError, "found 'grpc://a://b:1'"),
         ({"service": ("grpc", 5)}, InvalidValueError, "Expected service to be a tuple of a protocol and an address"),
-        ({"service": ("http", "a:1")}, InvalidValueError, "replace the scheme by"),
+        ({"service": ("http", "a:1")}, InvalidValueError, "replace the scheme with"),
         ({"service": "localhost"}, InvalidValueError, "an address with a port"),
         ({"compression": "snappy"}, InvalidValueError, "Expected compression to be 'AUTO' or None"),
         (
