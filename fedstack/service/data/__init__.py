@@ -1,6 +1,6 @@
 """Datasets of client data, and the servers that read, prepare and divide datasets on demand.
 
-The names are imported on first use, because the servers need gRPC and datasets alone do not.
+The names are imported on first use, because the servers require gRPC, but datasets do not.
 """
 
 from typing import TYPE_CHECKING

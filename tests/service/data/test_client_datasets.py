@@ -59,11 +59,11 @@ def test_a_client_that_there_is_not_is_a_key_error() -> None:
 
 
 def test_a_column_that_is_missing_or_no_scalar_is_refused() -> None:
-    with pytest.raises(TypeMismatchError, match="elements with a member 'z', found <who=str,"):
+    with pytest.raises(TypeMismatchError, match="elements that have a member 'z', found elements of type <who=str,"):
         Dataset.from_arrays(TABLE).by_client("z")
     with pytest.raises(TypeMismatchError, match=r"Expected scalar client ids in column 'y', found float64\[4\]"):
         Dataset.from_arrays(TABLE).by_client("y")
-    with pytest.raises(TypeMismatchError, match="elements with a member 'x', found int64"):
+    with pytest.raises(TypeMismatchError, match="elements that have a member 'x', found elements of type int64"):
         Dataset.range(3).by_client("x")
 
 

@@ -54,7 +54,7 @@ def test_a_range_has_the_int64_numbers_of_pythons_range() -> None:
 
 @pytest.mark.parametrize("arguments", [(0, 5, 0), (2**63,), (-(2**63) - 1, 0)])
 def test_a_range_outside_of_int64_and_one_without_a_step_are_refused(arguments: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidValueError, match="Expected int64 numbers and a nonzero step"):
+    with pytest.raises(InvalidValueError, match="Expected the start, stop and step of Dataset.range to be int64"):
         Dataset.range(*arguments)
 
 
@@ -248,7 +248,8 @@ def test_zip_ends_with_the_shortest_and_concatenate_goes_through_all() -> None:
 
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(
-        TypeMismatchError, match=r"Expected concatenate to receive elements of type int64, found int64\[\?\]"
+        TypeMismatchError,
+        match=r"Expected concatenate to receive elements of type int64, found elements of type int64\[\?\]",
     ):
         Dataset.range(2).concatenate(Dataset.range(2).batch(2))
     with pytest.raises(TypeMismatchError, match="Expected zip to receive datasets, found"):

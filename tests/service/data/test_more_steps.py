@@ -164,7 +164,9 @@ def test_padding_that_does_not_fit_is_refused_with_its_place() -> None:
         rows.zip(rows).padded_batch(2, None, (np.int64(1), "a"))
     with pytest.raises(TypeMismatchError, match="Expected a size of at least 2 at .*, found 1"):
         Dataset.from_arrays(np.zeros((3, 2))).padded_batch(2, [1])
-    with pytest.raises(InvalidValueError, match=r"padded_batch\(2\) to receive arrays of at most size 3 .*, found 4;"):
+    with pytest.raises(
+        InvalidValueError, match=r"padded_batch\(2\) to receive arrays of size 3 or less .*, found size 4;"
+    ):
         list(rows.padded_batch(2, [3]))
     with pytest.raises(
         ResourceLimitError, match=r"Expected padded arrays of at most .*; at padded_batch; reduce padded_shapes$"

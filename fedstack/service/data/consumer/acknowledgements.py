@@ -1,4 +1,4 @@
-"""Keeps track of the elements that have been delivered to a consumer, and of the elements it has acknowledged."""
+"""Keeps track of the elements that have been delivered to a consumer, and of those that it has acknowledged."""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ class Position:
     Attributes:
       finished: The ids of the ranges that the consumer has finished.
       rows: The number of finished elements of each range that is not finished yet, by the id of the range.
-      left_out: The number of subsequent elements that also count as finished, because a step leaves them out.
+      left_out: The number of elements after these that also count as finished, because a step leaves them out.
     """
 
     finished: Collection[int] = frozenset()
@@ -50,7 +50,7 @@ class Acknowledgements:
         return id in self._rows or id in self._finished or any(id == one for one, _, _ in self._log)
 
     def hand_out(self, id: int, rows: int, is_over: bool) -> None:
-        """Records that elements of a range are delivered to the consumer.
+        """Records that elements of a range have been delivered to the consumer.
 
         Args:
           id: The id of the range.
@@ -74,7 +74,7 @@ class Acknowledgements:
                 self.finish(id)
 
     def position(self, rows: int) -> Position:
-        """Returns the position after `rows` elements since the beginning, which may exceed the delivered elements."""
+        """Returns the position after the first `rows` elements, which may include elements not delivered yet."""
         counts, finished, left = dict(self._rows), dict(self._finished), rows - self._acknowledged
         left_out = 0
         for id, some, is_over in self._log:

@@ -1,4 +1,4 @@
-"""References to the elements of a registered dataset's clients, used as values of clients in computations."""
+"""References to the elements of a registered dataset's clients, used as clients' values in computations."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 
 
 class ClientReference(Reference):
-    """A reference to the elements of a client, which can be passed to a computation in place of the elements.
+    """Refers to a client's elements, and can be passed to a computation in place of these elements.
 
     The computation receives a sequence of the elements or a struct of arrays with a row for each element, depending on
     the computation's type. Use `batches` to pass a sequence of batches.
@@ -34,7 +34,7 @@ class ClientReference(Reference):
     address of the data service, but no credentials. Iterating over the reference reads the elements in this process.
 
     Attributes:
-      client_id: The id of the client.
+      client_id: The client's id.
     """
 
     __slots__ = ("client_id",)
@@ -53,7 +53,7 @@ class ClientReference(Reference):
         """Returns the elements in batches, as a client's value for a computation; see `fedstack.batches`.
 
         Args:
-          batch_size: The number of elements of each batch.
+          batch_size: The number of elements in each batch.
           **options: The options of `fedstack.batches`.
         """
         return ClientRows(self, batching_of(batch_size, **options))
@@ -145,7 +145,7 @@ class RegisteredClients:
         return [ClientReference(group, place, client) for place, client in enumerate(client_ids)]
 
     def write(self, message: ClientSelections) -> None:
-        """Writes the dataset of the clients into a message."""
+        """Writes the clients' dataset into a message."""
         message.registered.CopyFrom(self.registered)
         message.dataset_id = self.dataset_id
 

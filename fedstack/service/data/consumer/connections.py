@@ -95,7 +95,7 @@ class Connections:
 
 
 def _connected_there(service: str | Target, only_local: bool) -> Connections:
-    """Connects from the receiving process with the credentials of its server. Keys and tokens are not pickled."""
+    """Connects from the unpickling process, with its server's credentials. Keys and tokens are not pickled."""
     return Connections(service, current_scope().client_credentials, only_local)
 
 
@@ -112,7 +112,7 @@ def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) 
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-# How long to try to report the end of a pass to an unavailable dispatcher. Later, the lease of the pass expires.
+# How long to try to report the end of a pass to an unavailable dispatcher. After that, the pass's lease expires.
 _GOODBYE_SECONDS = 5.0
 # The number of requests per lease with which a consumer renews the lease.
 _SIGNS_IN_A_LEASE = 3
@@ -120,7 +120,7 @@ _LEAST_SECONDS = 0.1
 
 
 def taken_range(message: SplitRange) -> TakenRange:
-    """Converts a range of a message to the form that plans use."""
+    """Converts a range in a message to the form that plans use."""
     return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)
 
 
@@ -146,7 +146,7 @@ class Opening:
 
 
 class PassClient:
-    """The dispatcher calls of one consumer in one pass. The coroutines run on the loop of the stub.
+    """Calls the dispatcher on behalf of one consumer in one pass. The coroutines run on the stub's loop.
 
     Args:
       stub: The stub that calls the dispatcher.
@@ -177,8 +177,8 @@ class PassClient:
         self._hear(self._pass.commit)
         if self._pass.is_over:
             _logger.warning(
-                "Pass %d of the job %r has ended: other consumers have read all elements, and none remain; "
-                "iterate again for the next pass, or choose another job_name",
+                "Pass %d of the job %r has ended, because other consumers have read all of its elements; iterate "
+                "again for the next pass, or choose another job_name",
                 request.repetition,
                 request.job_name,
             )
@@ -195,7 +195,7 @@ class PassClient:
         return max(_LEAST_SECONDS, self._pass.lease_seconds / _SIGNS_IN_A_LEASE)
 
     async def take(self, take: Take) -> TakeResponse:
-        """Reports the progress and requests ranges. The response lists workers only if the list has changed."""
+        """Reports the consumer's progress and requests ranges. The response lists workers only if they have changed."""
         response = await self.tell(take)
         if response.workers_version == self._workers_version:
             response.workers_version = 0
@@ -204,7 +204,7 @@ class PassClient:
         return response
 
     async def tell(self, take: Take) -> TakeResponse:
-        """Reports the progress, and returns the response of the dispatcher unchanged."""
+        """Reports the consumer's progress, and returns the dispatcher's response unchanged."""
         request = TakeRequest(
             commit=self.commit,
             pass_id=self._pass.pass_id,
@@ -230,7 +230,7 @@ class PassClient:
 
         Args:
           last: The last request to the dispatcher.
-          may_resume: Whether this consumer may return later, so that the dispatcher keeps its ranges.
+          may_resume: Whether this consumer may return later; the dispatcher then keeps its ranges.
         """
         if not self._pass.pass_id:
             return

@@ -28,7 +28,7 @@ _DISPATCHER_SECONDS = 10.0
 
 
 class LostWorkers:
-    """The lost data workers. Each is removed when it answers again. Used only on the transport's loop.
+    """Data workers that no longer answer. Each is removed when it answers again. Used only on the transport's loop.
 
     Args:
       on_back: Called with the id of a worker that answers again.
@@ -42,7 +42,7 @@ class LostWorkers:
         return worker in self._waits
 
     def add(self, worker: bytes, reader: Reader) -> None:
-        """Adds a worker, and waits for its return with `reader`, which reads from the worker."""
+        """Adds a worker, and waits until it answers again. `reader` reads from the worker."""
         if worker not in self._waits:
             self._waits[worker] = start_apart(self._wait_for(worker, reader))
 
@@ -99,7 +99,7 @@ class DataWorkers:
         return await answered(self._stub, lambda: self._stub.describe(request), _DISPATCHER_SECONDS)
 
     async def preferred(self, key: bytes) -> bytes:
-        """Returns the worker to read a key from. All callers that know the same workers choose the same worker.
+        """Returns the worker to read a key from. Callers that know the same workers choose the same worker for a key.
 
         Raises:
           RemoteError: If no worker becomes available in time.
@@ -120,14 +120,14 @@ class DataWorkers:
         Args:
           worker: The id of the worker.
           error: The error that revealed the loss.
-          since: The time of the first attempt, on this worker or another, on the clock of `io`.
+          since: The time of the first attempt, with this or another worker, on the clock of `io`.
 
         Raises:
           RemoteError: If more than `patience` seconds have passed since then.
         """
         if self.io.time() - since > self._patience:
             raise RemoteError(
-                f"Expected elements from the data worker at {self._addresses.get(worker)}, found no answer within "
+                f"Expected an answer from the data worker at {self._addresses.get(worker)}, found none within "
                 f"{self._patience:g} s: {error}",
                 code="UNAVAILABLE",
             )

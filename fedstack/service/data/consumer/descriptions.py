@@ -1,4 +1,4 @@
-"""Defines the descriptions of datasets for dispatchers, and the options with which datasets are read."""
+"""Describes datasets to dispatchers, and defines the options with which datasets are read."""
 
 import enum
 import hashlib
@@ -79,7 +79,7 @@ def checked_policy(mode: object) -> ShardingPolicy:
     if mode in _NOT_OFFERED:
         raise InvalidValueError(
             f"Expected processing_mode to be {_FORMS}, found {mode}, which is not supported; use ShardingPolicy.FILE "
-            "or ShardingPolicy.DATA, or add a step shard(n, index)"
+            "or ShardingPolicy.DATA, or add a shard(n, index) step"
         )
     return mode
 
@@ -94,7 +94,7 @@ def written_cursor(cursor: PassCursor) -> bytes:
 
 
 def read_cursor(content: object) -> PassCursor:
-    """Returns the cursor that `written_cursor` has converted to bytes.
+    """Returns the cursor that `written_cursor` converted to bytes.
 
     Raises:
       TypeMismatchError: If `content` is not bytes.
@@ -171,7 +171,7 @@ class KnownDataset:
 
     @property
     def split_element(self) -> Type:
-        """The type of the elements of splits."""
+        """The type of a split's elements."""
         return type_from_proto(self.description.split_element)
 
     @property
@@ -191,7 +191,8 @@ class KnownDataset:
         size, splits = self.cardinality, self.description.num_splits
         if not self.after:
             return size
-        # If the size after these steps is the size for one element per split, each split is assumed to be one element.
+        # If the size after these steps is the size that one element per split would yield, each split is assumed to be
+        # one element.
         return splits if size is not None and size == _size_after(splits, self.after) else None
 
 
@@ -234,7 +235,7 @@ def known_dataset(description: DatasetDescription, policy: CarrierPolicy | None)
 
     Args:
       description: The dispatcher's description.
-      policy: The policy that determines the functions that may run in this process; by default the current policy.
+      policy: The policy that determines which functions may run in this process; by default the current policy.
 
     Raises:
       CarrierError: If the policy does not permit a function that must run in this process.

@@ -37,7 +37,7 @@ _REFUSED = {
     "consumer_index": "pass the same job_name in several consumers to deliver each element to one of them",
     "num_consumers": "pass the same job_name in several consumers to deliver each element to one of them",
     "cross_trainer_cache": "pass the same job_name in several consumers to share the elements among them",
-    "data_transfer_protocol": 'leave it out; workers with protocol "grpc+local" share memory with their own process',
+    "data_transfer_protocol": 'omit it; workers with protocol "grpc+local" share memory with their own process',
 }
 
 
@@ -72,8 +72,8 @@ def distribute(
         `"distributed_epoch"`, each element is read once. With `ShardingPolicy.OFF` or `"parallel_epochs"`, each worker
         reads all elements. With `ShardingPolicy.FILE` or `ShardingPolicy.DATA`, the position of a file or an element
         determines the worker that reads it.
-      service: The dispatcher: an address, a tuple of a protocol and an address, a `DispatchServer`, a cluster's job
-        that has one task, or a channel.
+      service: The dispatcher: an address, a tuple of a protocol and an address, a `DispatchServer`, a cluster job with
+        a single task, or a channel.
       job_name: The name of a job. Consumers with the same job name share the passes over a dataset, and each element is
         delivered to one of them.
       max_outstanding_requests: The maximum number of blocks of elements that are requested or wait to be consumed; by
@@ -86,8 +86,8 @@ def distribute(
       credentials: The certificates and the token for calls to the dispatcher and its workers.
       element_spec: The expected type of the elements, which is compared with the actual type.
       dispatcher_timeout_ms: The maximum time for which the dispatcher may be unavailable, in milliseconds.
-      **refused: Other arguments of the data service of TensorFlow, which are not supported. The error message contains
-        an alternative.
+      **refused: Other arguments of TensorFlow's data service, which are not supported. The error message suggests an
+        alternative.
 
     Raises:
       InvalidValueError: If an argument is invalid.
@@ -168,7 +168,7 @@ def from_dataset_id(
     policy: CarrierPolicy | None = None,
     **refused: object,
 ) -> DistributedDataset:
-    """Returns a dataset that is registered with a dispatcher, and is read by data workers.
+    """Returns a dataset that is registered with a dispatcher and read by data workers.
 
     Args:
       processing_mode: The division of the dataset among workers; see `distribute`.
@@ -183,10 +183,10 @@ def from_dataset_id(
       resume: The cursor from which the first iteration continues; see `distribute`.
       credentials: The credentials for calls to the dispatcher and its workers.
       dispatcher_timeout_ms: The maximum time to wait for the dispatcher, in milliseconds.
-      policy: The policy that determines the functions of the dataset that may run in this process; by default none.
-        Functions that follow a step such as `batch` or `shuffle` must run in this process.
-      **refused: Other arguments of the data service of TensorFlow, which are not supported. The error message contains
-        an alternative.
+      policy: The policy that determines which of the dataset's functions may run in this process; by default, none of
+        them may. Functions that follow a step such as `batch` or `shuffle` must run in this process.
+      **refused: Other arguments of TensorFlow's data service, which are not supported. The error message suggests an
+        alternative.
 
     Raises:
       CarrierError: If a function must run in this process, but `policy` does not permit it.
@@ -215,7 +215,7 @@ def _distributed(known: KnownDataset, terms: Terms, connections: Connections) ->
         )
     if terms.policy is ShardingPolicy.FILE and not known.description.file_splits:
         raise InvalidValueError(
-            "Expected a dataset of files without steps that require the order of elements, as ShardingPolicy.FILE "
+            "Expected a dataset of files without steps that depend on the order of elements, as ShardingPolicy.FILE "
             f"requires, found {name_text(known.description.dataset_id)}, which is a different kind of dataset; use "
             "ShardingPolicy.DATA"
         )
@@ -257,12 +257,12 @@ def _terms(
     if cursor is not None and cursor.policy != policy.name:
         raise InvalidValueError(
             f"Expected processing_mode to be ShardingPolicy.{cursor.policy}, as in the pass to resume, found {policy}; "
-            "pass the mode of the cursor's pass, or start a new pass without resume"
+            "use the processing_mode of that pass, or start a new pass without resume"
         )
     if cursor is not None and cursor.job_name != job:
         raise InvalidValueError(
-            f"Expected job_name to be {cursor.job_name!r}, as in the pass to resume, found {job!r}; pass the job_name "
-            "of the cursor's pass"
+            f"Expected job_name to be {cursor.job_name!r}, as in the pass to resume, found {job!r}; use the job_name "
+            "of that pass"
         )
     most = None if max_requests is None else checked_positive("max_outstanding_requests", max_requests)
     return Terms(policy, known[guarantee], job, cast(str, targets), most, _seconds(timeout_ms), cursor)
@@ -296,7 +296,7 @@ def _address(service: object) -> str | Target | Channel:
     if not isinstance(service, str) or not service.strip():
         raise InvalidValueError(
             f"Expected service to be the address of a dispatcher, found {describe(service)}; pass 'grpc://host:port', "
-            "a DispatchServer, the job of a cluster, or a channel"
+            "a DispatchServer, a cluster job with a single task, or a channel"
         )
     return service
 
@@ -304,7 +304,8 @@ def _address(service: object) -> str | Target | Channel:
 def _checked_name(what: str, name: object) -> str:
     if not isinstance(name, str) or not name:
         raise InvalidValueError(
-            f"Expected {what} to be a non-empty string, found {describe(name)}; pass a name, or leave it out"
+            f"Expected {what} to be a non-empty string, found {describe(name)}; pass a non-empty string, or omit the "
+            "argument"
         )
     return name
 
@@ -320,7 +321,7 @@ def _check_spec(spec: object, element: Type) -> None:
     expected = type_of(spec, "element_spec")
     if not expected.is_equivalent_to(element):
         raise TypeMismatchError(
-            f"Expected elements of type {expected}, which element_spec declares, found elements of type {element}"
+            f"Expected elements of type {expected}, as declared by element_spec, found elements of type {element}"
         )
 
 

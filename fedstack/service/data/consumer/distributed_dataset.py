@@ -187,7 +187,7 @@ class Passes:
         return made + (0 if self._driver is None else self._driver.opening.position.left_out)
 
     def work_on(self, more: int) -> None:
-        """Adds to the number of blocks that threads other than the driver's calling thread process."""
+        """Adds to the number of blocks that are being processed by threads other than the driver's caller."""
         with self._counting:
             self._in_work += more
             driver = self._driver
@@ -227,7 +227,7 @@ class Passes:
 
     @property
     def missing(self) -> int | None:
-        """The number of elements lost with workers; `None` if elements were lost but their number is unknown."""
+        """The number of elements lost with their workers; `None` if elements were lost but their number is unknown."""
         now = 0 if self._driver is None else self._driver.missing
         return None if now is None or self._lost is None else now + self._lost
 
@@ -326,15 +326,15 @@ class DistributedIterator(ElementIterator):
 
         Raises:
           InvalidValueError: If the guarantee is not `"exactly_once"`, or the iterator is new or at its end.
-          InvalidComputationError: If the position cannot be determined because of a step after the distribution, such
-            as a shuffle.
+          InvalidComputationError: If the position cannot be determined because of a step after `distribute`, such as a
+            shuffle.
           ClosedError: If the iterator was closed before a cursor was available.
         """
         return self._passes.cursor(self._given - self._left if self._had is None else self._had)
 
     @property
     def missing(self) -> int | None:
-        """The number of elements lost with workers so far; `None` if elements were lost but their number is unknown."""
+        """The number of elements lost with workers so far; `None` if any were lost but their number is unknown."""
         return self._passes.missing
 
     def close(self) -> None:

@@ -137,13 +137,13 @@ class PassDriver:
         """Returns the position after the first `rows` elements, and makes the pass resumable from then on.
 
         Raises:
-          ClosedError: If the pass was closed, because other consumers may have received the remaining elements.
+          ClosedError: If the pass was closed; other consumers may then have received the remaining elements.
         """
         with self._arrived:
             if self._closed and not self._is_resumable:
                 raise ClosedError(
-                    "Expected an open iterator to return a cursor, found a closed one; request the cursor before "
-                    "calling close()"
+                    "Expected an open iterator when a cursor is requested, found a closed one; request the cursor "
+                    "before calling close()"
                 )
             self._is_resumable = True
             return self._plan.position(rows)
@@ -192,7 +192,7 @@ class PassDriver:
         self._wake.set()
 
     def _turn(self) -> None:
-        """Sends the requests of the plan to the workers."""
+        """Sends the plan's requests to the workers."""
         if self._closed or self._error is not None:
             return
         with self._arrived:
@@ -214,7 +214,7 @@ class PassDriver:
             self._plan.resume(map(taken_range, response.taken), self.opening.position, response.next_number)
 
     async def _go_on(self) -> None:
-        """Takes ranges from the dispatcher, with regular requests that renew the lease of the pass."""
+        """Takes ranges from the dispatcher, with regular requests that renew the pass's lease."""
         due = 0.0
         while not (self._closed or self._error is not None):
             now = self._io.time()
@@ -234,7 +234,7 @@ class PassDriver:
                 due = self._io.time() + pause
 
     async def _answer(self, take: Take) -> TakeResponse:
-        """Waits for the dispatcher's answer; meanwhile, sends it news that other consumers are waiting for."""
+        """Waits for the dispatcher's answer, and meanwhile reports progress for which other consumers are waiting."""
         asking = asyncio.ensure_future(self._client.take(take))
         try:
             while not asking.done():
@@ -278,7 +278,7 @@ class PassDriver:
             self._start(self._check_alive(worker))
 
     def _check_workers(self) -> None:
-        """Checks for how long no worker has been reachable.
+        """Checks how much time has passed without a reachable worker.
 
         Raises:
           NoWorkersError: If no worker has been reachable within the time limit of the pass.

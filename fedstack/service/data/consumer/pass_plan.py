@@ -40,7 +40,7 @@ class TakenRange:
       worker: The id of the worker that must read the range; empty for any worker.
       shard: Whether the range is every `last`-th element of the whole dataset, starting with element `first`.
       rows: The number of elements of the range that have arrived, counted from its beginning.
-      most_rows: The maximum of `rows` over all losses of a worker.
+      most_rows: The highest value of `rows` at which a worker was lost.
     """
 
     id: int
@@ -60,7 +60,7 @@ class Read:
     Attributes:
       worker: The id of the worker.
       range: The range.
-      begins: Whether the worker starts reading the range here, after the elements that have already arrived.
+      begins: Whether the worker starts reading the range with this request, after the elements that have arrived.
     """
 
     worker: bytes
@@ -99,7 +99,7 @@ class _Place:
 
 
 class PassPlan:
-    """The plan of one pass of one consumer.
+    """One consumer's plan for one pass.
 
     Args:
       guarantee: Determines whether the elements that a lost worker was about to send are read again.
@@ -141,7 +141,7 @@ class PassPlan:
     # The dispatcher.
 
     def resume(self, ranges: Iterable[TakenRange], positions: Position, next_number: int) -> None:
-        """Continues with ranges that were taken earlier, after the position of the consumer."""
+        """Continues, from the consumer's position, with ranges that were taken earlier."""
         self._next_number = next_number
         for one in ranges:
             if one.id in positions.finished:
@@ -203,14 +203,14 @@ class PassPlan:
         self.is_exhausted = self.is_exhausted or is_exhausted
 
     def pass_over(self, id: int) -> None:
-        """Marks a range as finished that this consumer does not read."""
+        """Marks as finished a range that this consumer does not read."""
         self._acknowledgements.finish(id)
 
     def leave(self, may_resume: bool = False) -> Take:
         """Returns the last request to the dispatcher, with the finished ranges and the ranges to return.
 
         Args:
-          may_resume: Whether this consumer may return later and continue with its ranges, so that it keeps them.
+          may_resume: Whether this consumer keeps its ranges, because it may return later and continue with them.
         """
         unheard = () if self._asking is None else self._asking.finished
         finished = (*unheard, *self._acknowledgements.take_finished())
@@ -252,7 +252,7 @@ class PassPlan:
         Args:
           worker: The id of the worker.
           error: The error that revealed the loss.
-          was_there: Whether the worker may have received the request, so that the request may have crashed it.
+          was_there: Whether the worker may have received the request, and may have crashed because of it.
 
         Returns:
           The number of elements that are lost as a result; −1 if elements are lost, but their number is not known.

@@ -1,4 +1,4 @@
-"""Reads the elements of referenced clients from data services, before they are requested.
+"""Reads the elements of referenced clients from data services before these elements are requested.
 
 References belong to a group, which usually consists of all clients of a round on one worker. They are consumed roughly
 in the order of the group. When a client is requested, the following clients are read too, in one call for each data
@@ -43,7 +43,7 @@ class GroupReader:
 
     Args:
       group: The references.
-      dataset: The dataset that the source of the references specifies.
+      dataset: The dataset that the references' source specifies.
       workers: The data workers.
       held: The cache of the elements that have been read, so that a client's function can iterate over the elements
         several times.
@@ -262,7 +262,7 @@ class ReferenceReader(ClosesOnExit):
         """Returns the data workers of a dispatcher.
 
         Raises:
-          CarrierError: If this reader may not read data of the dispatcher.
+          CarrierError: If this reader may not read the dispatcher's data.
         """
         with self._lock:
             return self._workers_of(dispatcher)
@@ -343,5 +343,5 @@ def _dataset_of(source: Any) -> ClientDataset:
         found = f"a message that cannot be decoded: {error}"
     raise CarrierError(
         f"Expected a reference to a {ClientDataset.DESCRIPTOR.full_name}, found {name_text(found)}; pass the executor "
-        "a data_backend for this message"
+        "a data_backend for messages of this type"
     )

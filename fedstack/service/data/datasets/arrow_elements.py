@@ -125,7 +125,7 @@ class ArrowReader:
 
         Raises:
           InvalidValueError: If a value is missing, or out of range for the element's type.
-          TypeMismatchError: If the values do not have the type of the element.
+          TypeMismatchError: If the values do not have the element's type.
         """
         array, place = joined(values), f"{self.path}{name}"
 
@@ -176,7 +176,7 @@ class ArrowReader:
             for row in np.flatnonzero(lost)[:1].tolist():
                 raise InvalidValueError(
                     f"Expected {tensor} in {place}, row {first + row}, found {shorten(rows[row].tolist())}; correct "
-                    "the file, or read a wider type"
+                    "the file, or read the column as a wider type"
                 )
         return (ScalarColumn if is_scalar(tensor) else RowsColumn)(read_only(np.ascontiguousarray(values)))
 

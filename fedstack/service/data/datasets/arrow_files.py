@@ -81,7 +81,7 @@ class ArrowFiles(FilesSource):
 
 
 def check_columns(wanted: Sequence[str], found: Sequence[str], path: str, where: str = "") -> None:
-    """Checks that a file has exactly one column of each wanted name.
+    """Checks that a file has exactly one column with each wanted name.
 
     Raises:
       InvalidValueError: If a wanted column is missing or occurs more than once.

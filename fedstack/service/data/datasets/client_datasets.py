@@ -99,8 +99,8 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         names = [name for name, _ in members]
         if column not in names:
             raise TypeMismatchError(
-                f"Expected by_client to split elements with a member {column!r}, found {element}; pass the name of the "
-                "member that contains the client's id"
+                f"Expected by_client to split elements that have a member {column!r}, found elements of type "
+                f"{element}; pass the name of the member that contains the client's id"
             )
         self._place = names.index(column)
         self._id_type = members[self._place][1]

@@ -63,7 +63,7 @@ class Dataset(Pipeline):
         return ClientRows(self, batching_of(batch_size, **options))
 
     def zip(self, *others: "Dataset") -> "Dataset":
-        """Returns a dataset of tuples with one element of each dataset, up to the end of the shortest."""
+        """Returns a dataset of tuples with one element from each dataset. It ends when the shortest dataset ends."""
         return Dataset(ZippedSource(_datasets((self, *others), "zip")))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
@@ -76,7 +76,7 @@ class Dataset(Pipeline):
         for other in rest:
             if not first.element_type.is_equivalent_to(other.element_type):
                 raise TypeMismatchError(
-                    f"Expected concatenate to receive elements of type {first.element_type}, found "
+                    f"Expected concatenate to receive elements of type {first.element_type}, found elements of type "
                     f"{other.element_type}; convert the elements with map first"
                 )
         return Dataset(ConcatenatedSource(datasets))
@@ -84,7 +84,7 @@ class Dataset(Pipeline):
     def by_client(self, column: str) -> "ClientDatasets[Dataset]":
         """Splits the dataset into one dataset per client.
 
-        The elements of the clients' datasets omit the member `column`.
+        The elements of the clients' datasets do not have the member `column`.
 
         Args:
           column: The member of the elements that contains the client's id.
@@ -105,8 +105,8 @@ class Dataset(Pipeline):
         checked = [checked_integer(n, value) for n, value in (("start", first), ("stop", last), ("step", step))]
         if not checked[2] or not all(number in INT64_NUMBERS for number in checked):
             raise InvalidValueError(
-                "Expected int64 numbers and a nonzero step as the start, stop and step of Dataset.range, found "
-                f"{checked}"
+                "Expected the start, stop and step of Dataset.range to be int64 numbers, and the step to be nonzero, "
+                f"found {checked}"
             )
         numbers = range(*checked)
         if numbers and abs(numbers[-1] - numbers[0]) // abs(checked[2]) >= MOST_NUMBER:
@@ -174,9 +174,9 @@ class Dataset(Pipeline):
             with the types in the first file. Lists of variable length are arrays of shape `[None]`; a type with a size,
             as in `{"x": (np.float32, [32])}`, declares a fixed length.
           client_from_path: The name of an additional string member that contains the client's id, which is derived from
-            the path of the file. For the name `user` and the path `user=alice/part-0.parquet`, the id is `alice`. If no
-            path has such a part, the id is the name of the file without its extension. With this option, each file is
-            one split, and is read only for its client.
+            the file's path. For the name `user` and the path `user=alice/part-0.parquet`, the id is `alice`. If no path
+            has such a part, the id is the file's name without the extension. With this option, each file is one split,
+            and is read only for its client.
 
         Raises:
           ImportError: If pyarrow is not installed; the extra `arrow` includes pyarrow.
@@ -258,7 +258,7 @@ class Dataset(Pipeline):
             once = "the one-shot iterator " * isinstance(cast(object, function), Iterator)
             raise TypeMismatchError(
                 f"Expected Dataset.from_generator to receive a function, found {once}`{type(function).__name__}`; pass "
-                "the function that creates the iterator"
+                "a function that creates the iterator"
             )
         _check_takes_a_split(function)
         element = checked_element(type_of(element_type, "Dataset.from_generator"))
@@ -269,7 +269,7 @@ class Dataset(Pipeline):
 
     @staticmethod
     def from_computation(computation: object, num_splits: int | None = None) -> "Dataset":
-        """Returns a dataset of the elements of the sequence that a computation returns, once or for each split.
+        """Returns a dataset of the elements of the sequences that a computation returns: one, or one per split.
 
         Args:
           computation: A computation of type `( -> T*)`, or of type `(int32 -> T*)` if its argument is the number of a
@@ -294,8 +294,8 @@ def _check_takes_a_split(function: Callable[..., object]) -> None:
         signature.bind(0)
     except TypeError as error:
         raise TypeMismatchError(
-            "Expected Dataset.from_generator to receive a function of the number of a split, found a function with "
-            f"the parameters {signature}; declare one parameter, even if there is only one split"
+            "Expected Dataset.from_generator to receive a function that takes the number of a split, found a function "
+            f"with the parameters {signature}; declare one parameter, even if there is only one split"
         ) from error
 
 

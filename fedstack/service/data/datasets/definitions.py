@@ -134,7 +134,7 @@ def _(source: GeneratorSource, proto: DatasetDefinition, destination: Destinatio
     if not source.name:
         raise CarrierError(
             f"Expected a generator that is registered under a name, found {source!r}; pass a name to "
-            "Dataset.from_generator, and import the module that calls it in the other process too"
+            "Dataset.from_generator, and import the module with that call in the other process too"
         )
     proto.generator.name, proto.generator.splits = source.name, source.num_splits
 
@@ -183,8 +183,7 @@ def _read_files(proto: DatasetDefinition, element: Type) -> Source:
         )
     if len(found.parts) not in (0, len(found.path)):
         raise InvalidComputationError(
-            f"Expected the number of parts of each file in {_THE_DATASET}, found the number for {len(found.parts)} "
-            "files"
+            f"Expected the number of parts of each file in {_THE_DATASET}, found numbers for {len(found.parts)} files"
         )
     return _FILES[found.format](
         element, tuple(found.path), delimiter=found.delimiter, client=found.client, parts=found.parts

@@ -1,4 +1,4 @@
-"""Checks the types of the elements of datasets, applies computations to elements, and iterates over elements."""
+"""Checks the types of datasets' elements, applies computations to elements, and iterates over elements."""
 
 import collections
 import contextlib
@@ -162,7 +162,7 @@ class Lists(Iterator[Sequence[object]]):
 
 
 class PlainIterator(itertools.chain[Any]):
-    """An iterator over the elements of a dataset that supports only `for` loops.
+    """Iterates over the elements of a dataset, but supports only `for` loops.
 
     The class extends `itertools.chain`, which avoids calling a Python function for each element.
     """
@@ -261,7 +261,7 @@ class ElementFunction:
 
     Attributes:
       computation: The computation as a message.
-      name: The name of the computation for messages; empty if it is composed of several computations.
+      name: The computation's name, for messages; empty for a composition of several computations.
       type: The type of the computation.
 
     Raises:
@@ -304,7 +304,7 @@ class ElementFunction:
         return self._program
 
     def applied(self, blocks: Blocks, place: Callable[[int], str]) -> Iterator[tuple[Column, Column]]:
-        """Yields pieces of blocks, each with the results of the function for the elements of the piece.
+        """Yields pieces of blocks, each with the function's results for the elements of the piece.
 
         The first pieces are small. Later pieces are larger, but a piece is never so large that its first result is
         delayed for long.

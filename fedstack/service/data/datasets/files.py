@@ -1,6 +1,6 @@
 """Defines the base class of sources that read files, and the sources for NumPy's formats.
 
-The module `arrow_files` defines the sources for the other formats.
+The module `arrow_files` defines the sources for other formats.
 """
 
 import bisect
@@ -69,11 +69,11 @@ class FilesSource(Source):
       paths: The absolute paths of the files, in order.
       delimiter: The character that separates the cells of a line, for formats whose lines consist of cells.
       client: The name of the last member of the elements, if this member is the client's id and is derived from the
-        path of the file; otherwise empty.
+        file's path; otherwise empty.
       parts: The number of splits of each file; by default each file is one split.
 
     Raises:
-      TypeMismatchError: If `client` is not empty, and is not the name of the last member, or that member is not a
+      TypeMismatchError: If `client` is neither empty nor the name of the last member, or if that member is not a
         string.
       InvalidValueError: If some but not all paths contain a part that names the client, such as `user=alice` for the
         member `user`.
@@ -161,7 +161,7 @@ class FilesSource(Source):
 
 
 def with_client(element: Type, client: str) -> Type:
-    """Appends a member for the client's id to the type of an element.
+    """Appends a member for the client's id to an element's type.
 
     Args:
       element: The type of an element.
@@ -185,15 +185,17 @@ def with_client(element: Type, client: str) -> Type:
 def _without_client(element: Type, client: str) -> Type:
     members = fields_of(element) if isinstance(element, StructType) else ()
     if len(members) < 2 or members[-1] != (client, _TEXT):
-        raise TypeMismatchError(f"Expected a last column {client!r} of text for client_from_path, found {element}")
+        raise TypeMismatchError(
+            f"Expected the last column to be a text column {client!r}, as client_from_path requires, found {element}"
+        )
     return StructType(list(members[:-1]))
 
 
 def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
-    """Returns the client of each file, derived from the path of the file.
+    """Returns each file's client, derived from the file's path.
 
     The client is the text after `name=` in the last part of the path that begins with `name=`. If no path has such a
-    part, the client is the name of the file without its extension.
+    part, the client is the file's name without the extension.
 
     Raises:
       InvalidValueError: If some but not all paths have a part that begins with `name=`.
@@ -204,8 +206,8 @@ def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
     if any(folders):
         odd = paths[[bool(found) for found in folders].index(False)]
         raise InvalidValueError(
-            f"Expected every path to contain a folder {name}=…, because other paths contain one, found {odd}; move the "
-            "file into such a folder, or leave it out"
+            f"Expected either all paths or no path to contain a folder {name}=…, found {odd} without such a folder; "
+            "move the file into such a folder, or omit the file"
         )
     return tuple(pathlib.PurePath(path).stem for path in paths)
 
@@ -262,7 +264,7 @@ def _allowed(path: str) -> str:
     if not is_below:
         raise CarrierError(
             f"Expected a file below {' or '.join(roots) or 'a folder that is declared as a data root'}, found {path}; "
-            "start the data worker with --data-root (WorkerConfig.data_roots) for the folder of the file"
+            "start the data worker with the file's folder as --data-root (WorkerConfig.data_roots)"
         )
     return found
 
@@ -345,8 +347,8 @@ def npz_arrays(path: str) -> dict[str, NDArray[Any]]:
             found: object = np.load(file, allow_pickle=False)
             if not isinstance(found, np.lib.npyio.NpzFile):
                 raise InvalidValueError(
-                    f"Expected named arrays in {path}, found {describe(found)}; read it with Dataset.from_npy, or "
-                    "write it with np.savez"
+                    f"Expected named arrays in {path}, found {describe(found)}; read the file with Dataset.from_npy, "
+                    "or write the arrays with np.savez"
                 )
             with found:
                 return {name: found[name] for name in found.files}

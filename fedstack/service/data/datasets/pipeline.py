@@ -179,8 +179,8 @@ class Pipeline(HasBlocks):
     def divided(self) -> Division:
         """Returns the division of the work between the readers of splits and the consumer of all elements.
 
-        A step that requires the order of the elements runs before splits are merged, together with all steps before it.
-        The dataset then has a single split, and the step has the same effect as in an undivided dataset.
+        A step that depends on the order of the elements runs before splits are merged, together with all steps before
+        it. The dataset then has a single split, and the step has the same effect as in an undivided dataset.
         """
         ordered = [place + 1 for place, step in enumerate(self._steps) if step.asks is Asks.ORDER]
         first = max(ordered, default=0)
@@ -265,15 +265,15 @@ class Pipeline(HasBlocks):
         Args:
           size: The number of elements in a window.
           shift: The number of elements between the beginnings of consecutive windows; by default `size`.
-          stride: The number of elements between consecutive elements of a window.
-          drop_remainder: Whether to leave out the windows at the end that have fewer elements.
+          stride: The distance between consecutive elements of a window; 1 for adjacent elements.
+          drop_remainder: Whether to leave out the windows at the end that have fewer than `size` elements.
         """
         numbers = [("size", size), ("shift", size if shift is None else shift), ("stride", stride)]
         checked = [min(checked_positive(name, number), MOST_NUMBER) for name, number in numbers]
         return self._with(WindowStep(*checked, drop_remainder=checked_flag("drop_remainder", drop_remainder)))
 
     def flat_map(self: _D, computation: object) -> _D:
-        """Applies a computation that returns a sequence to each element, and concatenates the sequences.
+        """Applies to each element a computation that returns a sequence, and concatenates the sequences.
 
         Raises:
           InvalidComputationError: If `computation` is not a computation that returns a sequence.
@@ -282,7 +282,7 @@ class Pipeline(HasBlocks):
         return self._with(rearranging_steps.InterleaveStep(ElementFunction(computation, "flat_map")))
 
     def interleave(self: _D, computation: object, cycle_length: int, block_length: int = 1) -> _D:
-        """Applies a computation that returns a sequence to each element, and interleaves several of the sequences.
+        """Applies to each element a computation that returns a sequence, and interleaves several of the sequences.
 
         Args:
           computation: A computation that takes an element and returns a sequence.
@@ -320,8 +320,8 @@ class Pipeline(HasBlocks):
     def cache(self: _D, filename: object = "", *, only_for_repetitions: bool = False) -> _D:
         """Caches the elements in memory once an iteration has read all of them.
 
-        Datasets derived from the result share the cache. A data worker caches elements for the repetitions within one
-        iteration only.
+        Datasets derived from the result share the cache. A data worker caches elements only for the repetitions within
+        one iteration.
 
         Args:
           filename: Must be empty, because caches in files are not supported.
@@ -361,7 +361,7 @@ class Pipeline(HasBlocks):
         If `repeat` is applied afterwards, each repetition has a different order. The seed determines all orders.
 
         Args:
-          buffer_size: The size of the buffer in elements. All orders are equally likely if the whole dataset fits.
+          buffer_size: The size of the buffer in elements. If it holds the whole dataset, all orders are equally likely.
           seed: A non-negative integer; required.
 
         Raises:

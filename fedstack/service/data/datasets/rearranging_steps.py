@@ -92,7 +92,8 @@ def _flat(sequences: Column, element: Type) -> Blocks:
 def _by_turns(sequences: Iterator[Column], step: InterleaveStep, gathering: Gathering) -> Iterator[Payload]:
     """Yields elements of several sequences in turn.
 
-    If a sequence ends during its turn, the turn ends early, and the next sequence takes its place at its next turn.
+    If a sequence ends during its turn, the turn ends early, and a new sequence takes its place when its turn comes
+    again.
 
     Args:
       sequences: The sequences, each a column of one row.
@@ -219,7 +220,7 @@ class ShardStep(Step):
 
 
 class Kept:
-    """The content of a cache: all elements of a dataset, or `None` until they have been read."""
+    """The contents of a cache: all elements of a dataset, or `None` until they have been read."""
 
     def __init__(self) -> None:
         self.blocks: tuple[Column, ...] | None = None

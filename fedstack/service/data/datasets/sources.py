@@ -1,4 +1,4 @@
-"""Sources of the elements of datasets. A source has numbered splits, which can be read from any element onwards."""
+"""Sources of datasets' elements. A source has numbered splits, which can be read from any element onwards."""
 
 import abc
 import contextlib
@@ -78,7 +78,7 @@ class Source(abc.ABC):
         """Yields the elements of a split, without its first `start` elements."""
 
     def read(self, first: int, last: int, start: int = 0) -> Blocks:
-        """Yields the elements of the splits from `first` up to but excluding `last`, without the first `start`."""
+        """Yields the elements of the splits from `first` to before `last`, without the first `start` elements."""
         if last - first == 1:
             return self.read_split(first, start)
         splits = while_wanted(map(self.read_split, range(first, last)))
@@ -89,12 +89,12 @@ class Source(abc.ABC):
         return self.read(0, self.num_splits)
 
     def large_blocks(self) -> Blocks:
-        """Yields all elements, in larger blocks if larger blocks require no copy."""
+        """Yields all elements, in larger blocks if this requires no copy."""
         return self.blocks()
 
 
 class RowsSource(Source):
-    """A source in which each element is a split. Any range can be read without the preceding elements."""
+    """A source in which each element is a split. Any range can be read without reading the preceding elements."""
 
     def __init__(self, element: Type, rows: int) -> None:
         super().__init__(element, rows)
@@ -202,8 +202,8 @@ def registered_generator(name: str) -> GeneratorSource:
     if found is None:
         known = ", ".join(sorted(_registered)) or "none"
         raise CarrierError(
-            f"Expected the name of a generator that is registered in this process ({known}), found {name_text(name)!r}"
-            "; import the module that calls Dataset.from_generator with this name in this process too"
+            f"Expected the name of a generator that is registered in this process ({known}), found "
+            f"{name_text(name)!r}; in this process, import the module that calls Dataset.from_generator with this name"
         )
     return found
 
@@ -213,7 +213,7 @@ def _origin(function: object) -> tuple[str, str]:
 
 
 class ComputationSource(Source):
-    """A source of the elements of the sequence that a computation returns, once or for each split.
+    """A source of the elements of the sequences that a computation returns: one, or one per split.
 
     Args:
       function: The computation, of type `( -> T*)` or `(int32 -> T*)`.
@@ -254,7 +254,7 @@ class ComputationSource(Source):
 
 
 class ZippedSource(Source):
-    """A source of tuples with one element of each dataset. The source ends with the shortest dataset."""
+    """A source of tuples with one element from each dataset. The source ends when the shortest dataset ends."""
 
     def __init__(self, parts: "tuple[Pipeline, ...]") -> None:
         super().__init__(StructType([part.element_type for part in parts]), 1)

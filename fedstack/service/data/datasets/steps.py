@@ -1,4 +1,4 @@
-"""The steps that transform the elements of datasets. Each step declares its requirements for its input.
+"""The steps that transform datasets' elements. Each step declares its requirements for its input.
 
 | requirement | the result is the same | steps |
 | --- | --- | --- |
@@ -35,7 +35,7 @@ _END_INT64 = 1 << 63
 
 @attrs.frozen
 class Upstream:
-    """The input of a step, which can be started for each epoch.
+    """A step's input, which can be started anew for each epoch.
 
     Attributes:
       start: Starts the input for an epoch. Each repetition passes a new epoch number.

@@ -53,7 +53,7 @@ class WindowStep(Step):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         waiting: list[Column] = []
-        have, skipped = 0, 0  # the number of waiting elements, and the number of next elements that are in no window
+        have, skipped = 0, 0  # the number of waiting elements, and the number of later elements that are in no window
         bytes_of = size_in(element)
         with Gathering(element, repr(self)) as gathering:
             for found in upstream(epoch):
@@ -177,8 +177,9 @@ class PaddedBatchStep(BatchStep):
         for most, size in zip(longest, padding.sizes):
             if size is not None and most > size:
                 raise InvalidValueError(
-                    f"Expected {self!r} to receive arrays of at most size {size} in a dimension that is padded to this "
-                    f"size, found {most}; pass larger padded_shapes, or None to pad to the largest array in the batch"
+                    f"Expected {self!r} to receive arrays of size {size} or less in a dimension that is padded to this "
+                    f"size, found size {most}; pass larger padded_shapes, or None to pad to the largest array in the "
+                    "batch"
                 )
         return tuple(most if size is None else size for most, size in zip(longest, padding.sizes))
 

@@ -149,8 +149,9 @@ class Attendance:
             parse_target(address)
         if self._allowed is not None and not any(_fits(place, allowed) for allowed in self._allowed):
             raise MembershipError(
-                f"Expected a worker at one of the dispatcher's worker_addresses "
-                f"({', '.join(self._allowed) or 'an empty list'}), found {address}; add the address to worker_addresses"
+                "Expected a worker at one of the dispatcher's worker_addresses "
+                f"({', '.join(self._allowed) or 'an empty list'}), found a worker at {address}; add the address to "
+                "worker_addresses"
             )
 
 

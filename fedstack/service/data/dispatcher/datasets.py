@@ -49,7 +49,7 @@ def check_definition(dataset: DatasetDescription, definition: memoryview) -> Non
     if found != dataset.digest:
         raise InvalidValueError(
             f"Expected a definition with the digest {dataset.digest.hex()}, found a definition with the digest "
-            f"{found.hex()}; the definition was changed in transit, or the description contains a wrong digest: "
+            f"{found.hex()}; the definition was changed in transit, or the description contains the wrong digest: "
             "register the dataset again"
         )
 
@@ -113,7 +113,7 @@ def _lasting(dataset: DatasetDescription) -> DatasetDescription:
 
 
 def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDescription:
-    """Returns the description of the dataset with a name or a digest.
+    """Returns the description of the dataset with a given name or digest.
 
     Returns:
       The description, which is empty if the dataset is not registered and the request has `may_lack` set.
@@ -145,6 +145,6 @@ def _some(tables: Tables) -> str:
     names = [name for (name,) in tables.execute("SELECT dataset_id FROM names ORDER BY dataset_id LIMIT ?", (_NAMED,))]
     (count,) = tables.execute("SELECT count(*) FROM names").fetchone()
     if not count:
-        return "no dataset is registered: call register_dataset first"
+        return "the dispatcher has no datasets: call register_dataset first"
     others = f" and {count - len(names)} others" if count > len(names) else ""
     return f"the registered {'dataset is' if count == 1 else 'datasets are'} {', '.join(map(repr, names))}{others}"

@@ -107,7 +107,7 @@ def _digest_of(file: BinaryIO) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Syncs a folder, so that a renamed file has its new name after a crash."""
+    """Syncs a folder, so that a renamed file still has its new name after a crash."""
     if os.name != "posix":  # on other systems, folders cannot be opened and need no sync
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -23,7 +23,7 @@ from fedstack.transport.peers.io_loop import io_loop
 
 _logger = logging.getLogger(__name__)
 _count = attrs.validators.optional(whole_number_validator(1, MOST_BYTES))
-# Means "never", as in the data service of TensorFlow.
+# Means "never", as in TensorFlow's data service.
 _NEVER = -1
 
 
@@ -59,8 +59,8 @@ class DispatcherConfig:
       consumer_timeout_ms: The time without a message after which a consumer is considered lost; by default 10 seconds.
       resume_timeout_ms: The time for which a pass without consumers is kept if it may be resumed; by default one day.
         -1 keeps such passes until the dispatcher reaches a limit.
-      host: A name or an address of this machine. TLS is required unless it is a loopback address.
-      credentials: The certificate and key for TLS, and the requirements on clients.
+      host: A name or an address of this machine. TLS is required unless `host` is a loopback address.
+      credentials: The certificate and key for TLS, and the server's requirements for clients.
       token_file: A file with one token per line. A client must present one of the tokens.
       worker_token_file: A file with one token per line. A data worker must present one of the tokens to register. If
         clients must authenticate, workers can register only with one of these tokens or at one of `worker_addresses`.
@@ -99,7 +99,7 @@ class DispatcherConfig:
     def service(self) -> DispatchService:
         """Returns a dispatcher for `ServerConfig.services`.
 
-        The server of the cluster's task determines the address and the credentials.
+        The server that runs the dispatcher determines the address and the credentials.
 
         Raises:
           JournalError: If another dispatcher uses the journal, or the journal is damaged.
@@ -172,7 +172,7 @@ class DispatchServer(OwnedServer):
             raise InvalidValueError(f"Expected a DispatcherConfig, found {config!r}; pass a port as port=")
         elif port is not None or protocol is not None:
             raise InvalidValueError(
-                "Expected either config or port and protocol, found both; set port and protocol in the config"
+                "Expected either config, or port and protocol, found both; set port and protocol in the config"
             )
         service = config.service()
         try:

@@ -47,7 +47,7 @@ class DispatchService(Service):
       journal: The journal of the dispatcher's state, which the service closes when it is closed.
       worker_addresses: The addresses of the workers that may register, as `host`, `host:port` or `host:%port%`; `None`
         for any address.
-      worker_tokens: The tokens of which a worker must present one to register; `None` if no token is required.
+      worker_tokens: The tokens, one of which a worker must present to register; `None` if no token is required.
       times: The dispatcher's timeouts and intervals.
       limits: The resource limits for clients of the dispatcher.
       clock: Returns the time in seconds.
@@ -248,7 +248,7 @@ class DispatchService(Service):
         if self._is_open and server is not None and (server.asks_for_token or server.asks_for_certificate):
             raise MembershipError(
                 f"Expected a data worker that proves its role, found a worker at {name_text(request.worker.address)} "
-                "with the credentials of a client; start the dispatcher with --worker-token-file "
+                "with a client's credentials; start the dispatcher with --worker-token-file "
                 "(DispatcherConfig.worker_token_file) and the workers with a token from that file, or set "
                 "worker_addresses"
             )

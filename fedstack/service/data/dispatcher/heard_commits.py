@@ -1,4 +1,4 @@
-"""Refuses peers that know a commit missing from the journal, and sends the latest commit to other peers."""
+"""Refuses peers that know a commit that the journal lacks, and sends the latest commit to all other peers."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HeardCommits:
-    """Checks the commits in the requests of peers against the journal.
+    """Checks the commits in peers' requests against the journal.
 
     Args:
       journal: The journal.

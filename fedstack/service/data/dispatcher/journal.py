@@ -122,8 +122,8 @@ class Journal:
         (is_new,) = tables.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()
         if not is_new and application != _APPLICATION:
             raise JournalError(
-                f"Expected the journal of a dispatcher, found a database of another program in {self.file}; choose "
-                "another work_dir"
+                f"Expected a dispatcher's journal, found another program's database in {self.file}; choose another "
+                "work_dir"
             )
         if is_new:
             tables.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -202,11 +202,11 @@ class Journal:
             return None
         if standing is Standing.LOST or self._ledger.has_lost:
             return (
-                "The dispatcher's journal has lost commits: it does not contain commit "
-                f"{heard.number}, which a consumer or worker has received; the journal's log was truncated or damaged, "
-                "or the journal was replaced by an older copy. All earlier passes have ended, because elements might "
-                "be read twice: start a new pass without resume, or stop the dispatcher and restore the latest copy of "
-                "its work_dir"
+                f"The dispatcher's journal has lost commits: it does not contain commit {heard.number}, which a "
+                "consumer or worker has received; the journal's log was truncated or damaged, or the journal was "
+                "replaced by an older copy. All earlier passes have ended, because elements might otherwise be read "
+                "twice: start a new pass without resume, or stop the dispatcher and restore the latest copy of its "
+                "work_dir"
             )
         return (
             "The dispatcher does not know this pass, because it was restarted without a journal or with another "
@@ -268,7 +268,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
-        """Converts errors of SQLite and the operating system into `FedstackError`s."""
+        """Converts errors from SQLite and the operating system into `FedstackError`s."""
         try:
             yield
         except FedstackError:

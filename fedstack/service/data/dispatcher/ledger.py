@@ -109,7 +109,7 @@ class RowSum:
         tables.create_function("note_row", -1, self._note)
 
     def follow(self) -> None:
-        """Starts to update the sum when rows change."""
+        """From now on, updates the sum whenever rows change."""
         self._tables.execute("PRAGMA recursive_triggers = ON")  # also reports the rows that INSERT OR REPLACE deletes
         for name in self._names:
             columns = [column for _, column, *_ in self._tables.execute(f"PRAGMA table_info({name})")]

@@ -67,8 +67,8 @@ def check_request(request: OpenPassRequest) -> None:
     """
     for what, size, most in (
         ("a consumer id", len(request.consumer), _MAX_ID_BYTES),
-        ("opening", len(request.opening), _MAX_ID_BYTES),
-        ("job_name", len(request.job_name.encode()), MAX_NAME_BYTES),
+        ("an opening", len(request.opening), _MAX_ID_BYTES),
+        ("a job_name", len(request.job_name.encode()), MAX_NAME_BYTES),
         ("target_workers", len(request.target_workers.encode()), MAX_NAME_BYTES),
     ):
         if size > most:
@@ -149,7 +149,7 @@ def take(
     if request.number < number or request.number > MOST_NUMBER:
         raise InvalidValueError(
             f"Expected request {number + 1} of a consumer, found request {request.number}; another process has resumed "
-            "with the consumer's cursor: use a cursor in one process at a time"
+            "with the consumer's cursor: use each cursor in only one process at a time"
         )
     if request.number == number and answer is not None:
         return Taken(answer, is_empty=False, wakes=False)
@@ -260,13 +260,14 @@ def _check_job(tables: Tables, wanted: Pass) -> None:
 def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
     if found is not None and not found.can_resume:
         raise InvalidValueError(
-            f"Expected a cursor of a pass with guarantee 'exactly_once', found {_name(Guarantee, found.guarantee)!r}"
+            "Expected the guarantee of the cursor's pass to be 'exactly_once', found "
+            f"{_name(Guarantee, found.guarantee)!r}"
         )
     known = found is not None and _row(tables, found.id, consumer) is not None
     if not known:
         raise InvalidValueError(
-            "The dispatcher does not know the pass of this cursor; passes without consumers are deleted after a "
-            "timeout: start a new pass without resume"
+            "The dispatcher does not know this cursor's pass; passes without consumers are deleted after a timeout: "
+            "start a new pass without resume"
         )
 
 
@@ -274,7 +275,7 @@ def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: Di
     if wanted.policy in (Policy.FILE, Policy.DATA) and not places:
         raise InvalidValueError(
             "Expected a dispatcher with worker_addresses, as the policies FILE and DATA require, found a dispatcher "
-            "without worker_addresses; set them in its DispatcherConfig, or use DYNAMIC"
+            "without worker_addresses; set worker_addresses in the DispatcherConfig, or use DYNAMIC"
         )
     if wanted.policy == Policy.FILE and len(dataset.file_splits) < places:
         raise InvalidValueError(

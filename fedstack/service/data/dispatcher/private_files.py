@@ -35,7 +35,7 @@ def make_private_folder(folder: Path, is_ours: Callable[[str], bool]) -> None:
         return
     others = [name for name in os.listdir(folder) if not is_ours(name)]
     if found.st_uid != os.geteuid() or others:
-        has = f"and the other file {others[0]!r}" if others else "and another owner"
+        has = f"and an unrelated file {others[0]!r}" if others else "and another owner"
         raise JournalError(
             f"Expected a work_dir that only its owner may enter, because datasets contain clients' data, found "
             f"{folder} with mode {found.st_mode & 0o7777:04o} {has}; choose a separate folder, such as "

@@ -166,7 +166,7 @@ def is_exhausted(tables: Tables, one: Pass, consumer: bytes, may_end_first: bool
 
 
 def begin_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Records that a consumer waits for an answer, and returns whether it did not wait before."""
+    """Records that a consumer waits for an answer, and returns whether it was not waiting before."""
     return bool(tables.execute("INSERT OR IGNORE INTO waiting VALUES (?, ?)", (one.id, consumer)).rowcount)
 
 
@@ -176,7 +176,7 @@ def end_wait(tables: Tables, one: Pass, consumer: bytes) -> None:
 
 
 def _all_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Returns whether this consumer has ranges, and all consumers with unfinished ranges wait.
+    """Returns whether this consumer has ranges and all consumers with unfinished ranges are waiting.
 
     The consumers then end one after the other. A consumer that has been notified to end no longer waits, and the next
     consumer is notified when this consumer has finished. If this consumer is lost before it has finished, other

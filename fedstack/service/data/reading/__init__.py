@@ -1,1 +1,1 @@
-"""Shared code for reading datasets: blocks of elements, memory budgets, and data workers' readers."""
+"""Shared code for reading datasets: blocks of elements, memory budgets, and readers for data workers."""

@@ -1,4 +1,4 @@
-"""Cuts, selects from and stacks blocks, the columns of consecutive elements in which datasets are processed."""
+"""Cuts, filters and stacks blocks: columns of consecutive elements, the units in which datasets are processed."""
 
 import itertools
 import math
@@ -101,7 +101,7 @@ def picked(column: Column, rows: NDArray[np.intp]) -> Column:
 
 
 def stacked(column: Column, size: int, element: Type, place: str) -> Column:
-    """Stacks each `size` consecutive rows into a batch, and returns the column of batches.
+    """Stacks every `size` consecutive rows into a batch, and returns the column of batches.
 
     Args:
       column: The rows, whose number must be a multiple of `size`.
@@ -225,7 +225,7 @@ class Gathering:
     Args:
       element: The type of the elements.
       what: The name of the step, for error messages.
-      object_bytes: The overhead of each tensor of an element that is a separate Python object, in bytes.
+      object_bytes: The overhead in bytes of each tensor of an element, if tensors are separate Python objects.
     """
 
     def __init__(self, element: Type, what: str, object_bytes: int = _OBJECT_BYTES) -> None:

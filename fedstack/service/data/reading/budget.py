@@ -85,7 +85,7 @@ def rows_at_once(element: Type) -> int:
 
 
 def size_in(element: Type) -> Callable[[Column], int]:
-    """Returns a function that estimates the memory of a block of elements of a type, in bytes."""
+    """Returns a function that estimates how many bytes of memory a block of elements of a type takes."""
     each = exact_bytes(element)
     if each:
         return lambda block: len(block) * each
@@ -103,8 +103,8 @@ class Budget:
 
     Args:
       most: The number of bytes in the budget.
-      refusal: Creates the error for exceeding the budget from a description of the demand. Without a `refusal`, `take`
-        always succeeds, and producers must check `is_full`.
+      refusal: Takes a description of the demand, and returns the error to raise if the budget is exceeded. Without a
+        `refusal`, `take` always succeeds, and producers must check `is_full`.
 
     Attributes:
       taken: The number of bytes that have been taken.
@@ -129,7 +129,7 @@ class Budget:
           what: The purpose of the bytes, for the error message.
 
         Raises:
-          Exception: The error created by `refusal`, if the budget is not sufficient.
+          Exception: The error that `refusal` returns, if the budget is exceeded.
         """
         with self._lock:
             if self._refusal is not None and size > 0 and self.taken + size > self._most:

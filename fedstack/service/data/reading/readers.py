@@ -46,7 +46,7 @@ class Range:
 
     Attributes:
       element: The type of an element.
-      blocks: The blocks of elements. The messages of errors specify the place at which the errors occurred.
+      blocks: The blocks of elements. Error messages specify where the errors occurred.
       scope: The scope in which `blocks` runs.
       client_rows: The number of elements of each client, available after the first block; empty if the range does not
         consist of clients.
@@ -285,8 +285,8 @@ class _RemoteReading(Reading, Ahead[Column]):
         elements = await sized(max(received.size, copied if copied > LOOP_COPY_BYTES else 0), unpack)
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows or response.block != number:
             raise InvalidValueError(
-                f"Expected block {number} with {response.rows} elements in a column from {self._stub.address}, found a "
-                "different block or number of elements"
+                f"Expected block {number} from {self._stub.address} to be a column of {response.rows} elements, found "
+                "a different block or number of elements"
             )
         return elements.column, response.is_last
 

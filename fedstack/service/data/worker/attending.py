@@ -53,7 +53,7 @@ class Attending:
 
     @property
     def attends(self) -> bool:
-        """Whether the worker is registered, and its last report was successful."""
+        """Whether the worker is registered and its last report was successful."""
         return self._first is not None and self._first.done() and self._failure is None
 
     def start(self, address: str) -> None:

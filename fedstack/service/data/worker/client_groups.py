@@ -1,4 +1,4 @@
-"""Groups the elements of datasets by client on a data worker.
+"""On a data worker, groups the elements of datasets by client.
 
 The elements are grouped in memory or, if they are too large, by recording the splits that contain each client's
 elements.
@@ -293,6 +293,6 @@ def _rows_of(grouped: GroupedClients, key: bytes, clients: ClientDatasets[Datase
     except FedstackError:
         shown = key
     raise InvalidValueError(
-        f"Expected the id of a client of the dataset, found {describe(shown)}; client_ids of the data source lists the "
+        f"Expected the id of a client of the dataset, found {describe(shown)}; the data source's client_ids lists the "
         "ids"
     )

@@ -74,7 +74,7 @@ class DataWorkerService(Service):
         interval.
       worker_tokens: The tokens, of which the first authorizes the worker to register with the dispatcher.
       limits: The resource limits for clients of the worker.
-      policy: The policy that determines the functions that definitions may contain.
+      policy: The policy that determines which functions definitions may contain.
       data_roots: The folders below which files may be read.
       service_limits: The limits on the memory and time of a computation.
       client_credentials: The credentials for calls that functions make to other servers.
@@ -354,7 +354,7 @@ def _elements(known: CachedDataset, request: ReadRequest) -> tuple[Type, Blocks,
     if request.num_splits != pipeline.num_splits:
         raise InvalidValueError(
             f"Expected a dataset of {request.num_splits} splits, as on the dispatcher, found {pipeline.num_splits} "
-            "splits on this worker; install the same release of fedstack for both"
+            "splits on this worker; install the same release of fedstack on both"
         )
     if not splits.first <= splits.last <= pipeline.num_splits:
         raise InvalidValueError(

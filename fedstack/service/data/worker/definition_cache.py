@@ -36,7 +36,7 @@ class CachedDataset:
 
     Attributes:
       dataset: The dataset.
-      division: The division of the work on the dataset.
+      division: The division of the work of reading the dataset.
       client_column: The member of the elements that contains the client's id; empty if the dataset is not registered by
         client.
     """
@@ -55,7 +55,7 @@ class CachedDataset:
         if not self.client_column:
             raise InvalidValueError(
                 "Expected a dataset that is registered by client, found a dataset that is registered as a whole; "
-                "register its by_client(column)"
+                "register the result of its by_client(column)"
             )
         return self.dataset.by_client(self.client_column)
 
@@ -65,7 +65,7 @@ class DefinitionCache:
 
     Args:
       dispatcher: The stub for calls to the dispatcher, which has the definitions.
-      scope: The scope in which definitions are read. Its policy determines the functions that they may contain.
+      scope: The scope in which definitions are read. Its policy determines which functions they may contain.
       limits: The limits of the data worker, which include the maximum size of each definition and of all definitions
         together.
     """

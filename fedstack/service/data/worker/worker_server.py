@@ -33,20 +33,20 @@ class WorkerConfig:
     """The configuration of a data worker.
 
     Attributes:
-      dispatcher_address: The address of the dispatcher, or the job of a cluster with one task.
+      dispatcher_address: The address of the dispatcher, or a cluster job with a single task.
       worker_address: The address at which clients reach the worker, with `%port%` for its port, as in
         `"data-1:%port%"`; by default the address on which the worker listens.
       port: The port; 0 for any free port.
       protocol: `"grpc"`, or `"grpc+local"` to serve clients in this process only, without a server.
       heartbeat_interval_ms: The interval between messages to the dispatcher; by default the dispatcher sets the
         interval.
-      dispatcher_timeout_ms: The maximum time to wait for the dispatcher at the start. By default the worker does not
+      dispatcher_timeout_ms: The maximum time to wait for the dispatcher at startup. By default the worker does not
         wait, and registers when the dispatcher becomes available.
-      host: A name or an address of this machine. TLS is required unless it is a loopback address.
+      host: A name or an address of this machine. TLS is required unless `host` is a loopback address.
       data_roots: The folders below which the worker may read files of datasets; by default none.
-      policy: The policy that determines the functions that definitions of datasets may contain. By default functions
-        must not refer to modules or contain code.
-      credentials: The certificate and key for TLS, and the requirements on clients.
+      policy: The policy that determines which functions definitions of datasets may contain. By default functions must
+        not refer to modules or contain code.
+      credentials: The certificate and key for TLS, and the server's requirements for clients.
       token_file: A file with one token per line. A client must present one of the tokens.
       worker_token_file: A file with the token that authorizes this worker to register with the dispatcher.
       insecure: Whether other machines may connect without TLS.
@@ -98,7 +98,7 @@ class WorkerConfig:
     def service(self) -> DataWorkerService:
         """Returns a data worker for `ServerConfig.services`.
 
-        The server of the cluster's task determines the address and the credentials.
+        The server that runs the data worker determines the address and the credentials.
         """
         interval = self.heartbeat_interval_ms
         return DataWorkerService(
@@ -149,7 +149,8 @@ class WorkerServer(OwnedServer):
             config = WorkerConfig(dispatcher_address, worker_address, port, protocol or GRPC)
         elif port or dispatcher_address or worker_address or protocol:
             raise InvalidValueError(
-                "Expected either config or single attributes such as port, found both; set the attributes in the config"
+                "Expected either config or individual attributes such as port, found both; set the attributes in the "
+                "config"
             )
         self._config = config
         self._service = config.service()

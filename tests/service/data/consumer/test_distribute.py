@@ -736,7 +736,7 @@ def test_a_function_that_workers_do_not_let_in_is_named() -> None:
         ({"processing_mode": ShardingPolicy.FILE}, InvalidValueError, "Expected a dataset of files.*DATA"),
         ({"processing_mode": ShardingPolicy.FILE_OR_DATA}, InvalidValueError, "found ShardingPolicy.FILE_OR_DATA"),
         ({"processing_mode": ShardingPolicy.HINT}, InvalidValueError, "found ShardingPolicy.HINT.* use .*FILE"),
-        ({"processing_mode": "hint"}, InvalidValueError, r"found ShardingPolicy.HINT, .* add a step shard\(n, index\)"),
+        ({"processing_mode": "hint"}, InvalidValueError, r"found ShardingPolicy.HINT, .* add a shard\(n, index\) step"),
         ({"service": ""}, InvalidValueError, "Expected service to be the address of a dispatcher"),
         ({"service": 5}, InvalidValueError, "Expected service to be the address of a dispatcher"),
         ({"service": "grpc://a://b:1"}, InvalidValueError, "found 'grpc://a://b:1'"),
@@ -758,7 +758,7 @@ def test_a_function_that_workers_do_not_let_in_is_named() -> None:
         (
             {"element_spec": np.float32},
             TypeMismatchError,
-            "Expected elements of type float32, which .*, found elements of type int64",
+            "Expected elements of type float32, as declared by element_spec, found elements of type int64",
         ),
         ({"element_spec": "x y"}, TypeMismatchError, "Expected a type for element_spec, found"),
         ({"consumer_index": 0}, InvalidValueError, "The argument consumer_index=.* is not supported.*job_name"),

@@ -138,7 +138,7 @@ def test_the_clients_of_a_dataset_that_is_not_by_client_are_not_listed(service: 
             await reader.close()
 
     register_dataset(service.target, LOCAL.dataset)
-    with pytest.raises(InvalidValueError, match="register its by_client"):
+    with pytest.raises(InvalidValueError, match="register the result of its by_client"):
         io_loop.run_sync(asked(), 20)
 
 

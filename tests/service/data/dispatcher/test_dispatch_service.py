@@ -68,7 +68,9 @@ def test_of_a_dataset_that_is_known_nobody_says_something_else(peer: Peer) -> No
 
 
 def test_an_unknown_id_is_refused_with_some_that_there_are(peer: Peer) -> None:
-    with pytest.raises(InvalidValueError, match="No dataset with id 'nothing' is registered; no dataset is registered"):
+    with pytest.raises(
+        InvalidValueError, match="No dataset with id 'nothing' is registered; the dispatcher has no datasets"
+    ):
         peer.describe("nothing")
     for index in range(7):
         peer.register(b"%d" % index, dataset_id=f"name-{index}")
@@ -87,7 +89,7 @@ def test_a_definition_must_be_the_one_that_its_digest_stands_for(peer: Peer) -> 
         peer.ask(lambda stub: stub.register(request, memoryview(b"yours")[:4].toreadonly()))
     with pytest.raises(InvalidValueError):
         peer.ask(lambda stub: stub.register(request, memoryview(b"much more than that")))
-    with pytest.raises(InvalidValueError, match="no dataset is registered"):
+    with pytest.raises(InvalidValueError, match="the dispatcher has no datasets"):
         peer.describe(digest=dataset.digest)
 
 
@@ -302,7 +304,7 @@ def test_the_same_request_to_resume_takes_nobody_s_place(peer: Peer) -> None:
 
 def test_resuming_what_is_not_there_is_refused(peer: Peer) -> None:
     digest = peer.register()
-    with pytest.raises(InvalidValueError, match="does not know the pass of this cursor"):
+    with pytest.raises(InvalidValueError, match="does not know this cursor's pass"):
         Consumer(peer, digest, resumes=True, guarantee=EXACTLY_ONCE)
     Consumer(peer, digest, b"a", job_name="shared")
     with pytest.raises(InvalidValueError, match="'exactly_once', found 'at_most_once'"):
@@ -326,7 +328,7 @@ def test_workers_that_are_not_in_the_list_are_refused_with_the_list() -> None:
         for address in ("one:5000", "grpc://two:7", "three:1"):
             peer.attend(address.encode(), address)
         for address in ("one:5001", "four:1"):
-            with pytest.raises(MembershipError, match=rf"one:5000, two, three:%port%\), found {address}"):
+            with pytest.raises(MembershipError, match=rf"one:5000, two, three:%port%\), found a worker at {address}"):
                 peer.attend(b"w", address)
         assert len(peer.ask(lambda stub: stub.list_workers()).worker) == 3
 
@@ -361,7 +363,7 @@ def test_passes_that_might_be_resumed_make_room_for_others() -> None:
             assert splits(consumer.take_all()) == list(range(10))
             consumer.release(may_resume=True)
         assert Consumer(peer, digest, b"b", guarantee=EXACTLY_ONCE, resumes=True).opened.taken
-        with pytest.raises(InvalidValueError, match="The dispatcher does not know the pass of this cursor"):
+        with pytest.raises(InvalidValueError, match="The dispatcher does not know this cursor's pass"):
             Consumer(peer, digest, b"a", guarantee=EXACTLY_ONCE, resumes=True)
 
 

@@ -113,7 +113,7 @@ def write_damaged(file: Path) -> None:
     ("write", "found"),
     [
         (write_text, "The dispatcher's journal is damaged"),
-        (write_database, "found a database of another program"),
+        (write_database, "found another program's database"),
         (write_newer, "Expected a journal of version 2, found a journal of version 99"),
         (write_damaged, "The dispatcher's journal is damaged"),
     ],
@@ -218,7 +218,7 @@ def test_a_disk_that_is_full_for_definitions_is_said(tmp_path: Path) -> None:
         (tmp_path / DEFINITIONS / f"{dataset.digest.hex()}.new").symlink_to("/dev/full")
         with pytest.raises(ResourceLimitError, match="is full"):
             peer.register()
-        with pytest.raises(ValueError, match="no dataset is registered"):
+        with pytest.raises(ValueError, match="the dispatcher has no datasets"):
             peer.describe(digest=dataset.digest)
         (tmp_path / DEFINITIONS / f"{dataset.digest.hex()}.new").unlink()
         assert peer.definition(peer.register()) == b"a definition"

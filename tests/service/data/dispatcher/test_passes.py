@@ -219,7 +219,7 @@ def test_the_same_request_to_resume_again_is_the_same_process(direct: Direct) ->
 
 
 def test_a_cursor_is_of_a_pass_and_a_consumer_that_are_known_and_may_resume(direct: Direct) -> None:
-    unknown = "The dispatcher does not know the pass of this cursor"
+    unknown = "The dispatcher does not know this cursor's pass"
     with pytest.raises(InvalidValueError, match=unknown):
         direct.open(guarantee=EXACTLY_ONCE, resumes=True)
     assert direct.live() == set()
@@ -228,7 +228,7 @@ def test_a_cursor_is_of_a_pass_and_a_consumer_that_are_known_and_may_resume(dire
         direct.open(b"b", job_name="shared", guarantee=EXACTLY_ONCE, resumes=True)
     direct.open(b"a", job_name="shared", guarantee=EXACTLY_ONCE, resumes=True)
     direct.open(b"a")
-    with pytest.raises(InvalidValueError, match="guarantee 'exactly_once', found 'at_most_once'"):
+    with pytest.raises(InvalidValueError, match="pass to be 'exactly_once', found 'at_most_once'"):
         direct.open(b"a", resumes=True)
 
 
@@ -374,11 +374,11 @@ def test_the_pass_of_one_consumer_that_is_idle_for_the_longest_time_makes_room(l
         consumer.take()
         consumer.release(now=now, may_resume=True)
     direct.open(b"d")
-    with pytest.raises(InvalidValueError, match="The dispatcher does not know the pass of this cursor"):
+    with pytest.raises(InvalidValueError, match="The dispatcher does not know this cursor's pass"):
         direct.open(b"b", **kept, resumes=True)
     assert direct.open(b"a", **kept, resumes=True).opened.taken
     direct.open(b"e")
-    with pytest.raises(InvalidValueError, match="The dispatcher does not know the pass of this cursor"):
+    with pytest.raises(InvalidValueError, match="The dispatcher does not know this cursor's pass"):
         direct.open(b"c", **kept, resumes=True)
     with pytest.raises(ResourceLimitError, match=limit):
         direct.open(b"f")

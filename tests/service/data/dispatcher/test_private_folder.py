@@ -68,7 +68,7 @@ def test_a_folder_that_has_other_things_and_lets_others_in_is_refused_and_left_a
     (tmp_path / "notes").touch()
     tmp_path.chmod(0o755)
     with pytest.raises(
-        JournalError, match=f"{tmp_path} with mode 0755 and the other file 'notes'.*choose a separate folder"
+        JournalError, match=f"{tmp_path} with mode 0755 and an unrelated file 'notes'.*choose a separate folder"
     ):
         Journal(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["notes"]

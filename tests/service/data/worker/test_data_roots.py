@@ -50,7 +50,7 @@ def test_other_files_are_refused_whether_or_not_they_are_there(
 def test_a_worker_without_roots_reads_no_files(files: Path, catalogue: Catalogue, start_worker: StartWorker) -> None:
     dataset = Dataset.range(5).zip(Dataset.from_npy(files / "in" / "rows.npy"))
     worker = start_worker()
-    with pytest.raises(CarrierError, match="start the data worker with --data-root"):
+    with pytest.raises(CarrierError, match="start the data worker with the file's folder as --data-root"):
         read(worker.target, whole(catalogue.register(dataset)), dataset.element_type)
 
 

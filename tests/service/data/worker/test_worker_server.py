@@ -150,7 +150,7 @@ def test_a_configuration_that_cannot_be_meant_is_refused(files: CertificateFiles
         WorkerServer(dispatcher_address="nowhere")
     with pytest.raises(InvalidValueError, match='Expected the protocol "grpc", or "grpc\\+local"'):
         WorkerServer(dispatcher_address="localhost:1", protocol="http")
-    with pytest.raises(InvalidValueError, match="config or single attributes such as port, found both"):
+    with pytest.raises(InvalidValueError, match="config or individual attributes such as port, found both"):
         WorkerServer(WorkerConfig("localhost:1"), port=1)
     with pytest.raises(InvalidValueError, match="Expected a worker_address"):
         WorkerConfig("localhost:1", host="0.0.0.0")
