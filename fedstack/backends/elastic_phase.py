@@ -15,7 +15,8 @@ from fedstack.backends.assignments import Assignment, Assignments
 from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.errors import FedstackError, NoWorkersError
+from fedstack.errors import FedstackError, NoWorkersError, RemoteError
+from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts
@@ -27,6 +28,8 @@ from fedstack.observe.events import ClientsRetried
 from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
+# The minimum time between two contributions of a worker. The work of about half this time is lost with a worker.
+HAND_IN_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
@@ -45,12 +48,16 @@ class ElasticPhase:
         self._backend = backend
         self._caller = caller
         self._part = part
-        self._assignments = Assignments(part.clients)
+        # The result of a general aggregation depends on which clients are accumulated together.
+        divides = not any(fold.functions for fold in part.phase.folds)
+        self._assignments = Assignments(part.clients, divides=divides)
         self._contributions = Contributions(engine, part.phase, part.arguments, part.clients)
         self._losses: InvocationLosses | None = scope.losses
         self._progress = scope.progress
         self._runners: dict[Hashable, PhaseRunner] = {}
         self._tasks: dict[asyncio.Task[None], Assignment | None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._broken: Exception | None = None
         self._ended: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._finding: asyncio.Task[None] | None = None
@@ -74,7 +81,10 @@ class ElasticPhase:
             while not self._assignments.is_done:
                 await self._turn()
             if self._failure is not None:
-                raise self._failure[1]
+                try:
+                    raise self._failure[1]
+                finally:
+                    self._failure = None  # breaks the reference cycle of the error and this object
         except BaseException as error:
             await end_all(list(self._tasks), error)
             raise
@@ -104,6 +114,11 @@ class ElasticPhase:
         self._news.clear()
         if timer is not None:
             timer.cancel()
+        if self._broken is not None:
+            try:
+                raise self._broken
+            finally:
+                self._broken = None  # breaks the reference cycle of the error and this object
         ended, self._ended = self._ended, []
         for task in ended:
             assignment = self._tasks.pop(task, None)
@@ -128,7 +143,11 @@ class ElasticPhase:
             return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            self._assignments.ended(assignment)
+            if not self._assignments.ended(assignment):
+                raise RemoteError(
+                    f"Expected the contributions of all clients from {assignment.worker}, found none of "
+                    f"{', '.join(map(named, assignment.left))}; check that the worker runs the same version of fedstack"
+                )
         elif isinstance(error, LOSSES):
             await self._after_loss(assignment, error)
         elif isinstance(error, asyncio.CancelledError):
@@ -208,13 +227,10 @@ class ElasticPhase:
         part = self._part.at(assignment.clients)
         counts = None if self._progress is None else PartProgress(self._progress)
 
-        def hand_in(clients: range, result: PhaseResult) -> None:
-            if self._assignments.handed_in(assignment, clients):
-                self._contributions.add(clients, result)
-                if counts is not None:
-                    counts.settled(len(clients))
+        def take(clients: range, result: PhaseResult) -> None:
+            self._loop.call_soon_threadsafe(self._take, assignment, clients, result, counts)
 
-        runner = self._runners[assignment.worker]
+        runner, hand_in = self._runners[assignment.worker], HandIn(take, HAND_IN_SECONDS)
         with current_scope().replace(progress=counts).entered():
             try:
                 await runner.run_in_parts(part.phase, part.inputs, part.arguments, part.clients, hand_in)
@@ -222,6 +238,17 @@ class ElasticPhase:
                 if counts is not None and self._losses is not None:
                     counts.withdraw()
                 raise
+
+    def _take(self, assignment: Assignment, clients: range, result: PhaseResult, counts: PartProgress | None) -> None:
+        """Adds a contribution that a worker has handed in."""
+        try:
+            if self._assignments.handed_in(assignment, clients):
+                self._contributions.add(clients, result)
+                if counts is not None:
+                    counts.settled(len(clients))
+        except Exception as error:  # for example, arrays that do not fit together
+            self._broken = self._broken or error
+            self._news.set()
 
     async def _find_workers(self) -> None:
         """Finds the workers that are available after a loss."""

@@ -8,8 +8,8 @@ supports only the plain verbs has one session per number of clients, and this pr
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import TypeVar, cast
 
 import attrs
 
@@ -22,6 +22,7 @@ from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Exe
 from fedstack.errors import DeadlineExceededError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.one_by_one import OneByOneExecutor
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
@@ -37,6 +38,7 @@ from fedstack.membership.membership_observer import MembershipObserver
 from fedstack.transport.wire.status import RemoteTraceback
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class WorkersBackend(Backend):
@@ -215,20 +217,26 @@ class _WorkerPhases(PhaseRunner):
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
+        return await self._run(lambda runner: runner.run_phase(phase, inputs, arguments, clients), len(clients))
+
+    async def run_in_parts(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
+    ) -> None:
+        await self._run(lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, hand_in), len(clients))
+
+    async def _run(self, work: Callable[[PhaseRunner], Awaitable[_T]], clients: int) -> _T:
         worker, is_served = self._worker, False
         try:
-            sessions = self._backend.sessions_at(
-                worker
-            )  # owned by the backend, which ends them after the worker is removed
+            # The backend owns the sessions, and ends them after the worker has been removed.
+            sessions = self._backend.sessions_at(worker)
             if worker.features.phases and await sessions.phases.open():
                 is_served = True
-                return await sessions.phases.run_phase(phase, inputs, arguments, clients)
-            with sessions.lent(len(clients)) as plain:
+                return await work(sessions.phases)
+            with sessions.lent(clients) as plain:
                 remote = cast(RemoteExecutor, plain.target)
                 await remote.open()  # later failures happen during the work
                 is_served = True
-                phases = PlainPhases(remote, plain.foreign, self._server)
-                return await phases.run_phase(phase, inputs, arguments, clients)
+                return await work(PlainPhases(remote, plain.foreign, self._server))
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             if is_served and isinstance(error.__cause__, RemoteTraceback):
                 raise  # the worker is alive, and reports the loss of a peer behind it

@@ -15,11 +15,13 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.fold_states import FoldState
+from fedstack.executors.base.hand_ins import HandIn, HandInSink
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
 from fedstack.executors.base.phase_sink import PhaseSink, fold_resident_columns
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.concurrency.progress import observed_phase
 from fedstack.foundations.error_text import counted
 
 
@@ -51,16 +53,48 @@ class LocalPhases(PhaseEngine):
     async def fold_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
     ) -> FoldedPhase:
-        states = [await self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
-        columns = cast("Sequence[Column]", unshared(inputs))
-        if (progress := current_scope().progress) is not None and phase.program.steps:
-            progress.expect(len(clients))
+        columns, states = await self._begun(phase, inputs, arguments, clients)
         held = await self._fold_held(phase, states, columns, clients, all_clients)
         sink = PhaseSink(phase, states, held)
-        if len(clients) and (len(held) < len(phase.folds) or phase.held):
+        if len(held) < len(phase.folds) or phase.held:
+            await self._run(phase, columns, clients, sink)
+        return FoldedPhase(states, sink.columns())
+
+    async def run_in_parts(
+        self,
+        phase: Phase,
+        inputs: Sequence[object],
+        arguments: FoldArguments,
+        clients: range,
+        hand_in: HandIn,
+    ) -> None:
+        columns, states = await self._begun(phase, inputs, arguments, clients)
+        with observed_phase(phase.program, clients):
+            held = await self._fold_held(phase, states, columns, clients, False)
+            if held or not all(state.merges_in_any_order for state in states):
+                sink, left = PhaseSink(phase, states, held), clients
+                if len(held) < len(phase.folds) or phase.held:
+                    await self._run(phase, columns, clients, sink)
+            else:
+                sink = HandInSink(phase, states, clients, hand_in)
+                await self._run(phase, columns, clients, sink)
+                left = sink.left
+            result = FoldedPhase(states, sink.columns()).partials()
+        hand_in.take(left, result)
+
+    async def _begun(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> tuple[Sequence[Column], list[FoldState]]:
+        """Returns the columns of the inputs and the states of the folds of a phase that begins."""
+        states = [await self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
+        if (progress := current_scope().progress) is not None and phase.program.steps:
+            progress.expect(len(clients))
+        return cast("Sequence[Column]", unshared(inputs)), states
+
+    async def _run(self, phase: Phase, columns: Sequence[Column], clients: range, sink: PhaseSink) -> None:
+        if len(clients):
             program = await self._client_programs.linked(phase.program)
             await self._client_programs.run_clients(program, columns, clients, sink)
-        return FoldedPhase(states, sink.columns())
 
     async def _fold_held(
         self,

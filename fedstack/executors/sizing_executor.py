@@ -185,6 +185,9 @@ class _CountingSink:
     def stream(self, start: int) -> ResultStream:
         return _CountingStream(self._sink.stream(start), self._sizes, start)
 
+    def reached(self, client: int) -> None:
+        self._sink.reached(client)
+
 
 class _CountingStream:
     """Counts the results of clients one by one, and passes them on to another stream."""

@@ -339,7 +339,7 @@ class Packed(_message.Message):
     def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +379,7 @@ class PhaseRequest(_message.Message):
     ISOLATE_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     SPAN_FIELD_NUMBER: _ClassVar[int]
+    HAND_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
     clients: int
@@ -389,7 +390,8 @@ class PhaseRequest(_message.Message):
     isolate: bool
     suspect: _containers.RepeatedScalarFieldContainer[int]
     span: Span
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ...) -> None: ...
+    hand_in_seconds: float
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("trace", "call", "id")
@@ -402,7 +404,7 @@ class Span(_message.Message):
     def __init__(self, trace: _Optional[str] = ..., call: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept", "differing_module")
+    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -432,11 +434,13 @@ class PhaseResponse(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
+    HANDED_IN_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
     kept: _containers.RepeatedScalarFieldContainer[str]
     differing_module: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
+    handed_in: int
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

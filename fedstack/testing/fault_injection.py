@@ -242,3 +242,6 @@ class _Nowhere:
 
     def close(self) -> None:
         pass
+
+    def reached(self, client: int) -> None:
+        pass

@@ -170,7 +170,7 @@ def test_workers_that_come_and_go_are_used_from_the_next_phase_on() -> None:
 
 def test_clients_that_ran_where_workers_were_lost_each_time_are_named() -> None:
     backend = ThreadBackend(2, losing(*range(100)))
-    with over(backend), pytest.raises(LostWorkersError, match=r"ran on a worker that ended: client \d") as caught:
+    with over(backend), pytest.raises(LostWorkersError, match=r"that ended: clients? \d") as caught:
         raising_at()(list(range(10)))
     assert "(limit: 4 attempts); check the engine's logs:\n  thread 0: lost" in str(caught.value)
 

@@ -143,7 +143,7 @@ def test_a_wrong_value_of_an_option_names_the_option(
 
 def test_help_names_the_variables_with_the_defaults_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == (0, [])
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split()).replace("comma- separated", "comma-separated")
     assert "how many [FEDSTACK_MAX_SESSIONS=8] " in text
     assert "what goes; may be repeated, or given as a comma-separated list [FEDSTACK_ALLOW_MODULE] " in text
     assert "--insecure / --no-insecure do without [FEDSTACK_INSECURE] " in text

@@ -314,9 +314,9 @@ with fedstack.create_sync_local_execution_context():
     print(said(lambda: double(1)), in_thread(lambda: double(1)))
 """,
         [
-            r"ContextError: .* to call 'double', found none in the thread 'MainThread'; .*set_sync_local_.*use_context",
-            r"ContextError: .* to call 'double', found none in the thread 'mine'; .*set_sync_local_.*use_context",
-            r"2 ContextError: .* to call 'double', found none in the thread 'mine'",
+            r"ContextError: .* for calling 'double', found none in the thread 'MainThread'; .*set_sync_.*use_context",
+            r"ContextError: .* for calling 'double', found none in the thread 'mine'; .*set_sync_local_.*use_context",
+            r"2 ContextError: .* for calling 'double', found none in the thread 'mine'",
         ],
     ),
     "after a context": (
@@ -333,7 +333,7 @@ print(said(lambda: total([1])))
 """,
         [
             r"RuntimeError: No default context installed\.",
-            r"ContextError: .* to call a computation, found none in the thread 'MainThread'",
+            r"ContextError: .* for calling a computation, found none in the thread 'MainThread'",
             r"RuntimeError: No default context installed\.",
         ],
     ),

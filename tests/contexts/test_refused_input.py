@@ -284,7 +284,7 @@ def test_an_intrinsic_that_lies_about_its_type_is_refused():
     intrinsic = computation_pb2.Computation(
         type=function_type.to_proto(), intrinsic=computation_pb2.Intrinsic(uri="federated_sum")
     )
-    with pytest.raises(TypeMismatchError, match="Expected federated_sum to return int32@SERVER"):
+    with pytest.raises(TypeMismatchError, match="Expected federated_sum to be declared as returning int32@SERVER"):
         from_proto(intrinsic)([1])
 
 

@@ -183,10 +183,10 @@ def test_passes_change_nothing_where_rows_are_not_shuffled():
             np.zeros(3),
             {"shuffle_seed": 2**1024},
             InvalidValueError,
-            r"shuffle_seed below 2\*\*1024, found an integer",
+            r"shuffle_seed to be below 2\*\*1024, found an integer",
         ),
         (np.zeros(3), {"shuffle_seed": 1, "round": -1}, InvalidValueError, "round to be zero or more, found -1"),
-        (np.zeros(3), {"shuffle_seed": 1, "round": 2**64}, InvalidValueError, r"round below 2\*\*64"),
+        (np.zeros(3), {"shuffle_seed": 1, "round": 2**64}, InvalidValueError, r"round to be below 2\*\*64"),
         (
             np.zeros(3),
             {"shuffle_seed": 1, "reshuffle": 0},

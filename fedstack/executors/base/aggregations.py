@@ -22,7 +22,7 @@ from fedstack.executors.base.fold_states import (
     lowest_of,
     zero_of,
 )
-from fedstack.executors.base.tree_fold import LeafFold, leaf_columns
+from fedstack.executors.base.leaf_fold import LeafFold, leaf_columns
 
 
 class AggregateState(FoldState):

@@ -363,8 +363,10 @@ class ClientBlocks:
             self._seconds += seconds
             if self.sink.ordered or self._error is not None:
                 self._room.notify_all()
+            reached = min(self._working, default=self._next)
         if self.progress is not None:
             self.progress.finished(size)
+        self.sink.reached(reached)
         return seconds
 
     def _count_failure(self, block: _Block, first: int, error: BaseException) -> None:

@@ -18,7 +18,8 @@ from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_structure import flattener, full_array, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn
 from fedstack.computations.values.tensor_values import kind_of_dtype, quiet_context, read_only
-from fedstack.executors.base.tree_fold import LeafFold, LeafStream, Partial, leaf_columns
+from fedstack.executors.base.leaf_fold import LeafFold, LeafStream, leaf_columns
+from fedstack.executors.base.tree_fold import Partial
 
 
 class FoldState(abc.ABC):
@@ -41,6 +42,17 @@ class FoldState(abc.ABC):
     @abc.abstractmethod
     def partials(self) -> object:
         """Returns the partial results, for the `merge` method of another state of the same aggregation."""
+
+    def take(self, clients: range) -> object | None:
+        """Removes and returns the partial results of a range of clients, in the form that `merge` accepts.
+
+        Args:
+          clients: A range that begins with the first client of the state. All its clients have been added.
+
+        Returns:
+          The partial results; `None`, with nothing removed, if they cannot be separated from the others now.
+        """
+        return None
 
     @abc.abstractmethod
     def merge(self, partials: object) -> None:
@@ -143,6 +155,9 @@ class TreeState(FoldState):
     def partials(self) -> object:
         return [leaf.partials() for leaf in self.leaves]
 
+    def take(self, clients: range) -> object | None:
+        return _taken(self.leaves, clients)
+
     def merge(self, partials: object) -> None:
         with np.errstate(all="ignore"):
             for leaf, theirs in zip(self.leaves, cast("list[list[Partial]]", partials)):
@@ -161,6 +176,19 @@ class TreeState(FoldState):
     def _finish(self, totals: list[np.ndarray | None]) -> list[np.ndarray | None]:
         """Returns the result of each tensor, given its total; `None` without clients. May overwrite the totals."""
         return totals
+
+
+def _taken(folds: Sequence[LeafFold], clients: range) -> list[list[Partial]] | None:
+    """Removes and returns the partial results of a range of clients from all folds, or returns `None`; see `take`."""
+    taken: list[list[Partial]] = []
+    for fold in folds:
+        found = fold.take(clients)
+        if found is None:
+            for each, partials in zip(folds, taken):
+                each.add(partials)
+            return None
+        taken.append(found)
+    return taken
 
 
 class TreeStream(FoldStream):
@@ -222,6 +250,15 @@ class MeanState(TreeState):
     def partials(self) -> object:
         weights = self.weights.partials() if self.weights is not None else None
         return self.count, weights, super().partials()
+
+    def take(self, clients: range) -> object | None:
+        folds = self.leaves if self.weights is None else [self.weights, *self.leaves]
+        taken = _taken(folds, clients)
+        if taken is None:
+            return None
+        self.add_clients(-len(clients))
+        weights = None if self.weights is None else taken.pop(0)
+        return len(clients), weights, taken
 
     def merge(self, partials: object) -> None:
         count, weights, leaves = cast("tuple[int, list[Partial], object]", partials)

@@ -21,6 +21,7 @@ from fedstack.errors import FedstackError, InvalidComputationError, InvalidValue
 from fedstack.executors.base.aggregations import AggregateState, FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.fold_states import FoldState
+from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
@@ -76,9 +77,9 @@ class PhaseRunner(abc.ABC):
         inputs: Sequence[object],
         arguments: FoldArguments,
         clients: range,
-        hand_in: "Callable[[range, PhaseResult], None]",
+        hand_in: HandIn,
     ) -> None:
-        """Runs a phase like `run_phase`, and hands in the contributions of parts of the clients as they become known.
+        """Runs a phase like `run_phase`, and hands in the contributions of consecutive ranges of the clients.
 
         By default, the contribution of all clients is handed in at the end.
 
@@ -87,9 +88,9 @@ class PhaseRunner(abc.ABC):
           inputs: See `run_phase`.
           arguments: The server's arguments of the folds.
           clients: The indices of the clients in the whole federation.
-          hand_in: Receives the contribution of a range of the clients. Ranges do not overlap.
+          hand_in: Receives the contributions.
         """
-        hand_in(clients, await self.run_phase(phase, inputs, arguments, clients))
+        hand_in.take(clients, await self.run_phase(phase, inputs, arguments, clients))
 
     def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseRunner | None":
         """Returns a copy of this runner that uses a wrapped program engine; `None` if programs run elsewhere."""

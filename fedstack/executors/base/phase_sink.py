@@ -18,7 +18,8 @@ from fedstack.computations.values.columns import Column, column_from_payloads, c
 from fedstack.errors import FedstackError
 from fedstack.executors.base.aggregations import AggregateState
 from fedstack.executors.base.fold_states import FoldState, FoldStream, TreeState
-from fedstack.executors.base.tree_fold import BlockFold, LeafFold, Partial, SpareBuffers, aligned_blocks, leaf_columns
+from fedstack.executors.base.leaf_fold import LeafFold, leaf_columns
+from fedstack.executors.base.tree_fold import BlockFold, Partial, SpareBuffers, aligned_blocks
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 
 
@@ -54,6 +55,10 @@ class Sink(Protocol):
 
     def stream(self, start: int) -> ResultStream:
         """Returns a stream that accepts the results of the clients from `start` on, one client at a time."""
+        ...
+
+    def reached(self, client: int) -> None:
+        """Called after each block: the results of all clients before `client` have been added, unless one failed."""
         ...
 
 
@@ -104,6 +109,9 @@ class PhaseSink:
             if fold.results == tuple(range(results)):
                 return state.stream(start)  # the operands of the fold are exactly the results of a client
         return PhaseStream(self, start)
+
+    def reached(self, client: int) -> None:
+        """Does nothing; see `Sink`."""
 
     def folded(self) -> Iterator[tuple[Fold, FoldState]]:
         """Yields the folds that receive results of clients, with their states."""

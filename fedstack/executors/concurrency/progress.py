@@ -220,6 +220,11 @@ class PhaseReport:
         done = min(max(self._done, beat.done), begun - self._failed)
         self._reach(begun, done, min(max(self._failed, beat.failed), begun - done))
 
+    def handed_in(self, clients: int) -> None:
+        """Updates the progress after the contribution of the first clients has been received."""
+        done = max(self._done, clients)
+        self._reach(max(self._begun, done + self._failed), done, self._failed)
+
     def work(self) -> list[RunningClients]:
         """Returns the work that was running at the last heartbeat. Each change leads to another heartbeat soon."""
         since = time.monotonic() - self._heard

@@ -15,8 +15,9 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.fold_states import FoldState, MeanState, TreeState
+from fedstack.executors.base.leaf_fold import LeafFold
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.base.tree_fold import LeafFold, Partial
+from fedstack.executors.base.tree_fold import Partial
 from fedstack.proto.extensions_pb2 import PhaseResponse
 
 _MAX_LEVEL = 62

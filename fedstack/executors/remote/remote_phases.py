@@ -15,19 +15,21 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, partial_states
+from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
+from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.concurrency.leaf_threads import off_loop
+from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
 from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
 from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import write_phase, write_span
-from fedstack.executors.remote.phase_results import ReceivedResult, read_result
+from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
+from fedstack.transport.peers.executor_stub import Answer
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
 
 _T = TypeVar("_T")
@@ -56,20 +58,31 @@ class RemotePhases(PhaseRunner):
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
+        """Runs a client phase on the peer in a single call, with a single response; see `run_in_parts`."""
+        results: list[PhaseResult] = []
+        hand_in = HandIn(lambda _, result: results.append(result), 0.0)
+        await self.run_in_parts(phase, inputs, arguments, clients, hand_in)
+        return results[0]
+
+    async def run_in_parts(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
+    ) -> None:
         """Runs a client phase on the peer in a single call.
 
         Args:
           phase: The phase.
           inputs: For each input of the phase's program, a column of exactly the given clients.
-          arguments: The server's arguments to the folds.
+          arguments: The server's arguments of the folds.
           clients: The indices of the clients in the whole federation.
+          hand_in: Receives the contributions. If its `seconds` are 0, it receives a single one at the end.
 
         Raises:
           CarrierError: If a leaf function cannot be sent.
           InvalidValueError: If the peer does not run phases.
           WorkerUnavailableError: If the peer is no longer reachable.
         """
-        return await self._in_session(lambda session: _run(session, phase, inputs, arguments, clients))
+        run = _PhaseRun(phase, inputs, arguments, clients, hand_in)
+        await self._in_session(run.run)
 
     async def search_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
@@ -109,59 +122,97 @@ class RemotePhases(PhaseRunner):
         return f"<RemotePhases at {self._sessions.stub.address}>"
 
 
-async def _run(
-    session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
-) -> PhaseResult:
-    peer = session.peer
-    if peer is None:
-        raise InvalidValueError(
-            f"Expected a worker that runs client phases, found {session.stub.address}, which is an executor service "
-            "without fedstack's extensions; wrap its executor: FederatingExecutor(RemoteExecutor(…), num_clients)"
-        )
-    with observed_phase(phase.program, clients, session.stub.address) as note:
-        return await _run_told(session, phase, inputs, arguments, clients, peer, note)
+class _PhaseRun:
+    """One run of a phase on a peer, which may be repeated in another session for the clients that are left.
 
+    Args:
+      phase: The phase.
+      inputs: The inputs of the phase for its clients.
+      arguments: The server's arguments of the folds.
+      clients: The clients.
+      hand_in: Receives the contributions.
+    """
 
-async def _run_told(
-    session: RemoteSession,
-    phase: Phase,
-    inputs: Sequence[object],
-    arguments: FoldArguments,
-    clients: range,
-    peer: messages.HandshakeResponse,
-    note: PhaseNote | None,
-) -> PhaseResult:
-    copies = PhaseCopies(session)
-    request, packer = await _written(session, phase, inputs, arguments, clients, peer, copies)
-    if note is not None:
-        write_span(current_scope().span, request.span)
-        note.bytes_sent = request.ByteSize() + packer.segment_bytes
-    states = partial_states(phase, arguments)
-    unpacker = Unpacker(clients=len(clients), for_results=True)
+    def __init__(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
+    ) -> None:
+        self._phase = phase
+        self._inputs = inputs
+        self._arguments = arguments
+        self._clients = self._left = clients
+        self._hand_in = hand_in
 
-    def read(response: messages.PhaseResponse) -> ReceivedResult:
-        result = read_result(phase, states, clients, response, unpacker)
-        copies.settle(response.kept)
-        warn_of_differing(response.differing_module, session.stub.address)
+    async def run(self, session: RemoteSession) -> None:
+        """Runs the clients that are left in a session."""
+        peer = session.peer
+        if peer is None:
+            raise InvalidValueError(
+                f"Expected a worker that runs client phases, found {session.stub.address}, which is an executor "
+                "service without fedstack's extensions; wrap its executor: FederatingExecutor(RemoteExecutor(…), "
+                "num_clients)"
+            )
+        with observed_phase(self._phase.program, self._left, session.stub.address) as note:
+            await self._observed(session, peer, note)
+
+    async def _observed(self, session: RemoteSession, peer: messages.HandshakeResponse, note: PhaseNote | None) -> None:
+        phase, clients, address = self._phase, self._left, session.stub.address
+        inputs, copies = self._inputs, PhaseCopies(session)
+        if clients != self._clients:
+            first = self._clients.start
+            inputs = slice_inputs(inputs, clients.start - first, clients.stop - first)
+        request, packer = await _written(session, phase, inputs, self._arguments, clients, peer, copies)
+        request.hand_in_seconds = self._hand_in.seconds
         if note is not None:
-            note.bytes_received = response.ByteSize() + sum(map(len, unpacker.buffers))
-        return result
+            write_span(current_scope().span, request.span)
+            note.bytes_sent = request.ByteSize() + packer.segment_bytes
+        with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
+            answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
+            try:
+                last = await session.stub.io.run(self._received(answer, report, note))
+            except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
+                copies.give_up()  # the peer may have kept inputs even though the response was not received
+                losses = current_scope().losses
+                if losses is not None and _has_broken_off(error, address):
+                    losses.lose(
+                        phase, address, self._left, running=report.running, find_status=lambda: _status(session)
+                    )
+                raise
+            copies.settle(last.kept)
+            warn_of_differing(last.differing_module, address)
 
-    async def call(report: PhaseReport) -> ReceivedResult:
-        answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
-        return await receive(answer, messages.PhaseResponse, read, unpacker)
+    async def _received(self, answer: Answer, report: PhaseReport, note: PhaseNote | None) -> messages.PhaseResponse:
+        """Receives the responses, hands in the contributions, and returns the last response."""
+        states, clients = partial_states(self._phase, self._arguments), self._left
+        async with answer as incoming:
+            while True:
+                header = await incoming.header()
+                response = await sized(len(header), lambda: parsed(messages.PhaseResponse, header))  # noqa: B023
+                part = self._part(response)
+                unpacker = Unpacker(clients=len(part), for_results=True)
+                received = await sized(
+                    len(header),
+                    lambda: read_result(self._phase, states, part, response, unpacker),  # noqa: B023
+                )
+                if note is not None:
+                    note.bytes_received += response.ByteSize() + sum(map(len, unpacker.buffers))
+                await (incoming.read_next if response.handed_in else incoming.read_into)(unpacker.buffers)
+                unpacker.finish()
+                self._left = range(part.stop, clients.stop)
+                if not response.handed_in:
+                    self._hand_in.take(part, received.complete())
+                    return response
+                report.handed_in(part.stop - clients.start)
+                self._hand_in.take(part, received.complete())
 
-    with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
-        try:
-            received = await session.stub.io.run(call(report))
-        except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
-            copies.give_up()  # the peer may have kept inputs even though the response was not received
-            losses = current_scope().losses
-            address = session.stub.address
-            if losses is not None and _has_broken_off(error, address):
-                losses.lose(phase, address, clients, running=report.running, find_status=lambda: _status(session))
-            raise
-    return received.complete()
+    def _part(self, response: messages.PhaseResponse) -> range:
+        """Returns the clients of a response."""
+        left, count = self._left, response.handed_in
+        if count and (count >= len(left) or not self._hand_in.seconds):
+            raise InvalidValueError(
+                f"Expected the contribution of clients {left.start} to {left.stop - 1}, found one of {count} clients "
+                "with another to follow; check that the worker runs the same version of fedstack"
+            )
+        return range(left.start, left.start + count) if count else left
 
 
 async def _search(

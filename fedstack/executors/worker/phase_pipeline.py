@@ -13,7 +13,9 @@ engine can also have its own host.
 """
 
 import abc
-from collections.abc import Sequence
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import attrs
@@ -28,6 +30,7 @@ from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.aggregations import partial_states
+from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
@@ -48,6 +51,8 @@ ARRAY_SPARE_BYTES = 64
 # Serializing or parsing this many clients or tensors takes about a millisecond.
 _FEW_CLIENTS = 1000
 _FEW_LEAVES = 200
+# The minimum time between two contributions that a sender may ask for, in seconds.
+_LEAST_SECONDS = 0.05
 
 
 class PhaseHost(abc.ABC):
@@ -148,11 +153,67 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
     return read() if is_known else await off_loop(read)
 
 
-async def run(admitted: AdmittedPhase, engine: PhaseRunner, host: PhaseHost) -> PhaseResult:
-    """Runs an admitted phase in the current scope and returns its result."""
+async def run(
+    admitted: AdmittedPhase, engine: PhaseRunner, host: PhaseHost, outbox: "Outbox | None" = None
+) -> PhaseResult:
+    """Runs an admitted phase in the current scope.
+
+    Args:
+      admitted: The phase.
+      engine: Runs the phase.
+      host: The host of the phase.
+      outbox: Receives what the first clients have contributed while others are running, if the sender wants it.
+
+    Returns:
+      The contribution of all clients that are not in the outbox.
+    """
     await host.admission.load(admitted.leaves)
-    found = admitted.phase
-    return await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
+    found, seconds = admitted.phase, admitted.request.hand_in_seconds
+    # A stream of a sequence runs user code while it is written, which only `reply` can do.
+    if outbox is None or not seconds > 0 or any(contains_sequence(member) for _, member in found.phase.held):
+        return await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
+    last: list[PhaseResult] = []
+
+    def take(clients: range, result: PhaseResult) -> None:
+        if clients.stop == found.clients.stop:
+            last.append(result)
+            return
+        packer = host.packer()
+        response = write_result(found.phase, partial_states(found.phase, found.arguments), result, packer)
+        response.handed_in = len(clients)
+        outbox.put(Parcel(response.SerializeToString(), packer.segments, host.chunk_bytes, is_last=False))
+
+    hand_in = HandIn(take, max(_LEAST_SECONDS, seconds), outbox.is_free)
+    await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
+    return last[0]
+
+
+class Outbox:
+    """Parcels to send before the response of a phase. Any thread may add parcels.
+
+    Args:
+      notify: A function that is called on the event loop after a parcel has been added.
+    """
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._loop = asyncio.get_running_loop()
+        self._parcels: deque[Parcel] = deque()
+
+    def is_free(self) -> bool:
+        """Returns whether all parcels have been sent."""
+        return not self._parcels
+
+    def put(self, parcel: Parcel) -> None:
+        """Adds a parcel."""
+        self._parcels.append(parcel)
+        self._loop.call_soon_threadsafe(self._notify)
+
+    def drain(self) -> Iterator[Parcel]:
+        """Yields the parcels. Each is removed once it has been sent."""
+        while self._parcels:
+            yield self._parcels[0]
+            self._parcels.popleft()
 
 
 async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunner, host: PhaseHost) -> Parcel:
@@ -187,9 +248,15 @@ async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
     ]
 
 
-async def answer(received: Received[PhaseRequest], host: PhaseHost) -> Parcel:
-    """Admits a received phase, reads the bytes of its arrays, runs the phase, and returns the response."""
+async def answer(received: Received[PhaseRequest], host: PhaseHost, outbox: Outbox | None = None) -> Parcel:
+    """Admits a received phase, reads the bytes of its arrays, runs the phase, and returns the last response.
+
+    Args:
+      received: The message.
+      host: The host of the phase.
+      outbox: Receives the responses that precede the last one, if the sender wants any.
+    """
     admitted = await admit(received, host)
     with host.lend(received.message.clients) as engine:
         await received.fill(admitted.unpacker)
-        return await reply(admitted, await run(admitted, engine, host), engine, host)
+        return await reply(admitted, await run(admitted, engine, host, outbox), engine, host)

@@ -36,15 +36,19 @@ class Work(Generic[_T]):
       work: The coroutine to run.
       threads: The threads on which to run work that consists of a single function; `None` to run the work as an asyncio
         task.
+      interruptible: Whether `interrupt` may be called, for work that runs as a task.
 
     Raises:
       ClosedError: If `threads` is closed.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, _T], threads: LeafThreads | None = None) -> None:
+    def __init__(
+        self, work: Coroutine[Any, Any, _T], threads: LeafThreads | None = None, *, interruptible: bool = False
+    ) -> None:
         self._work = work
         self._threads = threads
         self._begun = asyncio.get_running_loop().time()
+        self._interruption = asyncio.get_running_loop().create_future() if interruptible else None
         self._outcome: Job[_T] | asyncio.Task[_T]
         if threads is None:
             self._outcome = asyncio.ensure_future(work)
@@ -96,7 +100,10 @@ class Work(Generic[_T]):
                 pieces = progress.work()
                 found = progress.done, progress.running, progress.failures
                 news = (*found, *((piece.first_client, piece.function) for piece in pieces))
-                if news != sent or now() + look / 2 >= due:
+                is_interrupted = self._interruption is not None and self._interruption.done()
+                if is_interrupted:
+                    self._interruption = asyncio.get_running_loop().create_future()
+                if is_interrupted or news != sent or now() + look / 2 >= due:
                     sent, due = news, now() + between
                     yield Heartbeat(*found, tuple(pieces))
                 wait = min(look, max(0.0, end - now()))
@@ -104,12 +111,19 @@ class Work(Generic[_T]):
             await self._end(error)
             raise
 
+    def interrupt(self) -> None:
+        """Makes `beats` yield a heartbeat now. Called on the event loop of the work."""
+        assert self._interruption is not None, "only interruptible work is interrupted"
+        if not self._interruption.done():
+            self._interruption.set_result(None)
+
     async def _is_done(self, seconds: float) -> bool:
         """Waits at most the given number of seconds for the work, and returns whether it is done."""
         if isinstance(self._outcome, Job):
             return await arrival(self._outcome, seconds)
         if not self._outcome.done():
-            await asyncio.wait([self._outcome], timeout=seconds)
+            waits = [self._outcome] if self._interruption is None else [self._outcome, self._interruption]
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         return self._outcome.done()
 
     async def _end(self, error: BaseException) -> None:

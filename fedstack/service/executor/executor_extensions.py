@@ -16,6 +16,7 @@ from fedstack.computations.types.language import Type
 from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.executors.remote.phase_messages import read_span
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.worker.phase_pipeline import Outbox
 from fedstack.executors.worker.receiving import Received, receive
 from fedstack.executors.worker.work import Work
 from fedstack.proto import extensions_pb2 as messages
@@ -199,13 +200,19 @@ class ExecutorExtensions:
             change_scope(progress=progress, span=progress.span)  # affects only this task
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
-            return await self._core.run(session, run_phase(self._core, session, received))
+            return await self._core.run(session, run_phase(self._core, session, received, outbox))
 
-        work = Work(receive_and_run())
+        work = Work(receive_and_run(), interruptible=True)
+        outbox = Outbox(work.interrupt)
         async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
             yield beat
+            for parcel in outbox.drain():
+                yield parcel
         change_scope(span=progress.span)  # for the log line if the phase fails
-        yield work.result()
+        last = work.result()
+        for parcel in outbox.drain():
+            yield parcel
+        yield last
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:
         return Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)

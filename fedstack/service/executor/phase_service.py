@@ -8,7 +8,7 @@ from fedstack.computations.types.language import CLIENTS, Executor, FederatedTyp
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
+from fedstack.executors.worker.phase_pipeline import Outbox, PhaseHost, answer
 from fedstack.executors.worker.receiving import Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.held_values import create_known, known_payload, phases_in
@@ -72,10 +72,20 @@ class SessionHost(PhaseHost):
         return False
 
 
-async def run_phase(core: ServiceCore, session: Session, received: Received[PhaseRequest]) -> Parcel:
-    """Runs a phase for a session. If the request asks for a search for crashing clients, the response is empty."""
+async def run_phase(core: ServiceCore, session: Session, received: Received[PhaseRequest], outbox: Outbox) -> Parcel:
+    """Runs a phase for a session. If the request asks for a search for crashing clients, the response is empty.
+
+    Args:
+      core: The shared state of the service.
+      session: The session.
+      received: The message.
+      outbox: Receives the responses that precede the last one, if the client wants any.
+
+    Returns:
+      The last response.
+    """
     host = SessionHost(core, session)
     if received.message.isolate:
         await search_phase(core, host, received)
         return Parcel(b"")
-    return await answer(received, host)
+    return await answer(received, host, outbox)

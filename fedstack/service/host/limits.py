@@ -95,8 +95,7 @@ class ServerLimits:
       max_unary_bytes: Bytes of non-streamed messages processed at a time; a larger message is processed alone.
       handshake_seconds: How long the handshake of a new connection may take.
       idle_seconds: How long a connection may be without a call. gRPC clients close idle ones after half an hour.
-      header_seconds: How long a stream may take to send its first message, and to send each message of announced
-        arrays.
+      header_seconds: How long a stream may take to send its first message, and each message of announced arrays.
 
     Raises:
       InvalidValueError: If a number is out of its range.

@@ -214,7 +214,9 @@ INTS = array_pb2.Array.IntList
             id="none",
         ),
         pytest.param(array(int64_list=array_pb2.Array.Int64List(value=[1, 2])), "found `int64_list`", id="wrong list"),
-        pytest.param(array(), "`int32_list` or `content` for int32[2] at arg.weights[2], found neither", id="no list"),
+        pytest.param(
+            array(), "`int32_list` or `content` for int32[2] at arg.weights[2], found no such field", id="no list"
+        ),
         pytest.param(array(dtype=data_type_pb2.DT_INT8, int8_list=INTS(value=[1, 300])), "[-128, 127]", id="int8"),
         pytest.param(array(dtype=data_type_pb2.DT_UINT16, uint16_list=INTS(value=[1, -1])), "[0, 65535]", id="uint16"),
         pytest.param(array(dtype=data_type_pb2.DT_HALF, float16_list=INTS(value=[1, 65536])), "[0, 65535]", id="half"),

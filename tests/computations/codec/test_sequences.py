@@ -195,7 +195,12 @@ def batching(size=1, **fields):
             InvalidValueError,
             "Expected the sequences at value to have 3 rows in total, found 2 rows",
         ),
-        (rows_of(2**64 - 1), POINTS, InvalidValueError, "at value, found 2 rows"),
+        (
+            rows_of(2**64 - 1),
+            POINTS,
+            InvalidValueError,
+            "at value to have 18446744073709551615 rows in total, found 2 rows",
+        ),
         (rows_of(2), FLOATS, TypeMismatchError, "at value"),
         (rows_of(2, batching=batching(0)), BATCHES, InvalidValueError, "at least one row"),
         (rows_of(2, batching=batching()), POINTS, TypeMismatchError, "at value"),

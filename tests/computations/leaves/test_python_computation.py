@@ -136,8 +136,16 @@ def keyword_only(x, *, y):
         ({"x": np.int32}, lambda *, x: x, "found the keyword-only parameter 'x'; remove the *"),
         ({"x": np.int32, "more": np.int32}, lambda x, **more: x, r"found \*\*more; declare each parameter by name"),
         ([np.int32, np.int32], lambda x, **more: x, r"found \*\*more; declare each parameter by name"),
-        ({"x": np.int32, "more": np.int32}, lambda x, *more: x, r"found \*more; pass a list of types in the order"),
-        ([("y", INT), ("x", INT)], lambda x, y, /: x, "found x; pass a list of types in the order of the parameters"),
+        (
+            {"x": np.int32, "more": np.int32},
+            lambda x, *more: x,
+            r"found the parameter \*more; pass a list of types in the order",
+        ),
+        (
+            [("y", INT), ("x", INT)],
+            lambda x, y, /: x,
+            "found the parameter x; pass a list of types in the order of the parameters",
+        ),
         ([np.int32, np.int32], lambda *a: sum(a), r"found 2; \*a accepts only one value, .*: declare each parameter"),
         ([np.int32] * 3, lambda x, *more: x, r"2 parameters .*, found 3; \*more accepts only one value"),
         ([np.int32], lambda x, y=1: x, "2 parameters .* without 'y' and .* default: lambda x: function\\(x\\)"),

@@ -529,8 +529,13 @@ def test_an_early_use_of_a_local_is_refused_as_unbound():
 @pytest.mark.parametrize(
     ("uri", "parameter", "result", "message"),
     [
-        ("federated_sum", CLIENTS, at_server(np.float32), "Expected federated_sum to return int32@SERVER, found"),
-        ("federated_sum", CLIENTS, CLIENTS, "Expected federated_sum to return int32@SERVER"),
+        (
+            "federated_sum",
+            CLIENTS,
+            at_server(np.float32),
+            "Expected federated_sum to be declared as returning int32@SERVER, found",
+        ),
+        ("federated_sum", CLIENTS, CLIENTS, "Expected federated_sum to be declared as returning int32@SERVER"),
         (
             "federated_sum",
             at_server(INT),
@@ -540,7 +545,12 @@ def test_an_early_use_of_a_local_is_refused_as_unbound():
         ("federated_sum", at_clients(np.bool_), at_server(np.bool_), "Expected numbers to sum, found bool"),
         ("federated_mean", CLIENTS, at_server(INT), "complex numbers for a mean, found int32"),
         ("federated_min", at_clients(np.str_), at_server(np.str_), "integers or floating-point numbers, found str"),
-        ("federated_broadcast", at_server(INT), at_clients(np.int64, True), "Expected federated_broadcast to return"),
+        (
+            "federated_broadcast",
+            at_server(INT),
+            at_clients(np.int64, True),
+            "Expected federated_broadcast to be declared as returning",
+        ),
         ("federated_map", [fl.FunctionType(np.float32, INT), CLIENTS], CLIENTS, "Expected a function of int32"),
         ("federated_map", [INT, CLIENTS], CLIENTS, "Expected a function, found int32"),
         ("federated_map", CLIENTS, CLIENTS, "Expected a struct of 2 arguments for federated_map"),

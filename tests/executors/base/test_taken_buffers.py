@@ -11,7 +11,7 @@ import pytest
 import fedstack
 from fedstack.computations.plan.program import Join, Pick, Program, ProgramStep, Slot, read_by_one
 from fedstack.computations.values.ownership import take_buffer
-from fedstack.executors.base import client_blocks, tree_fold
+from fedstack.executors.base import client_blocks, leaf_fold
 
 SIZE = 20_000  # 80 kB: large enough to be taken over, and to go into folds client by client
 CLIENTS = 13
@@ -47,7 +47,7 @@ def taken(monkeypatch):
         counts["left" if buffer is None else "taken"] += 1
         return buffer
 
-    monkeypatch.setattr(tree_fold, "take_buffer", counting)
+    monkeypatch.setattr(leaf_fold, "take_buffer", counting)
     return counts
 
 

@@ -113,7 +113,7 @@ def test_submit_raises_closed_error_after_close():
     threads = LeafThreads()
     threads.close()
     threads.close()
-    with pytest.raises(ClosedError, match="are closed"):
+    with pytest.raises(ClosedError, match="executor is closed"):
         threads.submit(lambda: None)
 
 

@@ -194,7 +194,7 @@ async def test_what_a_phase_left_whose_answer_was_lost_is_disposed_of(eventually
         connection.lose["RunPhase"] = [WorkerUnavailableError("Expected an answer, found none")]
         spread(vectors(6))
         offered = {m.keep for request, _ in phases(connection) for m in request.input if m.keep}
-        assert len(offered) == 2  # by the request that was lost, and by its repetition
+        assert len(offered) == 3  # by both calls, and by the request that was lost
 
         def disposed() -> set[str]:
             return {ref.id for call in connection.of("Dispose") for ref in call.request.value_ref}

@@ -1,0 +1,152 @@
+"""Which worker runs which clients: whatever happens to workers, every client is done exactly once."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from fedstack.backends.assignments import Assignment, Assignments
+
+
+def begun(clients: range, *counts: int) -> tuple[Assignments, list[Assignment]]:
+    assignments = Assignments(clients)
+    return assignments, assignments.begin([f"w{index}" for index in range(len(counts))], counts)
+
+
+def hand_in_all(assignments: Assignments, assignment: Assignment) -> None:
+    assert all(assignments.handed_in(assignment, left) for left in list(assignment.left))
+    assert assignments.ended(assignment)
+
+
+def test_a_phase_begins_with_a_range_per_worker_and_is_done_when_all_are_handed_in() -> None:
+    assignments, (first, second) = begun(range(5, 12), 4, 3)
+    assert (first.worker, first.clients, second.worker, second.clients) == ("w0", range(5, 9), "w1", range(9, 12))
+    hand_in_all(assignments, first)
+    assert not assignments.is_done
+    hand_in_all(assignments, second)
+    assert assignments.is_done
+
+
+def test_a_worker_without_clients_is_not_asked() -> None:
+    _, started = begun(range(2), 1, 0, 1)
+    assert [one.worker for one in started] == ["w0", "w2"]
+
+
+def test_lost_clients_are_divided_among_the_workers_that_are_there_then() -> None:
+    assignments, (first, _) = begun(range(10), 6, 4)
+    assignments.lost(first, since=1.0)
+    assert not assignments.start(2.0), "nobody has said yet who is there"
+    assignments.present(["w1", "w2"])
+    assert not assignments.start(0.5), "the pause is not over"
+    started = assignments.start(1.0)
+    assert [(one.clients, one.losses) for one in started] == [(range(3), 1), (range(3, 6), 1)]
+    assert {one.worker for one in started} == {"w2"}, "w1 has more to do"
+
+
+def test_what_was_handed_in_is_not_run_again() -> None:
+    assignments, (first, _) = begun(range(10), 6, 4)
+    assert assignments.handed_in(first, range(2))
+    assert assignments.handed_in(first, range(3, 4))
+    assignments.lost(first, since=0.0)
+    assignments.present(["w1"])
+    assert [one.clients for one in assignments.start(0.0)] == [range(2, 3), range(4, 6)]
+
+
+def test_a_contribution_counts_once_and_only_from_whom_the_clients_are_assigned_to() -> None:
+    assignments, (first, second) = begun(range(10), 6, 4)
+    assert assignments.handed_in(first, range(4))
+    assert not assignments.handed_in(first, range(4))
+    assert not assignments.handed_in(first, range(3, 5))
+    assert not assignments.handed_in(first, range(4, 7))
+    assert not assignments.handed_in(second, range(4, 6))
+    assignments.lost(first, since=0.0)
+    assert not assignments.handed_in(first, range(4, 6))
+    assignments.lost(first, since=0.0)
+    assignments.present(["w1"])
+    (again,) = assignments.start(0.0)
+    assert again.clients == range(4, 6)
+
+
+def test_clients_before_a_failed_one_run_and_clients_behind_it_are_dropped() -> None:
+    assignments, (first, second, third) = begun(range(9), 3, 3, 3)
+    assignments.failed(second)
+    assert assignments.dropped == [third]
+    assert list(assignments.running) == [first]
+    assert not assignments.handed_in(third, range(6, 9))
+    assert not assignments.is_done
+    assignments.lost(first, since=0.0)
+    assignments.present(["w0"])
+    (again,) = assignments.start(0.0)
+    hand_in_all(assignments, again)
+    assert assignments.is_done
+
+
+def test_waiting_clients_behind_a_failed_one_are_dropped_too() -> None:
+    assignments, (first, second) = begun(range(6), 3, 3)
+    assignments.lost(second, since=0.0)
+    assignments.failed(first)
+    assert assignments.is_done
+    assignments.present(["w0"])
+    assert not assignments.start(0.0)
+
+
+def test_suspects_wait_until_a_search_has_ended_and_others_do_not() -> None:
+    assignments, (first, _) = begun(range(10), 6, 4)
+    assignments.lost(first, since=0.0)
+    assignments.hold([range(2, 4)])
+    assignments.present(["w1"])
+    assert [one.clients for one in assignments.start(0.0)] == [range(2), range(4, 6)]
+    assert assignments.wakes_at is None
+    assignments.release()
+    assert [one.clients for one in assignments.start(0.0)] == [range(2, 4)]
+
+
+def test_lost_clients_stay_together_if_the_result_depends_on_it() -> None:
+    assignments = Assignments(range(10), divides=False)
+    first, _ = assignments.begin(["a", "b"], [6, 4])
+    assignments.lost(first, since=0.0)
+    assignments.present(["b", "c"])
+    (again,) = assignments.start(0.0)
+    assert again.clients == range(6)
+    assert again.worker == "c", "it has less to do"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@hypothesis.given(data=st.data())
+def test_every_client_is_done_once_whatever_happens(workers: int, data: st.DataObject) -> None:
+    clients = range(data.draw(st.integers(0, 9)), data.draw(st.integers(10, 40)))
+    counts = [len(clients) // workers + (index < len(clients) % workers) for index in range(workers)]
+    assignments, names = Assignments(clients), [f"w{index}" for index in range(workers)]
+    running = assignments.begin(names, counts)
+    done: list[int] = []
+    failed: int | None = None
+    for _ in range(300):
+        if assignments.is_done:
+            break
+        assignments.present(names)
+        running = [one for one in [*running, *assignments.start(0.0)] if one in assignments.running]
+        one = data.draw(st.sampled_from(running))
+        event = data.draw(st.sampled_from(["hand in", "hand in", "end", "end", "lose", "hold", "fail"]))
+        if event == "hand in":
+            left = one.left[0]
+            part = range(left.start, data.draw(st.integers(left.start + 1, left.stop)))
+            assert assignments.handed_in(one, part)
+            done += part
+            if not one.left:
+                assert assignments.ended(one)
+        elif event == "lose":
+            assignments.lost(one, since=0.0)
+        elif event == "hold":
+            assignments.hold([range(one.clients.start, one.clients.stop)])
+            assignments.release()
+        elif event == "fail" and data.draw(st.integers(0, 9)) == 0:
+            failed = one.clients.start if failed is None else min(failed, one.clients.start)
+            assignments.failed(one)
+        else:
+            for left in list(one.left):
+                assert assignments.handed_in(one, left)
+                done += left
+            assert assignments.ended(one)
+        assert all(one.clients.start < (clients.stop if failed is None else failed) for one in assignments.running)
+    hypothesis.assume(assignments.is_done)
+    assert len(done) == len(set(done))
+    assert {client for client in clients if failed is None or client < failed} <= set(done) <= set(clients)

@@ -1,0 +1,182 @@
+"""Contributions that are handed in early: together with the rest, they have the bits of the whole."""
+
+import itertools
+import threading
+from collections.abc import Sequence
+
+import federated_language as fl
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import fedstack
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import Phase, PhaseTask
+from fedstack.computations.plan.trace import trace
+from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn
+from fedstack.executors.base import hand_ins
+from fedstack.executors.base.aggregations import FoldArgument, tree_state
+from fedstack.executors.base.hand_ins import HandIn, HandInSink
+from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.composing_executor import Contributions
+
+FLOAT, VECTOR = fl.TensorType(np.float32), fl.TensorType(np.float32, [3])
+
+
+@fedstack.python_computation([FLOAT, VECTOR], (FLOAT, VECTOR))
+def same(number, vector):
+    return number, vector
+
+
+@fl.federated_computation(fl.FederatedType(FLOAT, fl.CLIENTS), fl.FederatedType(VECTOR, fl.CLIENTS))
+def folds(numbers, vectors):
+    found = fl.federated_map(same, (numbers, vectors))
+    weighted = fl.federated_mean(found[1], found[0])
+    return fl.federated_sum(found), fl.federated_mean(found[0]), weighted, fl.federated_max(found[0]), found
+
+
+def phase_of(computation) -> Phase:
+    tasks = schedule(trace(computation.to_proto())).tasks
+    (task,) = (task for task in tasks if isinstance(task, PhaseTask))
+    return task.phase
+
+
+PHASE = phase_of(folds)
+ARGUMENTS = [FoldArgument([], []) for _ in PHASE.folds]
+
+
+def values(clients: range) -> list[Column]:
+    rng = np.random.default_rng(7)
+    numbers, vectors = rng.standard_normal(200, np.float32), rng.standard_normal((200, 3), np.float32)
+    chosen = slice(clients.start, clients.stop)
+
+    def column(member) -> Column:
+        if isinstance(member, fl.StructType):
+            return StructColumn(tuple(column(one) for _, one in member.items()), len(clients))
+        return ListColumn(list(vectors[chosen])) if member.shape else ScalarColumn(numbers[chosen])
+
+    return [column(result) for result in PHASE.result_types]
+
+
+def states():
+    return [tree_state(fold, argument) for fold, argument in zip(PHASE.folds, ARGUMENTS)]
+
+
+def shown(totals: Sequence[object], columns: Sequence[Column]) -> list[bytes]:
+    def flat(value: object) -> list[bytes]:
+        return (
+            [one for part in value for one in flat(part)] if isinstance(value, tuple) else [np.asarray(value).tobytes()]
+        )
+
+    return [one for value in [*totals, *(tuple(column.items()) for column in columns)] for one in flat(value)]
+
+
+def whole(clients: range) -> list[bytes]:
+    sink = PhaseSink(PHASE, states())
+    sink.feed(clients.start, values(clients))
+    return shown([state.result() for state in sink.states], sink.columns())
+
+
+def sink_of(clients: range, handed: list[tuple[range, PhaseResult]]) -> HandInSink:
+    hand_in = HandIn(lambda part, result: handed.append((part, result)), 0.0)
+    sink = HandInSink(PHASE, states(), clients, hand_in)
+    return sink
+
+
+class _Engine:
+    """No fold of these phases has functions, so nothing is asked of it."""
+
+
+async def merged(clients: range, sink: HandInSink, handed: list[tuple[range, PhaseResult]]) -> list[bytes]:
+    rest = PhaseResult([state.partials() for state in sink.states], sink.columns())
+    contributions = Contributions(_Engine(), PHASE, ARGUMENTS, clients)  # type: ignore[arg-type]
+    for part, result in [*handed, (sink.left, rest)]:
+        contributions.add(part, result)
+    folded = await contributions.folded()
+    return shown([state.result() for state in folded.states], folded.columns)
+
+
+@pytest.fixture(autouse=True)
+def handing_in_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contributions are handed in as often as they can be."""
+    monkeypatch.setattr(hand_ins, "_MOST_COST", float("inf"))
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(data=st.data())
+async def test_what_is_handed_in_and_the_rest_have_the_bits_of_the_whole(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, 20))
+    clients = range(start, start + data.draw(st.integers(1, 100)))
+    bounds = sorted({clients.start, clients.stop, *data.draw(st.lists(st.sampled_from(clients), max_size=20))})
+    blocks = [range(*pair) for pair in itertools.pairwise(bounds)]
+    handed: list[tuple[range, PhaseResult]] = []
+    sink, waiting, running = sink_of(clients, handed), list(blocks), []
+    while waiting or running:
+        if waiting and (not running or data.draw(st.booleans())):
+            running.append(waiting.pop(0))
+            continue
+        block = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        sink.feed(block.start, values(block))
+        ahead = [one.start for one in running] + [one.start for one in waiting[:1]]
+        sink.reached(min(ahead, default=clients.stop))
+    parts = [part for part, _ in handed]
+    assert [part.start for part in parts] == [clients.start, *(part.stop for part in parts)][: len(parts)]
+    assert sink.left.stop == clients.stop
+    assert sink.left, "the last contribution is the answer"
+    assert await merged(clients, sink, handed) == whole(clients)
+
+
+async def test_threads_that_add_blocks_side_by_side_hand_in_each_client_once() -> None:
+    clients, handed = range(200), list[tuple[range, PhaseResult]]()
+    sink, lock = sink_of(clients, handed), threading.Lock()
+    next_client, working = 0, set[int]()
+
+    def work() -> None:
+        nonlocal next_client
+        while True:
+            with lock:
+                start = next_client
+                if start >= clients.stop:
+                    return
+                next_client = min(start + 1 + start % 3, clients.stop)
+                block = range(start, next_client)
+                working.add(start)
+            sink.feed(block.start, values(block))
+            with lock:
+                working.remove(start)
+                reached = min(working, default=next_client)
+            sink.reached(reached)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert handed
+    assert await merged(clients, sink, handed) == whole(clients)
+
+
+async def test_nothing_is_handed_in_behind_a_client_that_failed() -> None:
+    clients, handed = range(16), list[tuple[range, PhaseResult]]()
+    sink = sink_of(clients, handed)
+    sink.feed(0, values(range(4)))
+    sink.reached(4)
+    sink.feed(8, values(range(8, 12)))  # 4 to 7 have failed
+    sink.reached(12)
+    assert [part for part, _ in handed] == [range(4)]
+    sink.feed(4, values(range(4, 8)))
+    sink.feed(12, values(range(12, 16)))
+    assert await merged(clients, sink, handed) == whole(clients)
+
+
+async def test_nothing_is_handed_in_before_its_time_or_while_the_last_waits_to_be_sent() -> None:
+    handed: list[tuple[range, PhaseResult]] = []
+    hand_in = HandIn(lambda part, result: handed.append((part, result)), 60.0)
+    early = HandInSink(PHASE, states(), range(16), hand_in)
+    early.feed(0, values(range(8)))
+    early.reached(8)
+    busy = HandInSink(PHASE, states(), range(16), HandIn(hand_in.take, 0.0, lambda: False))
+    busy.feed(0, values(range(8)))
+    busy.reached(8)
+    assert not handed
