@@ -24,7 +24,7 @@ from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all,
 from fedstack.executors.concurrency.progress import PartProgress
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
-from fedstack.observe.events import ClientsRetried
+from fedstack.observe.events import ClientsHandedIn, ClientsRetried
 from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class ElasticPhase:
         self._contributions = Contributions(engine, part.phase, part.arguments, part.clients)
         self._losses: InvocationLosses | None = scope.losses
         self._progress = scope.progress
+        self._span = scope.span
         self._runners: dict[Hashable, PhaseRunner] = {}
         self._tasks: dict[asyncio.Task[None], Assignment | None] = {}
         self._loop = asyncio.get_running_loop()
@@ -195,10 +196,9 @@ class ElasticPhase:
         )
         self._logged = found
         if observers.present:
-            ids = current_scope().span.ids
             observers.tell(
                 ClientsRetried(
-                    **ids,
+                    **self._span.ids,
                     worker=str(assignment.worker),
                     first_client=first,
                     clients=count,
@@ -244,11 +244,17 @@ class ElasticPhase:
         try:
             if self._assignments.handed_in(assignment, clients):
                 self._contributions.add(clients, result)
+                if observers.present and assignment.left:
+                    self._tell_of(clients, assignment.worker)
                 if counts is not None:
                     counts.settled(len(clients))
         except Exception as error:  # for example, arrays that do not fit together
             self._broken = self._broken or error
             self._news.set()
+
+    def _tell_of(self, clients: range, worker: Hashable) -> None:
+        ids, first, count = self._span.ids, clients.start, len(clients)
+        observers.tell(ClientsHandedIn(**ids, worker=str(worker), first_client=first, clients=count))
 
     async def _find_workers(self) -> None:
         """Finds the workers that are available after a loss."""

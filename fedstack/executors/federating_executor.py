@@ -71,15 +71,17 @@ class LocalPhases(PhaseEngine):
         columns, states = await self._begun(phase, inputs, arguments, clients)
         with observed_phase(phase.program, clients):
             held = await self._fold_held(phase, states, columns, clients, False)
-            if held or not all(state.merges_in_any_order for state in states):
-                sink, left = PhaseSink(phase, states, held), clients
-                if len(held) < len(phase.folds) or phase.held:
-                    await self._run(phase, columns, clients, sink)
+            if len(held) == len(phase.folds) and not phase.held:
+                left, result = clients, FoldedPhase(states, []).partials()
+            elif held or not all(state.merges_in_any_order for state in states):
+                sink = PhaseSink(phase, states, held)
+                await self._run(phase, columns, clients, sink)
+                left, result = clients, FoldedPhase(states, sink.columns()).partials()
             else:
                 sink = HandInSink(phase, states, clients, hand_in)
-                await self._run(phase, columns, clients, sink)
-                left = sink.left
-            result = FoldedPhase(states, sink.columns()).partials()
+                async with sink.watched():
+                    await self._run(phase, columns, clients, sink)
+                left, result = sink.finish()
         hand_in.take(left, result)
 
     async def _begun(

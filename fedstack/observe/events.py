@@ -128,6 +128,21 @@ class PhaseEnded(PhaseEvent):
 
 
 @attrs.frozen(kw_only=True)
+class ClientsHandedIn(Event):
+    """A worker has handed in the contribution of its first clients, which are not lost if the worker is lost later.
+
+    Attributes:
+      worker: The address of the worker.
+      first_client: The index of the first of these clients.
+      clients: The number of these clients.
+    """
+
+    worker: str
+    first_client: int
+    clients: int
+
+
+@attrs.frozen(kw_only=True)
 class ClientsRetried(Event):
     """A worker was lost, and its clients will run on the workers that are available after a pause.
 

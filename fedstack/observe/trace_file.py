@@ -20,6 +20,7 @@ from fedstack.observe.events import (
     CallRetried,
     CallStarted,
     ClientsChanged,
+    ClientsHandedIn,
     ClientsRetried,
     Event,
     Folded,
@@ -83,9 +84,8 @@ class TraceTracks:
             CallStarted: lambda e: self._begin(e, e.call, "calls", e.computation or "call"),
             CallRetried: self._retried,
             CallEnded: self._call_ended,
-            ClientsRetried: lambda e: self._instant(
-                e, self._open.get(e.call) or self._first("other"), "clients retried"
-            ),
+            ClientsHandedIn: lambda e: self._of_call(e, "clients handed in"),
+            ClientsRetried: lambda e: self._of_call(e, "clients retried"),
             PhaseStarted: lambda e: self._begin(e, e.phase, _kind_of(e), e.functions or "phase"),
             PhaseEnded: lambda e: self._end(e, e.phase),
             ClientsChanged: self._clients_changed,
@@ -135,6 +135,9 @@ class TraceTracks:
         self._end(event, event.call)
         if self._clients.pop(event.call, None) is not None and track is not None:
             self._count(event.time, track, Counter())
+
+    def _of_call(self, event: ClientsHandedIn | ClientsRetried, name: str) -> None:
+        self._instant(event, self._open.get(event.call) or self._first("other"), name)
 
     def _retried(self, event: CallRetried) -> None:
         track = self._open.get(event.call) or self._first("other")

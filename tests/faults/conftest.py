@@ -1,8 +1,9 @@
 """Starts what tests of faults share, before the check for leaks looks."""
 
+import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc.aio
 import pytest
@@ -67,7 +68,18 @@ def proxies() -> Iterator[Proxies]:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    made = Door()
-    yield made
-    made.close()
+def doors() -> Iterator[Callable[[], Door]]:
+    """Makes further doors."""
+    with contextlib.ExitStack() as stack:
+
+        def make() -> Door:
+            made = Door()
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def door(doors: Callable[[], Door]) -> Door:
+    return doors()

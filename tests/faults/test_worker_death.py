@@ -8,9 +8,12 @@ from fault_leaves import MODEL, doubled_sum, mean_length, mean_visit, mean_wobbl
 from fault_stacks import Background, Door, context_over, eventually, locally, status_of
 from processes import Fleet, WorkerProcess, command_line_worker
 from tcp_proxy import Proxies
+from watching import Diary
 
 import fedstack
+from fedstack import observe
 from fedstack.errors import NoWorkersError, RetryLimitError, WorkerUnavailableError
+from fedstack.observe import ClientsHandedIn, ClientsRetried
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +81,28 @@ def test_a_round_is_run_again_if_a_worker_ends_while_clients_run(fleet: Fleet, d
         eventually(lambda: len(warnings(caplog)) == 1)
         door.open()
         assert bits(running.result()) == bits(locally(mean_visit, arguments))
+    check_one_retry(caplog, lost)
+
+
+def test_what_a_worker_has_handed_in_is_not_run_again(fleet: Fleet, door: Door, doors, caplog) -> None:
+    """The first clients of each worker are let in, and handed in while the last one waits."""
+    lost, left = fleet.start(), fleet.start()
+    is_open, diary = doors(), Diary()
+    is_open.open()
+    arguments = [(door.port if number % 9 == 8 else is_open.port, 0.1 * number) for number in range(18)]
+    with context_over([lost.target, left.target]), observe.add_observer(diary):
+        running = Background(lambda: mean_visit(arguments))
+        door.wait_for(running, lost.pid, left.pid)
+        eventually(lambda: {event.worker for event in diary.of(ClientsHandedIn)} == {lost.target, left.target})
+        lost.kill()
+        eventually(lambda: diary.of(ClientsRetried))
+        door.open()
+        found, visits = running.result(), len(is_open.visitors)
+        assert bits(found) == bits(locally(mean_visit, arguments))
+    retried = diary.the(ClientsRetried)
+    handed = sum(event.clients for event in diary.of(ClientsHandedIn) if event.worker == lost.target)
+    assert (retried.first_client, retried.clients) == (handed, 9 - handed)
+    assert visits == 16 + max(0, 8 - handed)
     check_one_retry(caplog, lost)
 
 

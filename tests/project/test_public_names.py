@@ -55,6 +55,7 @@ PUBLIC_NAMES = {
         "CallRetried",
         "CallStarted",
         "ClientsChanged",
+        "ClientsHandedIn",
         "ClientsRetried",
         "Event",
         "Folded",

@@ -5,9 +5,12 @@ fixed tree that cover its clients. These nodes are complete as soon as all of th
 from the folds when they are handed in. Handing in therefore never changes a result.
 """
 
+import asyncio
+import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
 import attrs
@@ -17,6 +20,8 @@ from fedstack.computations.values.columns import Column, concatenate
 from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.base.tree_fold import Partial
+from fedstack.executors.concurrency.leaf_threads import off_loop
+from fedstack.foundations.deadline import Deadline
 
 # Handing in takes at most this share of the time, if enough clients are left.
 _MOST_COST = 0.02
@@ -50,28 +55,60 @@ class HandInSink(PhaseSink):
       clients: The clients of the phase.
       hand_in: Receives contributions, on the threads that run clients.
 
-    Attributes:
-      left: The clients whose contributions have not been handed in.
     """
 
     def __init__(self, phase: Phase, states: Sequence[FoldState], clients: range, hand_in: HandIn) -> None:
         super().__init__(phase, states)
-        self.left = clients
+        self._left = clients
+        self._client = clients.start
         self._hand_in = hand_in
         self._due = time.perf_counter() + hand_in.seconds
         self._turn = threading.Lock()
         self._is_small = False
 
     def reached(self, client: int) -> None:
-        if time.perf_counter() < self._due or not self._turn.acquire(blocking=False):
-            return
+        self._client = client
+        self.look()
+
+    def look(self) -> None:
+        """Hands in what can be handed in now, if it is time."""
+        if time.perf_counter() >= self._due and self._turn.acquire(blocking=False):
+            try:
+                self._reached(self._client)
+            finally:
+                self._turn.release()
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None, None]:
+        """Calls `look` regularly on another thread during a block, because slow clients seldom call `reached`."""
+        seconds = self._hand_in.seconds
+        tasks: list[asyncio.Task[None]] = []
+
+        async def look() -> None:
+            async for _ in Deadline().attempts(itertools.repeat(seconds)):
+                await off_loop(self.look)
+
+        # Most phases end before the task would start.
+        timer = asyncio.get_running_loop().call_later(seconds, lambda: tasks.append(asyncio.ensure_future(look())))
         try:
-            self._reached(client)
+            yield
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises
         finally:
-            self._turn.release()
+            timer.cancel()
+            for task in tasks:
+                task.cancel()
+                await asyncio.wait([task])
+
+    def finish(self) -> tuple[range, PhaseResult]:
+        """Returns the clients whose contributions have not been handed in, and their contribution. Call this once."""
+        with self._turn:
+            left, self._left = self._left, self._left[:0]
+            return left, PhaseResult([state.partials() for state in self.states], self.columns())
 
     def _reached(self, client: int) -> None:
-        left = self.left
+        left = self._left
         # The last contribution is the result of the phase.
         if not left.start < client < left.stop or not self._hand_in.is_free():
             return
@@ -83,7 +120,7 @@ class HandInSink(PhaseSink):
         result = self._taken(clients)
         if result is None:
             return
-        self.left = range(clients.stop, left.stop)
+        self._left = range(clients.stop, left.stop)
         size = sum(map(_size, result.partials))
         self._is_small = size <= _SMALL_BYTES
         self._hand_in.take(clients, result)
