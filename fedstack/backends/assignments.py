@@ -89,6 +89,11 @@ class Assignments:
         return not self.running
 
     @property
+    def needs_workers(self) -> bool:
+        """Whether clients wait, and it is unknown which workers are available."""
+        return bool(self._waiting) and not self._workers
+
+    @property
     def wakes_at(self) -> float | None:
         """The time at which the next waiting clients may run; `None` if no clients wait for a time."""
         return min((one.since for one in self._waiting if not one.is_held), default=None)

@@ -89,6 +89,9 @@ class ElasticPhase:
         except BaseException as error:
             await end_all(list(self._tasks), error)
             raise
+        finally:
+            self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
+            self._ended.clear()
         return await self._contributions.folded()
 
     async def _begin(self) -> None:
@@ -96,7 +99,7 @@ class ElasticPhase:
         clients, losses = self._part.clients, self._losses
         if losses is not None and losses.suspects(self._part.phase):  # of an earlier attempt
             self._suspect(losses)
-            await self._find_workers()
+            self._news.set()
             return
         places = await self._places()
         counts = even_counts(len(clients), len(places))
@@ -135,7 +138,10 @@ class ElasticPhase:
             self._must_search = False
             self._search = self._task(self._search_suspects())
         if self._finding is None:
-            self._run(self._assignments.start(time.monotonic()))
+            if self._assignments.needs_workers:  # a worker may have been lost while the others were being looked for
+                self._finding = self._task(self._find_workers())
+            else:
+                self._run(self._assignments.start(time.monotonic()))
         self._end_dropped()
 
     async def _after(self, assignment: Assignment, task: "asyncio.Task[None]") -> None:
@@ -172,8 +178,6 @@ class ElasticPhase:
         self._assignments.lost(assignment, time.monotonic() + pause)
         if losses.suspects(self._part.phase):
             self._suspect(losses)
-        if self._finding is None:
-            self._finding = self._task(self._find_workers())
 
     async def _give_up(self, error: Exception) -> None:
         """Raises the error of a loss, after which the invocation is not repeated."""

@@ -28,6 +28,7 @@ from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.remote.remote_phases import RemotePhases
 from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.remote.worker_stubs import RestartsWorkers
 from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
@@ -64,6 +65,7 @@ class WorkersBackend(Backend):
         self._dispose_batch_size = dispose_batch_size
         self._stream_structs = stream_structs
         self._source = source
+        self._restarts = source if isinstance(source, RestartsWorkers) else None
         self._sessions: dict[Worker, _Sessions] = {}
 
     async def places(self) -> Sequence[Worker]:
@@ -161,6 +163,11 @@ class WorkersBackend(Backend):
             raise self.lost(worker, error) from error
         _logger.warning("None of these clients ended its process in the search; the attempt continues")
 
+    def worked(self, worker: Worker) -> None:
+        """Records that a worker has contributed to a phase."""
+        if self._restarts is not None:
+            self._restarts.worked(worker.address)
+
     def lost(self, worker: Worker, error: Exception) -> WorkerUnavailableError:
         """Records that a worker was lost, and returns the error to raise."""
         # The cause is not read from the worker's state, because the membership may already have found it healthy.
@@ -222,7 +229,12 @@ class _WorkerPhases(PhaseRunner):
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
     ) -> None:
-        await self._run(lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, hand_in), len(clients))
+        def take(clients: range, result: PhaseResult) -> None:
+            self._backend.worked(self._worker)
+            hand_in.take(clients, result)
+
+        noted = attrs.evolve(hand_in, take=take)
+        await self._run(lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, noted), len(clients))
 
     async def _run(self, work: Callable[[PhaseRunner], Awaitable[_T]], clients: int) -> _T:
         worker, is_served = self._worker, False

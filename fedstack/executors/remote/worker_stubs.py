@@ -34,6 +34,15 @@ class KnowsLosses(Protocol):
         ...
 
 
+@runtime_checkable
+class RestartsWorkers(Protocol):
+    """A source of workers that restarts its workers, and does so at once if they had worked since their start."""
+
+    def worked(self, target: str) -> None:
+        """Records that a worker has contributed to a phase. May be called from any thread, and returns quickly."""
+        ...
+
+
 WorkerTarget: TypeAlias = "str | Target | TargetResolver | Channel | ExecutorStub"
 WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | WorkerSource"
 

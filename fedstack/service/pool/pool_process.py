@@ -122,10 +122,13 @@ class PoolProcess:
     Attributes:
       target: The address of the worker; empty until the worker can be dialled.
       process: The current process or, after the worker has ended, its last process.
+      has_worked: Whether the current process has contributed to a phase. Its restart then needs no pause, and does not
+        count towards the limit, which only exists for processes that crash again and again.
     """
 
     def __init__(self, number: int, options: ProcessOptions, restarts: Restarts | None) -> None:
         self.target = ""
+        self.has_worked = False
         self._number = number
         self._options = options
         self._restarts = restarts
@@ -243,9 +246,10 @@ class PoolProcess:
         Returns:
           Whether a new process was started.
         """
-        restarts = self._restarts
+        restarts, has_worked = self._restarts, self.has_worked
+        self.has_worked = False
         while restarts is not None:
-            pause = restarts.pause()
+            pause, has_worked = 0.0 if has_worked else restarts.pause(), False
             if pause is None:
                 self._restarts = None
                 _logger.error(

@@ -94,8 +94,21 @@ class WorkerPool(ClosesOnExit):
         """
         if self._closed:
             return self._closed_error()
-        worker = next((worker for worker in self._workers if worker.target == target), None)
+        worker = self._find(target)
         return None if worker is None else worker.loss()
+
+    def worked(self, target: str) -> None:
+        """Records that a worker has contributed to a phase. If it ends later, it is restarted at once.
+
+        Args:
+          target: The address of the worker.
+        """
+        worker = self._find(target)
+        if worker is not None:
+            worker.has_worked = True
+
+    def _find(self, target: str) -> PoolProcess | None:
+        return next((worker for worker in self._workers if worker.target == target), None)
 
     def _closed_error(self) -> ClosedError:
         return ClosedError("The worker pool is closed; start a new pool with local_worker_pool()")

@@ -1,0 +1,186 @@
+"""Phases on workers that are lost all the time: they end, and have the bits of a local run."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+
+import federated_language as fl
+import numpy as np
+import pytest
+from engines import context_over
+
+import fedstack
+from fedstack.backends.backend import Backend, Caller
+from fedstack.backends.backend_executor import BackendExecutorFactory
+from fedstack.backends.task_phases import PhaseAtClients
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
+from fedstack.errors import LeafError, LostWorkersError, NoWorkersError, RemoteError, WorkerUnavailableError
+from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.hand_ins import HandIn
+from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.federating_executor import LocalPhases
+from fedstack.foundations.deadline import Deadline
+from fedstack.membership.ledger import Suspects
+
+FLOAT = fl.TensorType(np.float32)
+CLIENTS = fl.FederatedType(FLOAT, fl.CLIENTS)
+WALL = 20.0
+
+
+@fedstack.python_computation(FLOAT, FLOAT)
+def wobble(x):
+    if x == 13:
+        raise ZeroDivisionError("13")
+    return np.float32(np.sin(x) * 1e3)
+
+
+@fedstack.python_computation([FLOAT, FLOAT], FLOAT)
+def difference(x, mean):
+    return x - mean
+
+
+@fl.federated_computation(CLIENTS)
+def twice(values):
+    mean = fl.federated_broadcast(fl.federated_mean(fl.federated_map(wobble, values)))
+    shifted = fl.federated_map(difference, (values, mean))
+    return fl.federated_sum(shifted), fl.federated_map(wobble, values)
+
+
+class Unsteady(Backend):
+    """Workers in this process that are lost by a seed: before, amid and after their work, one by one and together.
+
+    Args:
+      seed: Decides what happens.
+      workers: How many there are.
+      apart: Whether others run during a search.
+      most: How often workers are lost; then no more.
+    """
+
+    def __init__(self, seed: int, workers: int, *, apart: bool, most: int = 12) -> None:
+        self.random = random.Random(seed)
+        self.searches_apart = apart
+        self.searches = 0
+        self.losses_left = most
+        self.forgets_a_client = False
+        self._workers = workers
+
+    async def places(self) -> Sequence[str]:
+        await self.breathe()
+        if self.losses_left and self.random.random() < 0.1:
+            raise self.lost("somebody")
+        count = self.random.randint(1, self._workers)
+        return [f"w{index}" for index in sorted(self.random.sample(range(self._workers), count))]
+
+    def runners(self, phase, places, counts, caller: Caller):
+        return [_Runner(self, place, caller.server) for place in places], counts
+
+    async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
+        self.searches += 1
+        await self.breathe()
+        if self.losses_left and self.random.random() < 0.2:
+            raise self.lost("a searcher")
+        return self.random.random() < 0.7
+
+    async def breathe(self) -> None:
+        """Lets others run for some turns of the loop."""
+        for _ in range(self.random.randint(0, 4)):
+            await asyncio.sleep(0)
+
+    def lost(self, name: str) -> WorkerUnavailableError:
+        self.losses_left -= 1
+        error = WorkerUnavailableError(f"{name} is lost")
+        error.causes = {name: "lost"}
+        return error
+
+
+class _Runner(PhaseRunner):
+    def __init__(self, backend: Unsteady, name: str, server: ProgramEngine) -> None:
+        self._backend = backend
+        self._name = name
+        self._server = server
+
+    async def run_phase(self, phase, inputs, arguments, clients: range) -> PhaseResult:
+        local = LocalPhases(self._server, self._server, len(clients))
+        return await local.run_phase(phase, inputs, arguments, clients)
+
+    async def run_in_parts(self, phase, inputs, arguments, clients: range, hand_in: HandIn) -> None:
+        backend, whole = self._backend, PhaseAtClients(phase, inputs, arguments, clients)
+        start = clients.start
+        while start < clients.stop:
+            await backend.breathe()
+            stop = backend.random.randint(start + 1, clients.stop)
+            if backend.losses_left and backend.random.random() < 0.3:
+                losses = current_scope().losses
+                losses.lose(phase, self._name, range(start, clients.stop))
+                raise backend.lost(self._name)
+            part = whole.at(range(start, stop))
+            if stop < clients.stop or not backend.forgets_a_client:
+                result = await self.run_phase(phase, part.inputs, arguments, part.clients)
+                hand_in.take(part.clients, result)
+            start = stop
+        await backend.breathe()
+
+
+def bits(value: object) -> bytes:
+    return b"".join(np.asarray(part).tobytes() for part in value)
+
+
+def called(backend: Backend, values: list[float]) -> object:
+    """Calls `twice`, and fails if it does not end."""
+
+    async def call() -> object:
+        return await Deadline(WALL).wait(twice(values))
+
+    policy = fedstack.RetryPolicy(attempts=50, first_pause=0.0005, longest_pause=0.001)
+    context = AsyncExecutionContext(BackendExecutorFactory(backend), retry_policy=policy)
+    try:
+        with fedstack.use_context(context):
+            return asyncio.run(call())
+    finally:
+        context.close()
+
+
+def locally(values: list[float]) -> bytes:
+    with SyncExecutionContext(fedstack.local_executor_factory()) as context, fedstack.use_context(context):
+        return bits(twice(values))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("clients", [1, 5, 12])
+def test_whatever_is_lost_the_call_ends_with_the_bits_of_a_local_run(clients: int, apart: bool, caplog) -> None:
+    caplog.set_level(logging.CRITICAL)
+    values = [0.1 * number for number in range(clients)]
+    expected, searches = locally(values), 0
+    for seed in range(60):
+        backend = Unsteady(seed, workers=4, apart=apart)
+        assert bits(called(backend, values)) == expected, f"seed {seed}"
+        searches += backend.searches
+    assert searches
+
+
+def test_the_first_client_that_fails_is_blamed_whatever_is_lost(caplog) -> None:
+    caplog.set_level(logging.CRITICAL)
+    values = [float(number) for number in [*range(8), 13, 1, 13, 2]]
+    for seed in range(40):
+        with pytest.raises(LeafError, match="13; at client 8") as caught:
+            called(Unsteady(seed, workers=4, apart=True), values)
+        assert caught.value.client_index == 8
+
+
+def test_a_worker_that_hands_in_too_little_is_named() -> None:
+    backend = Unsteady(0, workers=1, apart=True, most=0)
+    backend.forgets_a_client = True
+    with pytest.raises(RemoteError, match="all clients from w0, found none of client.* 4"):
+        called(backend, [0.1 * number for number in range(5)])
+
+
+def test_clients_that_are_lost_again_and_again_end_the_call_after_as_many_attempts(caplog) -> None:
+    backend = Unsteady(3, workers=1, apart=True, most=10**6)
+    backend.random.random = lambda: 0.25  # type: ignore[method-assign]
+    with context_over(backend) as context, fedstack.use_context(context):
+        with pytest.raises((LostWorkersError, NoWorkersError), match=r"limit: 4 attempts"):
+            twice([1.0])
+    assert 10**6 - backend.losses_left == 4
