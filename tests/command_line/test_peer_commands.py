@@ -165,7 +165,8 @@ FAULTS = [
     (
         "mutual TLS",
         STRANGERS,
-        "it does not accept the client certificate; pass a certificate from an authority that the server trusts",
+        "it does not accept the client certificate; use --tls-cert and --tls-key to pass a certificate from an "
+        "authority that the server trusts",
     ),
     ("mutual TLS", EXPIRED, "it does not accept the client certificate (it expired on "),
     ("token", "", "it requires a token; pass --token-file"),

@@ -126,7 +126,11 @@ def _set(path: str, value: object) -> Any:
 
 
 WRONG_PARTIALS = {
-    "too few clients": (lambda response: response.fold[0].tree[0].partial.pop(), InvalidValueError, "found 4 of these"),
+    "too few clients": (
+        lambda response: response.fold[0].tree[0].partial.pop(),
+        InvalidValueError,
+        "fold of 4 of these",
+    ),
     "no clients": (lambda response: response.fold[0].tree[0].ClearField("partial"), InvalidValueError, "0 of these"),
     "too many clients": (
         lambda response: response.fold[0].tree[0].partial.add().CopyFrom(response.fold[0].tree[0].partial[0]),
@@ -143,7 +147,7 @@ WRONG_PARTIALS = {
     "a block of a giant": (_set("tree.0.partial.0.level", 63), InvalidValueError, "fold of block 0 of 2\\^63"),
     "a level beyond numbers": (_set("tree.0.partial.0.level", (1 << 32) - 1), InvalidValueError, "Expected the fold"),
     "no trees": (lambda response: response.fold[0].ClearField("tree"), InvalidValueError, "the folds of 1 tensors"),
-    "two trees": (lambda response: response.fold[0].tree.add(), InvalidValueError, "found 2"),
+    "two trees": (lambda response: response.fold[0].tree.add(), InvalidValueError, "folds of 2;"),
     "two folds": (lambda response: response.fold.add(), InvalidValueError, "found 2 aggregations and 0"),
     "a column": (lambda response: response.held.add(), InvalidValueError, "found 1 aggregations and 1"),
     "a value of no kind": (

@@ -681,7 +681,7 @@ def test_a_cursor_is_of_one_dataset_and_job(service: DispatchServer) -> None:
     with pytest.raises(InvalidValueError, match="Expected job_name to be '', as in the pass to resume, found 'j'"):
         distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor, job_name="j")
     with pytest.raises(
-        InvalidValueError, match="ShardingPolicy.DYNAMIC, as in the pass to resume, found ShardingPolicy.OFF; pass"
+        InvalidValueError, match="ShardingPolicy.DYNAMIC, as in the pass to resume, found ShardingPolicy.OFF; use"
     ):
         distribute(OFF, service, guarantee="exactly_once", resume=cursor)
     changed = bytes([*cursor[:-1], cursor[-1] ^ 1])

@@ -136,7 +136,7 @@ def test_a_worker_that_contradicts_itself_is_found_out(block: int, rows: int) ->
         yield Parcel(response.SerializeToString())
 
     reading = reader_of(answer).open(ReadRequest(), NUMBERS.element_type)
-    with pytest.raises(InvalidValueError, match=f"Expected block 0 with {rows} elements .* from a worker"):
+    with pytest.raises(InvalidValueError, match=f"Expected block 0 from a worker to be a column of {rows} elements"):
         io_loop.run_sync(reading.next(), WALL)
 
 
