@@ -36,9 +36,7 @@ def run(effort: Effort) -> Iterator[Measurement]:
                 yield _measured(pool, total, clients, client, rounds, kills)
 
 
-def _measured(
-    pool: WorkerPool, total: Any, clients: int, client: float, rounds: int, kills: float
-) -> Measurement:
+def _measured(pool: WorkerPool, total: Any, clients: int, client: float, rounds: int, kills: float) -> Measurement:
     rng = np.random.default_rng(0)
     undisturbed: list[float] = []
     disturbed: list[float] = []
