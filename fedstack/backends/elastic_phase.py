@@ -237,11 +237,12 @@ class ElasticPhase:
         runner, hand_in = self._runners[assignment.worker], HandIn(take, HAND_IN_SECONDS)
         with current_scope().replace(progress=counts).entered():
             try:
-                await runner.run_in_parts(part.phase, part.inputs, part.arguments, part.clients, hand_in)
+                last = await runner.run_in_parts(part.phase, part.inputs, part.arguments, part.clients, hand_in)
             except LOSSES:
                 if counts is not None and self._losses is not None:
                     counts.withdraw()
                 raise
+        self._take(assignment, *last, counts)
 
     def _take(self, assignment: Assignment, clients: range, result: PhaseResult, counts: PartProgress | None) -> None:
         """Adds a contribution that a worker has handed in."""

@@ -22,7 +22,7 @@ from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Exe
 from fedstack.errors import DeadlineExceededError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.hand_ins import HandIn
+from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.one_by_one import OneByOneExecutor
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
@@ -228,13 +228,15 @@ class _WorkerPhases(PhaseRunner):
 
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
-    ) -> None:
+    ) -> Contribution:
         def take(clients: range, result: PhaseResult) -> None:
             self._backend.worked(self._worker)
             hand_in.take(clients, result)
 
         noted = attrs.evolve(hand_in, take=take)
-        await self._run(lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, noted), len(clients))
+        return await self._run(
+            lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, noted), len(clients)
+        )
 
     async def _run(self, work: Callable[[PhaseRunner], Awaitable[_T]], clients: int) -> _T:
         worker, is_served = self._worker, False
@@ -243,7 +245,9 @@ class _WorkerPhases(PhaseRunner):
             sessions = self._backend.sessions_at(worker)
             if worker.features.phases and await sessions.phases.open():
                 is_served = True
-                return await work(sessions.phases)
+                done = await work(sessions.phases)
+                self._backend.worked(worker)
+                return done
             with sessions.lent(clients) as plain:
                 remote = cast(RemoteExecutor, plain.target)
                 await remote.open()  # later failures happen during the work

@@ -15,7 +15,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.fold_states import FoldState
-from fedstack.executors.base.hand_ins import HandIn, HandInSink
+from fedstack.executors.base.hand_ins import Contribution, HandIn, HandInSink
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
@@ -61,28 +61,20 @@ class LocalPhases(PhaseEngine):
         return FoldedPhase(states, sink.columns())
 
     async def run_in_parts(
-        self,
-        phase: Phase,
-        inputs: Sequence[object],
-        arguments: FoldArguments,
-        clients: range,
-        hand_in: HandIn,
-    ) -> None:
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
+    ) -> Contribution:
         columns, states = await self._begun(phase, inputs, arguments, clients)
         with observed_phase(phase.program, clients):
             held = await self._fold_held(phase, states, columns, clients, False)
-            if len(held) == len(phase.folds) and not phase.held:
-                left, result = clients, FoldedPhase(states, []).partials()
-            elif held or not all(state.merges_in_any_order for state in states):
+            if held or not all(state.merges_in_any_order for state in states):
                 sink = PhaseSink(phase, states, held)
-                await self._run(phase, columns, clients, sink)
-                left, result = clients, FoldedPhase(states, sink.columns()).partials()
-            else:
-                sink = HandInSink(phase, states, clients, hand_in)
-                async with sink.watched():
+                if len(held) < len(phase.folds) or phase.held:
                     await self._run(phase, columns, clients, sink)
-                left, result = sink.finish()
-        hand_in.take(left, result)
+                return clients, FoldedPhase(states, sink.columns()).partials()
+            parts = HandInSink(phase, states, clients, hand_in)
+            async with parts.watched():
+                await self._run(phase, columns, clients, parts)
+            return parts.finish()
 
     async def _begun(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range

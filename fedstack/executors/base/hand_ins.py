@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import attrs
 
@@ -29,6 +29,10 @@ _MOST_COST = 0.02
 _SECONDS_PER_BYTE = 2e-9
 # The size of contributions up to which a few more nodes do not matter.
 _SMALL_BYTES = 256 * 1024
+
+
+# A range of clients, and what they contribute to a phase.
+Contribution: TypeAlias = tuple[range, PhaseResult]
 
 
 @attrs.frozen(eq=False)
@@ -101,7 +105,7 @@ class HandInSink(PhaseSink):
                 task.cancel()
                 await asyncio.wait([task])
 
-    def finish(self) -> tuple[range, PhaseResult]:
+    def finish(self) -> Contribution:
         """Returns the clients whose contributions have not been handed in, and their contribution. Call this once."""
         with self._turn:
             left, self._left = self._left, self._left[:0]

@@ -21,7 +21,7 @@ from fedstack.errors import FedstackError, InvalidComputationError, InvalidValue
 from fedstack.executors.base.aggregations import AggregateState, FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.fold_states import FoldState
-from fedstack.executors.base.hand_ins import HandIn
+from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
@@ -72,25 +72,21 @@ class PhaseRunner(abc.ABC):
         """
 
     async def run_in_parts(
-        self,
-        phase: Phase,
-        inputs: Sequence[object],
-        arguments: FoldArguments,
-        clients: range,
-        hand_in: HandIn,
-    ) -> None:
-        """Runs a phase like `run_phase`, and hands in the contributions of consecutive ranges of the clients.
-
-        By default, the contribution of all clients is handed in at the end.
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
+    ) -> Contribution:
+        """Runs a phase like `run_phase`, and may hand in the contributions of the first clients while others run.
 
         Args:
           phase: The phase.
           inputs: See `run_phase`.
           arguments: The server's arguments of the folds.
           clients: The indices of the clients in the whole federation.
-          hand_in: Receives the contributions.
+          hand_in: Receives contributions, of consecutive ranges of the clients.
+
+        Returns:
+          The contribution of all clients that were not handed in. By default, these are all clients.
         """
-        hand_in.take(clients, await self.run_phase(phase, inputs, arguments, clients))
+        return clients, await self.run_phase(phase, inputs, arguments, clients)
 
     def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseRunner | None":
         """Returns a copy of this runner that uses a wrapped program engine; `None` if programs run elsewhere."""

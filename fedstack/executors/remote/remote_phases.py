@@ -16,7 +16,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
-from fedstack.executors.base.hand_ins import HandIn
+from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
@@ -33,6 +33,8 @@ from fedstack.transport.peers.executor_stub import Answer
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
 
 _T = TypeVar("_T")
+# Asks for a single response.
+_NOTHING = HandIn(lambda clients, result: None, 0.0)
 
 
 class RemotePhases(PhaseRunner):
@@ -59,14 +61,12 @@ class RemotePhases(PhaseRunner):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
         """Runs a client phase on the peer in a single call, with a single response; see `run_in_parts`."""
-        results: list[PhaseResult] = []
-        hand_in = HandIn(lambda _, result: results.append(result), 0.0)
-        await self.run_in_parts(phase, inputs, arguments, clients, hand_in)
-        return results[0]
+        _, result = await self.run_in_parts(phase, inputs, arguments, clients, _NOTHING)
+        return result
 
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
-    ) -> None:
+    ) -> Contribution:
         """Runs a client phase on the peer in a single call.
 
         Args:
@@ -74,7 +74,10 @@ class RemotePhases(PhaseRunner):
           inputs: For each input of the phase's program, a column of exactly the given clients.
           arguments: The server's arguments of the folds.
           clients: The indices of the clients in the whole federation.
-          hand_in: Receives the contributions. If its `seconds` are 0, it receives a single one at the end.
+          hand_in: Receives contributions of the first clients. If its `seconds` are 0, it receives none.
+
+        Returns:
+          The contribution of the clients that were not handed in.
 
         Raises:
           CarrierError: If a leaf function cannot be sent.
@@ -82,7 +85,7 @@ class RemotePhases(PhaseRunner):
           WorkerUnavailableError: If the peer is no longer reachable.
         """
         run = _PhaseRun(phase, inputs, arguments, clients, hand_in)
-        await self._in_session(run.run)
+        return await self._in_session(run.run)
 
     async def search_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
@@ -142,8 +145,8 @@ class _PhaseRun:
         self._clients = self._left = clients
         self._hand_in = hand_in
 
-    async def run(self, session: RemoteSession) -> None:
-        """Runs the clients that are left in a session."""
+    async def run(self, session: RemoteSession) -> Contribution:
+        """Runs the clients that are left in a session, and returns the contribution of those that are not handed in."""
         peer = session.peer
         if peer is None:
             raise InvalidValueError(
@@ -152,9 +155,11 @@ class _PhaseRun:
                 "num_clients)"
             )
         with observed_phase(self._phase.program, self._left, session.stub.address) as note:
-            await self._observed(session, peer, note)
+            return await self._observed(session, peer, note)
 
-    async def _observed(self, session: RemoteSession, peer: messages.HandshakeResponse, note: PhaseNote | None) -> None:
+    async def _observed(
+        self, session: RemoteSession, peer: messages.HandshakeResponse, note: PhaseNote | None
+    ) -> Contribution:
         phase, clients, address = self._phase, self._left, session.stub.address
         inputs, copies = self._inputs, PhaseCopies(session)
         if clients != self._clients:
@@ -168,7 +173,7 @@ class _PhaseRun:
         with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
             answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
             try:
-                last = await session.stub.io.run(self._received(answer, report, note))
+                last, response = await session.stub.io.run(self._received(answer, report, note))
             except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
                 copies.give_up()  # the peer may have kept inputs even though the response was not received
                 losses = current_scope().losses
@@ -177,11 +182,14 @@ class _PhaseRun:
                         phase, address, self._left, running=report.running, find_status=lambda: _status(session)
                     )
                 raise
-            copies.settle(last.kept)
-            warn_of_differing(last.differing_module, address)
+            copies.settle(response.kept)
+            warn_of_differing(response.differing_module, address)
+        return last
 
-    async def _received(self, answer: Answer, report: PhaseReport, note: PhaseNote | None) -> messages.PhaseResponse:
-        """Receives the responses, hands in the contributions, and returns the last response."""
+    async def _received(
+        self, answer: Answer, report: PhaseReport, note: PhaseNote | None
+    ) -> tuple[Contribution, messages.PhaseResponse]:
+        """Receives the responses, hands in all but the last, and returns the last with its contribution."""
         states, clients = partial_states(self._phase, self._arguments), self._left
         async with answer as incoming:
             while True:
@@ -199,8 +207,7 @@ class _PhaseRun:
                 unpacker.finish()
                 self._left = range(part.stop, clients.stop)
                 if not response.handed_in:
-                    self._hand_in.take(part, received.complete())
-                    return response
+                    return (part, received.complete()), response
                 report.handed_in(part.stop - clients.start)
                 self._hand_in.take(part, received.complete())
 

@@ -172,20 +172,16 @@ async def run(
     # A stream of a sequence runs user code while it is written, which only `reply` can do.
     if outbox is None or not seconds > 0 or any(contains_sequence(member) for _, member in found.phase.held):
         return await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
-    last: list[PhaseResult] = []
 
     def take(clients: range, result: PhaseResult) -> None:
-        if clients.stop == found.clients.stop:
-            last.append(result)
-            return
         packer = host.packer()
         response = write_result(found.phase, partial_states(found.phase, found.arguments), result, packer)
         response.handed_in = len(clients)
         outbox.put(Parcel(response.SerializeToString(), packer.segments, host.chunk_bytes, is_last=False))
 
     hand_in = HandIn(take, max(_LEAST_SECONDS, seconds), outbox.is_free)
-    await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
-    return last[0]
+    _, last = await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
+    return last
 
 
 class Outbox:
