@@ -163,9 +163,14 @@ class Assignments:
         return False
 
     def ended(self, assignment: Assignment) -> bool:
-        """Records that a worker has run its assignment, and returns whether it has handed in all clients."""
+        """Records that a worker has run its assignment, and returns whether it has handed in all of its clients.
+
+        If not, the assignment remains.
+        """
+        if assignment.left:
+            return False
         self.running.pop(assignment, None)
-        return not assignment.left
+        return True
 
     def lost(self, assignment: Assignment, since: float) -> None:
         """Records the loss of a worker. The clients that it has not handed in wait again, until `present` is called.

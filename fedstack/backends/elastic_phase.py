@@ -150,11 +150,10 @@ class ElasticPhase:
             return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            if not self._assignments.ended(assignment):
-                raise RemoteError(
-                    f"Expected the contributions of all clients from {assignment.worker}, found none of "
-                    f"{', '.join(map(named, assignment.left))}; check that the worker runs the same version of fedstack"
-                )
+            raise RemoteError(
+                f"Expected the contributions of all clients from {assignment.worker}, found none of "
+                f"{', '.join(map(named, assignment.left))}; check that the worker runs the same version of fedstack"
+            )
         elif isinstance(error, LOSSES):
             await self._after_loss(assignment, error)
         elif isinstance(error, asyncio.CancelledError):
@@ -223,7 +222,14 @@ class ElasticPhase:
         return task
 
     def _end(self, task: "asyncio.Task[None]") -> None:
-        self._ended.append(task)
+        assignment = self._tasks.get(task)
+        is_done = not task.cancelled() and task.exception() is None
+        if is_done and assignment in self._assignments.running and self._assignments.ended(assignment):
+            del self._tasks[task]
+            if self._assignments.running:
+                return  # nothing follows from it, so a turn would only cost time
+        elif task in self._tasks:
+            self._ended.append(task)
         self._news.set()
 
     async def _run_one(self, assignment: Assignment) -> None:
@@ -234,14 +240,18 @@ class ElasticPhase:
         def take(clients: range, result: PhaseResult) -> None:
             self._loop.call_soon_threadsafe(self._take, assignment, clients, result, counts)
 
-        runner, hand_in = self._runners[assignment.worker], HandIn(take, HAND_IN_SECONDS)
-        with current_scope().replace(progress=counts).entered():
-            try:
-                last = await runner.run_in_parts(part.phase, part.inputs, part.arguments, part.clients, hand_in)
-            except LOSSES:
-                if counts is not None and self._losses is not None:
-                    counts.withdraw()
-                raise
+        run = self._runners[assignment.worker].run_in_parts
+        running = run(part.phase, part.inputs, part.arguments, part.clients, HandIn(take, HAND_IN_SECONDS))
+        if counts is None:
+            last = await running
+        else:
+            with current_scope().replace(progress=counts).entered():
+                try:
+                    last = await running
+                except LOSSES:
+                    if self._losses is not None:
+                        counts.withdraw()
+                    raise
         self._take(assignment, *last, counts)
 
     def _take(self, assignment: Assignment, clients: range, result: PhaseResult, counts: PartProgress | None) -> None:

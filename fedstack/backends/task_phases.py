@@ -179,7 +179,7 @@ class PhaseAtClients:
         """Returns the same phase for some of the clients."""
         first = self.clients.start
         inputs = slice_inputs(self.inputs, clients.start - first, clients.stop - first)
-        return attrs.evolve(self, inputs=inputs, clients=clients)
+        return PhaseAtClients(self.phase, inputs, self.arguments, clients)
 
     def at_none(self) -> "PhaseAtClients":
         """Returns the same phase for no clients."""

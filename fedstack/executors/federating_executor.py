@@ -72,8 +72,11 @@ class LocalPhases(PhaseEngine):
                     await self._run(phase, columns, clients, sink)
                 return clients, FoldedPhase(states, sink.columns()).partials()
             parts = HandInSink(phase, states, clients, hand_in)
-            async with parts.watched():
+            parts.watch()
+            try:
                 await self._run(phase, columns, clients, parts)
+            finally:
+                await parts.unwatch()
             return parts.finish()
 
     async def _begun(

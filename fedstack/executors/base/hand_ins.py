@@ -6,11 +6,10 @@ from the folds when they are handed in. Handing in therefore never changes a res
 """
 
 import asyncio
-import contextlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 import attrs
@@ -69,6 +68,7 @@ class HandInSink(PhaseSink):
         self._due = time.perf_counter() + hand_in.seconds
         self._turn = threading.Lock()
         self._is_small = False
+        self._task: asyncio.Task[None] | None = None
 
     def reached(self, client: int) -> None:
         self._client = client
@@ -82,28 +82,26 @@ class HandInSink(PhaseSink):
             finally:
                 self._turn.release()
 
-    @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncGenerator[None, None]:
-        """Calls `look` regularly on another thread during a block, because slow clients seldom call `reached`."""
-        seconds = self._hand_in.seconds
-        tasks: list[asyncio.Task[None]] = []
-
-        async def look() -> None:
-            async for _ in Deadline().attempts(itertools.repeat(seconds)):
-                await off_loop(self.look)
-
+    def watch(self) -> None:
+        """Starts to call `look` regularly on another thread, because slow clients seldom call `reached`."""
         # Most phases end before the task would start.
-        timer = asyncio.get_running_loop().call_later(seconds, lambda: tasks.append(asyncio.ensure_future(look())))
-        try:
-            yield
-            for task in tasks:
-                if task.done():
-                    task.result()  # raises
-        finally:
-            timer.cancel()
-            for task in tasks:
-                task.cancel()
-                await asyncio.wait([task])
+        self._timer = asyncio.get_running_loop().call_later(self._hand_in.seconds, self._start_task)
+
+    def _start_task(self) -> None:
+        self._task = asyncio.ensure_future(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        async for _ in Deadline().attempts(itertools.repeat(self._hand_in.seconds)):
+            await off_loop(self.look)
+
+    async def unwatch(self) -> None:
+        """Stops what `watch` has started, and raises its error if it has failed."""
+        self._timer.cancel()
+        if (task := self._task) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()  # raises
 
     def finish(self) -> Contribution:
         """Returns the clients whose contributions have not been handed in, and their contribution. Call this once."""
