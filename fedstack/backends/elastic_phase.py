@@ -146,9 +146,11 @@ class ElasticPhase:
 
     async def _after(self, assignment: Assignment, task: "asyncio.Task[None]") -> None:
         """Processes the end of an assignment."""
-        if assignment not in self._assignments.running:
-            return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if assignment not in self._assignments.running:
+            if error is not None:
+                without_frames(error)  # nobody sees it
+            return
         if error is None:
             raise RemoteError(
                 f"Expected the contributions of all clients from {assignment.worker}, found none of "

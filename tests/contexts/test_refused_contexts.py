@@ -250,7 +250,7 @@ def test_a_function_that_has_ended_all_workers_of_a_pool_is_not_tried_again(
         for target, pid in zip(pool.targets, pool.pids)
     ]
     retries = [r.getMessage() for r in caplog.records if " again in " in r.getMessage()]
-    assert 1 <= len(retries) <= 2
+    assert 1 <= len(retries) <= 3
     assert told.startswith("  these clients ran on ")
     assert "client" in told
 

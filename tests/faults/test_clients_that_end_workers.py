@@ -277,7 +277,7 @@ def test_a_worker_that_is_killed_comes_back_at_its_address_for_those_who_know_th
         assert pool.pids != (pid,)
         eventually(lambda: pool.loss_of(target) is None)
         (text,) = endings(caplog)
-        assert text == f"Worker at {target}: {ended}; restarting it in 0.1 s"
+        assert text == f"Worker at {target}: {ended}; restarting it in 0.0 s"
         if target.startswith("unix:"):
             folder = Path(target.removeprefix("unix:")).parent
             assert [path.name for path in folder.iterdir()] == ["0.sock"]

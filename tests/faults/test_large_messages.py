@@ -274,7 +274,11 @@ def test_others_are_answered_while_a_large_request_is_read(pool, client, method,
         ("fedstack.v1.ExecutorExtensions/RenewLease", b"\x0a\x00" * (1 << 20), "1048576 bytes in a RenewLeaseRequest"),
         ("fedstack.v1.ExecutorExtensions/Handshake", b"\x0a\x81\x80\x40" + bytes(1 << 20), "in a HandshakeRequest"),
         (f"{EXECUTOR_GROUP}/GetExecutor", b"\x0a\x00" * (1 << 20), "1048576 bytes in a GetExecutorRequest"),
-        ("grpc.health.v1.Health/Check", b"\x0a\x80\x80\x40" + b"x" * (1 << 20), "at most 65536 bytes, found 1048580"),
+        (
+            "grpc.health.v1.Health/Check",
+            b"\x0a\x80\x80\x40" + b"x" * (1 << 20),
+            "at most 65536 bytes, found a request of 1048580 bytes",
+        ),
     ],
 )
 def test_a_request_that_has_no_reason_to_be_large_is_refused_before_it_is_read(client, path, content, words):

@@ -149,6 +149,16 @@ WRONG_PARTIALS = {
     "no trees": (lambda response: response.fold[0].ClearField("tree"), InvalidValueError, "the folds of 1 tensors"),
     "two trees": (lambda response: response.fold[0].tree.add(), InvalidValueError, "folds of 2;"),
     "two folds": (lambda response: response.fold.add(), InvalidValueError, "found 2 aggregations and 0"),
+    "handed in without being asked": (
+        lambda response: setattr(response, "handed_in", 2),
+        InvalidValueError,
+        "Expected the fold of clients 0 to 1, found 5",
+    ),
+    "more handed in than there are": (
+        lambda response: setattr(response, "handed_in", 2**64 - 1),
+        InvalidValueError,
+        "Expected the contribution of clients 0 to 4, found one of 18446744073709551615 clients",
+    ),
     "a column": (lambda response: response.held.add(), InvalidValueError, "found 1 aggregations and 1"),
     "a value of no kind": (
         _set("tree.0.partial.0.value", extensions_pb2.Packed()),

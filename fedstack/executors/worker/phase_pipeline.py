@@ -192,7 +192,7 @@ class Outbox:
     """
 
     def __init__(self, notify: Callable[[], None]) -> None:
-        self._notify = notify
+        self._notify: Callable[[], None] | None = notify
         self._loop = asyncio.get_running_loop()
         self._parcels: deque[Parcel] = deque()
 
@@ -203,7 +203,15 @@ class Outbox:
     def put(self, parcel: Parcel) -> None:
         """Adds a parcel."""
         self._parcels.append(parcel)
-        self._loop.call_soon_threadsafe(self._notify)
+        self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if self._notify is not None:
+            self._notify()
+
+    def close(self) -> None:
+        """Stops notifying, which breaks the reference cycle of the work, its error's frames and this object."""
+        self._notify = None
 
     def drain(self) -> Iterator[Parcel]:
         """Yields the parcels. Each is removed once it has been sent."""

@@ -204,10 +204,13 @@ class ExecutorExtensions:
 
         work = Work(receive_and_run(), interruptible=True)
         outbox = Outbox(work.interrupt)
-        async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
-            yield beat
-            for parcel in outbox.drain():
-                yield parcel
+        try:
+            async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
+                yield beat
+                for parcel in outbox.drain():
+                    yield parcel
+        finally:
+            outbox.close()
         change_scope(span=progress.span)  # for the log line if the phase fails
         last = work.result()
         for parcel in outbox.drain():
