@@ -88,6 +88,13 @@ class ElasticPhase:
                     self._failure = None  # breaks the reference cycle of the error and this object
         except BaseException as error:
             await end_all(list(self._tasks), error)
+            if (
+                isinstance(error, LOSSES) and self._failure is not None
+            ):  # the error that the user can do something about
+                try:
+                    raise self._failure[1] from None
+                finally:
+                    self._failure = None
             raise
         finally:
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
@@ -185,7 +192,11 @@ class ElasticPhase:
         if self._losses is not None:
             self._losses.is_over = True
         if running := [task for task in self._tasks if not task.done()]:
-            await asyncio.wait(running, timeout=TOGETHER_SECONDS)  # for the losses of other workers
+            ended, _ = await asyncio.wait(running, timeout=TOGETHER_SECONDS)  # for the losses of other workers
+            for task in ended if self._losses is not None else ():
+                other = None if task.cancelled() else task.exception()
+                if isinstance(other, LOSSES) and self._losses is not None:
+                    self._losses.causes.update(other.causes)
         raise error
 
     def _tell(self, assignment: Assignment, error: Exception, pause: float) -> None:
@@ -237,7 +248,7 @@ class ElasticPhase:
     async def _run_one(self, assignment: Assignment) -> None:
         """Runs the clients of an assignment, and adds what the worker hands in."""
         part = self._part.at(assignment.clients)
-        counts = None if self._progress is None else PartProgress(self._progress)
+        counts = PartProgress(self._progress) if self._progress is not None and part.phase.program.steps else None
 
         def take(clients: range, result: PhaseResult) -> None:
             self._loop.call_soon_threadsafe(self._take, assignment, clients, result, counts)

@@ -21,6 +21,7 @@ from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
 from fedstack.executors.base.phase_sink import PhaseSink, fold_resident_columns
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.progress import observed_phase
 from fedstack.foundations.error_text import counted
 
@@ -73,11 +74,12 @@ class LocalPhases(PhaseEngine):
                 return clients, FoldedPhase(states, sink.columns()).partials()
             parts = HandInSink(phase, states, clients, hand_in)
             parts.watch()
+            is_looking = True
             try:
                 await self._run(phase, columns, clients, parts)
             finally:
-                await parts.unwatch()
-            return parts.finish()
+                is_looking = await parts.unwatch()
+            return await off_loop(parts.finish) if is_looking else parts.finish()
 
     async def _begun(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range

@@ -184,8 +184,9 @@ def _taken(folds: Sequence[LeafFold], clients: range) -> list[list[Partial]] | N
     for fold in folds:
         found = fold.take(clients)
         if found is None:
-            for each, partials in zip(folds, taken):
-                each.add(partials)
+            with np.errstate(all="ignore"):
+                for each, partials in zip(folds, taken):
+                    each.add(partials)
             return None
         taken.append(found)
     return taken
@@ -262,7 +263,7 @@ class MeanState(TreeState):
 
     def merge(self, partials: object) -> None:
         count, weights, leaves = cast("tuple[int, list[Partial], object]", partials)
-        self.count += count
+        self.add_clients(count)
         if self.weights is not None:
             with np.errstate(all="ignore"):
                 self.weights.add(weights)

@@ -69,6 +69,7 @@ class HandInSink(PhaseSink):
         self._turn = threading.Lock()
         self._is_small = False
         self._task: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
 
     def reached(self, client: int) -> None:
         self._client = client
@@ -78,7 +79,10 @@ class HandInSink(PhaseSink):
         """Hands in what can be handed in now, if it is time."""
         if time.perf_counter() >= self._due and self._turn.acquire(blocking=False):
             try:
-                self._reached(self._client)
+                if self._error is None:
+                    self._reached(self._client)
+            except Exception as error:  # nobody reads the outcome of some of the threads that call this
+                self._error = error
             finally:
                 self._turn.release()
 
@@ -94,18 +98,21 @@ class HandInSink(PhaseSink):
         async for _ in Deadline().attempts(itertools.repeat(self._hand_in.seconds)):
             await off_loop(self.look)
 
-    async def unwatch(self) -> None:
-        """Stops what `watch` has started, and raises its error if it has failed."""
+    async def unwatch(self) -> bool:
+        """Stops what `watch` has started, and returns whether another thread may still be in `look`."""
         self._timer.cancel()
-        if (task := self._task) is not None:
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.result()  # raises
+        task, self._task = self._task, None  # otherwise, the task and this object would be a reference cycle
+        if task is None:
+            return False
+        task.cancel()
+        await asyncio.wait([task])
+        return True
 
     def finish(self) -> Contribution:
         """Returns the clients whose contributions have not been handed in, and their contribution. Call this once."""
         with self._turn:
+            if self._error is not None:
+                raise self._error
             left, self._left = self._left, self._left[:0]
             return left, PhaseResult([state.partials() for state in self.states], self.columns())
 
@@ -151,12 +158,16 @@ class HandInSink(PhaseSink):
         columns: list[Column] = []
         with self._lock:
             for kept, (_, member) in zip(self._kept, self.phase.held):
-                starts = [start for start in sorted(kept) if start < clients.stop]
-                column = concatenate([kept[start] for start in starts], member) if starts else None
-                if column is None or len(column) < len(clients):
+                starts: list[int] = []
+                reached = clients.start
+                while reached < clients.stop and reached in kept:
+                    starts.append(reached)
+                    reached += len(kept[reached])
+                if reached < clients.stop:
                     for earlier, found in zip(self._kept, columns):
                         earlier[clients.start] = found
                     return None
+                column = concatenate([kept[start] for start in starts], member)
                 for start in starts:
                     del kept[start]
                 if len(column) > len(clients):

@@ -97,7 +97,12 @@ class TreeFold:
                 (p for p in self._partials.values() if clients.start <= p.position << p.level < clients.stop),
                 key=lambda p: p.position << p.level,
             )
-            if sum(1 << p.level for p in found) != len(clients):
+            reached = clients.start
+            for partial in found:
+                if partial.position << partial.level != reached:
+                    return None
+                reached += 1 << partial.level
+            if reached != clients.stop:
                 return None
             for partial in found:
                 del self._partials[partial.level, partial.position]

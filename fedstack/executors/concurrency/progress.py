@@ -18,7 +18,7 @@ import attrs
 
 from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
 from fedstack.computations.plan.program import Program
-from fedstack.errors import FedstackError
+from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.caches import made_once
 from fedstack.observe.events import NO_SPAN, ClientsChanged, Folded, PhaseEnded, PhaseStarted, Span
@@ -187,7 +187,7 @@ class PhaseReport:
     def __init__(self, progress: ClientCounter | None, clients: int) -> None:
         self._progress = progress
         self._clients = clients
-        self._begun = self._done = self._failed = 0
+        self._begun = self._done = self._failed = self._handed_in = 0
         self._work: tuple[RunningClients, ...] = ()
         self._heard = 0.0
         self.running: list[int] = []
@@ -209,6 +209,8 @@ class PhaseReport:
             failed = max(self._failed, int(isinstance(error, FedstackError) and error.client_index is not None))
             begun = max(self._begun, self._done + failed)
             self._reach(begun, self._done, failed, begun - self._done - failed)
+            if isinstance(error, StaleSessionError) and self._progress is not None:  # the clients run again
+                self._progress.withdrawn(max(0, self._done - self._handed_in), 0, failed)
 
     def heard(self, beat: Heartbeat) -> None:
         """Updates the progress from a heartbeat of the worker."""
@@ -222,7 +224,8 @@ class PhaseReport:
 
     def handed_in(self, clients: int) -> None:
         """Updates the progress after the contribution of the first clients has been received."""
-        done = max(self._done, clients)
+        self._handed_in = clients
+        done = min(max(self._done, clients), self._clients - self._failed)
         self._reach(max(self._begun, done + self._failed), done, self._failed)
 
     def work(self) -> list[RunningClients]:
@@ -258,24 +261,30 @@ class PartProgress:
     def __init__(self, progress: ClientCounter) -> None:
         self._progress = progress
         self._done = self._running = self._failed = 0
+        self._lock = threading.Lock()
 
     def expect(self, clients: int) -> None:
         """Does nothing; see the class."""
 
     def started(self, clients: int) -> None:
         """Counts clients that have started."""
-        self._running += clients
+        self._change(running=clients)
         self._progress.started(clients)
 
     def finished(self, clients: int) -> None:
         """Counts clients that are done."""
-        self._running, self._done = self._running - clients, self._done + clients
+        self._change(done=clients, running=-clients)
         self._progress.finished(clients)
 
     def failed(self, clients: int, given_up: int = 0) -> None:
         """Counts clients that failed, and started clients that were abandoned."""
-        self._running, self._failed = self._running - clients - given_up, self._failed + clients
+        self._change(running=-clients - given_up, failed=clients)
         self._progress.failed(clients, given_up)
+
+    def withdrawn(self, done: int, running: int, failed: int) -> None:
+        """Takes back some of the clients that were counted."""
+        self._change(-done, -running, -failed)
+        self._progress.withdrawn(done, running, failed)
 
     def watch(self, worker: ReportsWork) -> None:
         """Adds a worker whose running work is reported."""
@@ -283,14 +292,19 @@ class PartProgress:
 
     def settled(self, clients: int) -> None:
         """Excludes clients that are done for good from `withdraw`."""
-        self._done -= clients
+        self._change(done=-clients)
 
     def withdraw(self) -> None:
         """Takes back the clients of the part that are not settled."""
-        done, running, failed = self._done, self._running, self._failed
-        self._done = self._running = self._failed = 0
+        done, running, failed = max(0, self._done), self._running, self._failed
         if done or running or failed:
-            self._progress.withdrawn(done, running, failed)
+            self.withdrawn(done, running, failed)
+
+    def _change(self, done: int = 0, running: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            self._done += done
+            self._running += running
+            self._failed += failed
 
 
 @attrs.define

@@ -178,3 +178,30 @@ async def test_nothing_is_handed_in_before_its_time_or_while_the_last_waits_to_b
     busy.feed(0, values(range(8)))
     busy.reached(8)
     assert not handed
+
+
+async def test_an_error_of_handing_in_is_raised_at_the_end() -> None:
+    def take(clients: range, result: PhaseResult) -> None:
+        raise OSError("disk full")
+
+    sink = HandInSink(PHASE, states(), range(16), HandIn(take, 0.0))
+    sink.feed(0, values(range(8)))
+    sink.reached(8)
+    sink.feed(8, values(range(8, 16)))
+    sink.reached(16)
+    with pytest.raises(OSError, match="disk full"):
+        sink.finish()
+
+
+async def test_a_block_beyond_a_gap_is_not_taken_for_what_is_missing() -> None:
+    handed: list[tuple[range, PhaseResult]] = []
+    sink = sink_of(range(32), handed)
+    sink.feed(0, values(range(4)))
+    sink.feed(8, values(range(8, 16)))
+    sink.reached(16)  # as nobody should say
+    assert not handed
+    sink.feed(4, values(range(4, 8)))
+    sink.reached(16)
+    assert [part for part, _ in handed] == [range(16)]
+    sink.feed(16, values(range(16, 32)))
+    assert await merged(range(32), sink, handed) == whole(range(32))
