@@ -88,16 +88,17 @@ def test_those_that_are_not_suspected_run_meanwhile_and_the_others_afterwards() 
     backend = Searching(apart=True)
     with context_over(backend):
         assert total(list(range(9))) == 36
-    begin = backend.events.index("search of range(0, 1)")
-    assert backend.events[begin + 1 :].index("beside") < backend.events[begin + 1 :].index("verdict")
-    assert backend.events[-2:] in (["verdict", f"thread {index}"] for index in range(3))
+    begin, end = backend.events.index("search of range(0, 1)"), backend.events.index("verdict")
+    assert "beside" in backend.events[begin:end]
+    assert backend.events[-1].startswith("thread "), "the suspect runs after the verdict"
 
 
 def test_a_client_that_is_found_ends_what_runs_meanwhile() -> None:
     backend = Searching(apart=True, found=LeafError("it was client 1", client_index=1))
     with context_over(backend), pytest.raises(LeafError, match="it was client 1"):
         total(list(range(9)))
-    assert backend.events[-2:] == ["verdict", "cancelled"]
+    assert backend.events[-1] == "cancelled"
+    assert "verdict" in backend.events
 
 
 def test_a_search_that_ends_workers_waits_for_all_and_all_wait_for_it() -> None:
