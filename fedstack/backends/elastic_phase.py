@@ -81,25 +81,26 @@ class ElasticPhase:
             await self._begin()
             while not self._assignments.is_done:
                 await self._turn()
-            if self._failure is not None:
-                try:
-                    raise self._failure[1]
-                finally:
-                    self._failure = None  # breaks the reference cycle of the error and this object
+            self._raise_failure()
         except BaseException as error:
             await end_all(list(self._tasks), error)
-            if (
-                isinstance(error, LOSSES) and self._failure is not None
-            ):  # the error that the user can do something about
-                try:
-                    raise self._failure[1] from None
-                finally:
-                    self._failure = None
+            if isinstance(error, LOSSES):
+                self._raise_failure()  # a client's own error says more than the loss of a worker
             raise
         finally:
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
             self._ended.clear()
         return await self._contributions.folded()
+
+    def _raise_failure(self) -> None:
+        """Raises the error of the lowest client that has failed, if any has."""
+        if self._failure is not None:
+            # If this object kept the error, both would form a reference cycle.
+            (_, error), self._failure = self._failure, None
+            try:
+                raise error from error.__cause__
+            finally:
+                del error
 
     async def _begin(self) -> None:
         """Assigns all clients to the workers that are available now."""
@@ -189,13 +190,14 @@ class ElasticPhase:
 
     async def _give_up(self, error: Exception) -> None:
         """Raises the error of a loss, after which the invocation is not repeated."""
+        running = [task for task in self._tasks if not task.done()]
+        if running:
+            await asyncio.wait(running, timeout=TOGETHER_SECONDS)  # for the losses of other workers
         if self._losses is not None:
             self._losses.is_over = True
-        if running := [task for task in self._tasks if not task.done()]:
-            ended, _ = await asyncio.wait(running, timeout=TOGETHER_SECONDS)  # for the losses of other workers
-            for task in ended if self._losses is not None else ():
-                other = None if task.cancelled() else task.exception()
-                if isinstance(other, LOSSES) and self._losses is not None:
+            for task in running:
+                other = task.exception() if task.done() and not task.cancelled() else None
+                if isinstance(other, LOSSES):
                     self._losses.causes.update(other.causes)
         raise error
 

@@ -111,8 +111,12 @@ class HandInSink(PhaseSink):
     def finish(self) -> Contribution:
         """Returns the clients whose contributions have not been handed in, and their contribution. Call this once."""
         with self._turn:
-            if self._error is not None:
-                raise self._error
+            error, self._error = self._error, None
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # breaks the reference cycle of the error and this frame
             left, self._left = self._left, self._left[:0]
             return left, PhaseResult([state.partials() for state in self.states], self.columns())
 
@@ -147,8 +151,8 @@ class HandInSink(PhaseSink):
             if taken is None:
                 for each, found in zip(self.states, partials):
                     each.merge(found)
-                for position, column in enumerate(columns):
-                    self._kept[position][clients.start] = column
+                if columns:
+                    self.keep(clients.start, columns)
                 return None
             partials.append(taken)
         return PhaseResult(partials, columns)
