@@ -245,7 +245,7 @@ def test_rounds_go_on_while_a_worker_is_told_to_stop(fleet: Fleet, door: Door, c
             assert bits(running.result()) == bits(locally(mean_visit, arguments))
             assert lost.wait(20) == 0
             assert bits(mean_visit(arguments)) == bits(locally(mean_visit, arguments))
-    assert len(warnings(caplog)) <= 2
+    assert len(warnings(caplog)) <= 4  # its two clients are lost together, and then perhaps one by one
 
 
 @pytest.mark.long
