@@ -1,10 +1,11 @@
 """Decides which worker runs which clients of a phase: a state machine without clocks, tasks or sockets.
 
-The clients of a phase are always in one of three states: waiting for a worker, assigned to a worker, or done. A phase
+The clients of a phase are always in one of three states: waiting for a worker, assigned to workers, or done. A phase
 begins with one contiguous range per worker. A worker may hand in parts of its range before it has run the whole range.
 If the worker is lost, only the clients that it has not handed in wait again, and are divided among the workers that are
-available then. Which worker ran a client never affects the result, because the contributions of all clients are merged
-along the fixed tree over client indices.
+available then. Clients may also move from one worker to another (`move`), or run on a second worker as well (`copy`);
+`balance.py` decides when. Which worker ran a client never affects the result, because the contributions of all clients
+are merged along the fixed tree over client indices.
 
 Clients that are suspected of ending their worker wait until a search has ended (`hold` and `release`). If a client
 fails, the error to raise is the error of the lowest failing client, so that clients before it still run, and clients
@@ -14,6 +15,7 @@ The driver (`elastic_phase.py`) reports events by calling methods, carries out t
 ends the assignments in `dropped`.
 """
 
+import sys
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import attrs
@@ -29,13 +31,22 @@ class Assignment:
       worker: The worker.
       clients: The clients.
       losses: The number of times that these clients have been lost so far.
-      left: The clients that the worker has not handed in yet, as ranges in ascending order.
+      left: The clients that are still needed from the worker, as ranges in ascending order.
+      is_shared: Whether other workers may have received some of these clients, so that the worker may end without them.
+      done: The number of clients that the worker has handed in.
     """
 
     worker: Hashable
     clients: range
     losses: int
     left: list[range]
+    is_shared: bool = False
+    done: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of clients that are still needed from the worker."""
+        return sum(map(len, self.left))
 
 
 @attrs.define(eq=False)
@@ -74,14 +85,14 @@ class Assignments:
         self._divides = divides
         self.running: dict[Assignment, None] = {}
         self.dropped: list[Assignment] = []
-        self._waiting = [_Waiting(clients, 0, 0.0)]
+        self._waiting = [_Waiting(clients, 0, 0.0)] if clients else []
         self._workers: tuple[Hashable, ...] = ()
-        self._todo = len(clients)
+        self._has_copies = False
 
     @property
     def is_done(self) -> bool:
         """Whether all clients are done, apart from failed clients and the clients behind them."""
-        return not (self._todo or self.running)
+        return not (self._waiting or self.running)
 
     @property
     def is_idle(self) -> bool:
@@ -108,8 +119,7 @@ class Assignments:
           counts: The number of clients of each worker.
         """
         self._workers = tuple(workers)
-        (phase,) = self._waiting
-        self._waiting = []
+        phase, self._waiting = self._waiting[0], []
         stop = phase.clients.start
         started: list[Assignment] = []
         for worker, count in zip(workers, counts):
@@ -136,7 +146,7 @@ class Assignments:
         load = dict.fromkeys(self._workers, 0)
         for assignment in self.running:
             if assignment.worker in load:
-                load[assignment.worker] += sum(map(len, assignment.left))
+                load[assignment.worker] += assignment.size
         started: list[Assignment] = []
         for one in sorted(ready, key=lambda one: one.clients.start):
             for piece in _divided(one.clients, len(load) if self._divides else 1):
@@ -158,18 +168,21 @@ class Assignments:
             if left.start <= clients.start < clients.stop <= left.stop:
                 rest = range(left.start, clients.start), range(clients.stop, left.stop)
                 assignment.left[index : index + 1] = filter(len, rest)
-                self._todo -= len(clients)
+                assignment.done += len(clients)
+                if self._has_copies:
+                    self._no_longer_needed(clients, [one for one in self.running if one is not assignment])
                 return True
         return False
 
     def ended(self, assignment: Assignment) -> bool:
-        """Records that a worker has run its assignment, and returns whether it has handed in all of its clients.
+        """Records that a worker has run its assignment, and returns whether this is possible.
 
-        If not, the assignment remains.
+        It is not if clients are missing that no other worker may have received. The assignment then remains.
         """
-        if assignment.left:
+        if assignment.left and not assignment.is_shared:
             return False
-        self.running.pop(assignment, None)
+        if self.running.pop(assignment, self) is not self:
+            self._wait(assignment, 0, 0.0)
         return True
 
     def lost(self, assignment: Assignment, since: float) -> None:
@@ -182,19 +195,47 @@ class Assignments:
         if self.running.pop(assignment, self) is self:
             return
         self._workers = ()
-        self._waiting += [_Waiting(clients, assignment.losses + 1, since) for clients in assignment.left]
+        self._wait(assignment, 1, since)
 
     def failed(self, assignment: Assignment) -> None:
         """Records that a client of an assignment has failed. Clients behind the assignment are no longer needed."""
         self.running.pop(assignment, None)
-        self._todo -= sum(map(len, assignment.left))
-        first = assignment.clients.start
-        for behind in [one for one in self.running if one.clients.start > first]:
-            del self.running[behind]
-            self.dropped.append(behind)
-            self._todo -= sum(map(len, behind.left))
-        self._todo -= sum(len(one.clients) for one in self._waiting if one.clients.start > first)
-        self._waiting = [one for one in self._waiting if one.clients.start < first]
+        if assignment.left:
+            self._no_longer_needed(range(assignment.left[0].start, sys.maxsize), list(self.running))
+
+    def move(self, assignment: Assignment, stop: int, workers: Sequence[Hashable]) -> list[Assignment]:
+        """Moves the last clients of a worker, which has agreed not to run them, and returns the assignments to start.
+
+        Args:
+          assignment: The assignment of the worker.
+          stop: The index of the first client to move.
+          workers: The workers that run these clients. If none of them is available, the clients wait for `start`.
+        """
+        if assignment not in self.running:
+            return []
+        left, assignment.is_shared = assignment.left, True
+        assignment.left = [part for some in left for part in _without(some, range(stop, sys.maxsize))]
+        moved = [part for some in left for part in _without(some, range(stop))]
+        waiting = [_Waiting(clients, assignment.losses, 0.0) for clients in self._not_running(moved)]
+        workers = [worker for worker in workers if worker in self._workers]
+        if not workers:
+            self._waiting += waiting
+            return []
+        return [
+            self._assign(worker, one.at(piece, is_held=False))
+            for one in waiting
+            for worker, piece in zip(workers, _divided(one.clients, len(workers)))
+        ]
+
+    def copy(self, assignment: Assignment, workers: Sequence[Hashable]) -> list[Assignment]:
+        """Lets the clients of a worker run on other workers as well, and returns the assignments to start."""
+        started: list[Assignment] = []
+        assignment.is_shared = self._has_copies = True
+        for left in assignment.left:
+            for worker, piece in zip(workers, _divided(left, len(workers))):
+                started.append(self._assign(worker, _Waiting(piece, assignment.losses, 0.0)))
+                started[-1].is_shared = True
+        return started
 
     def hold(self, suspects: Iterable[range]) -> None:
         """Keeps suspected clients waiting until `release` is called."""
@@ -206,13 +247,37 @@ class Assignments:
         for one in self._waiting:
             one.is_held = False
 
+    def _no_longer_needed(self, clients: range, running: Iterable[Assignment]) -> None:
+        """Records that some clients need not run any more, and drops the assignments that have no others."""
+        rest = [(one, _without(one.clients, clients)) for one in self._waiting]
+        self._waiting = [one.at(part, is_held=one.is_held) for one, parts in rest for part in parts]
+        for one in running:
+            left = [part for some in one.left for part in _without(some, clients)]
+            if left != one.left:
+                one.left, one.is_shared = left, True
+                if not left:
+                    del self.running[one]
+                    self.dropped.append(one)
+
+    def _wait(self, assignment: Assignment, losses: int, since: float) -> None:
+        """Lets the clients of an assignment that has ended wait, apart from clients that other workers are running."""
+        left = self._not_running(assignment.left)
+        self._waiting += [_Waiting(clients, assignment.losses + losses, since) for clients in left]
+
+    def _not_running(self, left: list[range]) -> list[range]:
+        """Returns those of the given clients that no worker is running."""
+        for other in self.running if self._has_copies else ():
+            for taken in other.left:
+                left = [part for some in left for part in _without(some, taken)]
+        return left
+
     def _assign(self, worker: Hashable, waiting: _Waiting) -> Assignment:
         assignment = Assignment(worker, waiting.clients, waiting.losses, [waiting.clients])
         self.running[assignment] = None
         return assignment
 
     def __repr__(self) -> str:
-        return f"<Assignments {len(self.running)} running, {len(self._waiting)} waiting, {self._todo} clients not done>"
+        return f"<Assignments {list(self.running)} running, {self._waiting} waiting>"
 
 
 def _divided(clients: range, parts: int) -> Iterator[range]:
@@ -221,6 +286,14 @@ def _divided(clients: range, parts: int) -> Iterator[range]:
     for count in even_counts(len(clients), min(parts, len(clients))):
         yield range(start, start + count)
         start += count
+
+
+def _without(clients: range, others: range) -> list[range]:
+    """Returns the parts of a range of clients that are before and behind other clients."""
+    first, last = max(clients.start, others.start), min(clients.stop, others.stop)
+    if first >= last:
+        return [clients]
+    return [part for part in (range(clients.start, first), range(last, clients.stop)) if part]
 
 
 def _held(waiting: _Waiting, suspects: range) -> Iterator[_Waiting]:

@@ -1,18 +1,18 @@
-"""Runs one phase on the workers of a backend: carries out the decisions of `Assignments`, and merges the contributions.
+"""Runs one phase on the workers of a backend: carries out the decisions of `Assignments` and `Balance`.
 
 If a worker is lost, the clients that it has not handed in run again on the workers that are available then, and all
 other work continues. Only if the same clients have been lost as often as the retry policy of the invocation allows, or
-if no worker is left, does the invocation fail.
+if no worker is left, does the invocation fail. If a worker is idle, it takes over clients of a busy worker.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
 from fedstack.backends.assignments import Assignment, Assignments
 from fedstack.backends.backend import Backend, Caller
+from fedstack.backends.rebalancing import Available, Rebalancing
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import FedstackError, NoWorkersError, RemoteError
@@ -66,6 +66,16 @@ class ElasticPhase:
         self._must_search = False
         self._failure: tuple[int, BaseException] | None = None
         self._logged = ""
+        hedging = divides and self._losses is not None and self._losses.hedging
+        self._rebalancing = Rebalancing(
+            self._assignments,
+            len(part.clients),
+            self._span,
+            backend.watch,
+            self._available,
+            self._task,
+            hedging=hedging,
+        )
 
     async def folded(self) -> FoldedPhase:
         """Runs the phase and returns the merged contributions of all clients.
@@ -82,12 +92,16 @@ class ElasticPhase:
             while not self._assignments.is_done:
                 await self._turn()
             self._raise_failure()
+            if self._tasks:  # of workers whose clients have run elsewhere
+                await end_all(list(self._tasks), asyncio.CancelledError())
         except BaseException as error:
             await end_all(list(self._tasks), error)
             if isinstance(error, LOSSES):
                 self._raise_failure()  # a client's own error says more than the loss of a worker
             raise
         finally:
+            self._rebalancing.close()
+            del self._rebalancing
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
             self._ended.clear()
         return await self._contributions.folded()
@@ -109,19 +123,21 @@ class ElasticPhase:
             self._suspect(losses)
             self._news.set()
             return
-        places = await self._places()
+        places = await self._backend.with_room(await self._backend.places(), len(clients))
         counts = even_counts(len(clients), len(places))
         runners, counts = self._backend.runners(self._part.phase, places, counts, self._caller)
         # An engine with a store may join workers to groups, of which the first worker merges the contributions.
         workers: Sequence[Hashable] = places if len(runners) == len(places) else range(len(runners))
         self._runners = dict(zip(workers, runners))
+        self._rebalancing.present(workers)
         self._run(self._assignments.begin(workers, counts))
 
     async def _turn(self) -> None:
         """Waits for news, and processes them."""
-        wakes_at, timer = self._assignments.wakes_at, None
-        if wakes_at is not None and self._finding is None:
-            timer = asyncio.get_running_loop().call_later(max(0.0, wakes_at - time.monotonic()), self._news.set)
+        times = [None if self._finding is not None else self._assignments.wakes_at, self._rebalancing.wakes_at]
+        wakes_at, timer = min((at for at in times if at is not None), default=None), None
+        if wakes_at is not None:
+            timer = self._loop.call_later(max(0.0, wakes_at - self._loop.time()), self._news.set)
         await self._news.wait()
         self._news.clear()
         if timer is not None:
@@ -149,12 +165,14 @@ class ElasticPhase:
             if self._assignments.needs_workers:  # a worker may have been lost while the others were being looked for
                 self._finding = self._task(self._find_workers())
             else:
-                self._run(self._assignments.start(time.monotonic()))
+                self._run(self._assignments.start(self._loop.time()))
+        self._run(self._rebalancing.turn())
         self._end_dropped()
 
     async def _after(self, assignment: Assignment, task: "asyncio.Task[None]") -> None:
         """Processes the end of an assignment."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._rebalancing.ended(assignment)
         if assignment not in self._assignments.running:
             if error is not None:
                 without_frames(error)  # nobody sees it
@@ -169,12 +187,17 @@ class ElasticPhase:
         elif isinstance(error, asyncio.CancelledError):
             raise error
         else:
+            first = assignment.left[0].start if assignment.left else assignment.clients.start
             self._assignments.failed(assignment)
-            if self._failure is None or assignment.clients.start < self._failure[0]:
-                self._failure = assignment.clients.start, error
+            if self._failure is None or first < self._failure[0]:
+                self._failure = first, error
 
     async def _after_loss(self, assignment: Assignment, error: Exception) -> None:
         """Lets the clients of a lost worker run again, or raises the error."""
+        if not assignment.left:  # everything has been handed in, or runs on other workers
+            without_frames(error)
+            self._assignments.lost(assignment, 0.0)
+            return
         losses = self._losses
         pause = None if losses is None else losses.pause(assignment.losses + 1)
         if losses is not None and isinstance(error, FedstackError):
@@ -184,7 +207,7 @@ class ElasticPhase:
             return
         self._tell(assignment, error, pause)
         without_frames(error)
-        self._assignments.lost(assignment, time.monotonic() + pause)
+        self._assignments.lost(assignment, self._loop.time() + pause)
         if losses.suspects(self._part.phase):
             self._suspect(losses)
 
@@ -241,7 +264,8 @@ class ElasticPhase:
         is_done = not task.cancelled() and task.exception() is None
         if is_done and assignment in self._assignments.running and self._assignments.ended(assignment):
             del self._tasks[task]
-            if self._assignments.running:
+            self._rebalancing.ended(assignment)
+            if self._assignments.running and not self._rebalancing.is_settled:
                 return  # nothing follows from it, so a turn would only cost time
         elif task in self._tasks:
             self._ended.append(task)
@@ -255,8 +279,9 @@ class ElasticPhase:
         def take(clients: range, result: PhaseResult) -> None:
             self._loop.call_soon_threadsafe(self._take, assignment, clients, result, counts)
 
+        hand_in = HandIn(take, HAND_IN_SECONDS, begun=lambda leave: self._rebalancing.begun(assignment, leave))
         run = self._runners[assignment.worker].run_in_parts
-        running = run(part.phase, part.inputs, part.arguments, part.clients, HandIn(take, HAND_IN_SECONDS))
+        running = run(part.phase, part.inputs, part.arguments, part.clients, hand_in)
         if counts is None:
             last = await running
         else:
@@ -267,7 +292,13 @@ class ElasticPhase:
                     if self._losses is not None:
                         counts.withdraw()
                     raise
+                except asyncio.CancelledError:
+                    if self._failure is None and not assignment.left:  # its clients have run elsewhere
+                        counts.withdraw()
+                    raise
         self._take(assignment, *last, counts)
+        if counts is not None and assignment.left:
+            counts.withdraw()  # other workers run the rest
 
     def _take(self, assignment: Assignment, clients: range, result: PhaseResult, counts: PartProgress | None) -> None:
         """Adds a contribution that a worker has handed in."""
@@ -288,15 +319,19 @@ class ElasticPhase:
 
     async def _find_workers(self) -> None:
         """Finds the workers that are available after a loss."""
-        places = await self._repeated(self._places, "Asking again which workers are available")
-        for place in places:
+        available = await self._repeated(self._available, "Asking again which workers are available")
+        self._assignments.present(available.chosen)
+        self._rebalancing.present(available.chosen)
+
+    async def _available(self) -> Available:
+        """Returns the workers that are available, each with its runner."""
+        ready = await self._backend.places()
+        chosen = await self._backend.with_room(ready, len(self._part.clients))
+        for place in chosen:
             if place not in self._runners:
                 runners, _ = self._backend.runners(self._part.phase, [place], [len(self._part.clients)], self._caller)
                 self._runners[place] = runners[0]
-        self._assignments.present(places)
-
-    async def _places(self) -> Sequence[Hashable]:
-        return await self._backend.with_room(await self._backend.places(), len(self._part.clients))
+        return Available(ready, chosen)
 
     async def _repeated(self, work: Callable[[], Awaitable[_T]], what: str) -> _T:
         """Repeats work on workers that may be lost meanwhile, as often as the retry policy allows."""
@@ -332,5 +367,7 @@ class ElasticPhase:
     def _end_dropped(self) -> None:
         """Ends the assignments that are no longer needed."""
         dropped, self._assignments.dropped = set(self._assignments.dropped), []
-        for task in [task for task, assignment in self._tasks.items() if assignment in dropped] if dropped else ():
-            task.cancel()
+        for task, assignment in list(self._tasks.items()) if dropped else ():
+            if assignment in dropped:
+                self._rebalancing.ended(assignment)
+                task.cancel()

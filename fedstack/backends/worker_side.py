@@ -163,7 +163,7 @@ async def _merge(
         merged = await ComposedPhases(engine.server, children, clients).run_phase(
             phase, [], arguments, range(first, first + sum(clients))
         )
-        return await reply(admitted, merged, engine, host)
+        return await reply(admitted, (admitted.phase.clients, merged), engine, host)
 
 
 class _Contributed(PhaseRunner):

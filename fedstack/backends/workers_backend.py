@@ -233,7 +233,7 @@ class _WorkerPhases(PhaseRunner):
             self._backend.worked(self._worker)
             hand_in.take(clients, result)
 
-        noted = HandIn(take, hand_in.seconds, hand_in.is_free)
+        noted = attrs.evolve(hand_in, take=take)
         return await self._run(
             lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, noted), len(clients)
         )

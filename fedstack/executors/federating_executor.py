@@ -74,6 +74,7 @@ class LocalPhases(PhaseEngine):
                 return clients, FoldedPhase(states, sink.columns()).partials()
             parts = HandInSink(phase, states, clients, hand_in)
             parts.watch()
+            hand_in.begun(parts.leave)
             is_looking = True
             try:
                 await self._run(phase, columns, clients, parts)

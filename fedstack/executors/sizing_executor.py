@@ -185,6 +185,9 @@ class _CountingSink:
     def stream(self, start: int) -> ResultStream:
         return _CountingStream(self._sink.stream(start), self._sizes, start)
 
+    def claim(self, stop: int) -> int:
+        return self._sink.claim(stop)
+
     def reached(self, client: int) -> None:
         self._sink.reached(client)
 

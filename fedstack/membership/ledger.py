@@ -193,6 +193,7 @@ class InvocationLosses(LossLedger):
     Attributes:
       causes: The most recent cause of a loss, by the address of the lost worker.
       is_over: Whether work has been lost so often that the invocation must not be repeated.
+      hedging: Whether clients may run on two workers at the same time.
     """
 
     def __init__(self, policy: RetryPolicy, check: Callable[[], None] = lambda: None) -> None:
@@ -202,6 +203,7 @@ class InvocationLosses(LossLedger):
         self._began = time.monotonic()
         self.causes: dict[str, str] = {}
         self.is_over = False
+        self.hedging = policy.hedging and policy.attempts > 1
 
     def pause(self, losses: int) -> float | None:
         """Returns the pause before lost work runs again, in seconds; `None` if it must not run again.

@@ -15,6 +15,8 @@ from fedstack.transport.wire.connection_errors import listed
 _SETTLE_SECONDS = 1.0
 # The time limit for the answer of a member that was found again.
 _ANSWER_SECONDS = 2.0
+# A shorter pause could be a rounding error of the clock, which might not have advanced after it.
+_LEAST_PAUSE_SECONDS = 1e-6
 
 
 @attrs.frozen
@@ -80,7 +82,7 @@ class Wait(Generic[M]):
             return self._over()
         if left > 0:
             # A pause is shorter than the wait, because the end of a process may go unreported.
-            return Pause(min(left, AGAIN_SECONDS))
+            return Pause(min(max(left, _LEAST_PAUSE_SECONDS), AGAIN_SECONDS))
         # The known state may be seconds old, and a member that is back must not be reported as away.
         self._has_looked, self._begun, self._patience = True, self._members.clock(), _ANSWER_SECONDS
         settled = {*HOPELESS, MemberState.READY, MemberState.DRAINING}

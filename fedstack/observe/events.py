@@ -143,6 +143,25 @@ class ClientsHandedIn(Event):
 
 
 @attrs.frozen(kw_only=True)
+class ClientsTakenOver(Event):
+    """A worker that was idle runs clients that another worker has not begun, or that it may not end in time.
+
+    Attributes:
+      worker: The worker that had the clients.
+      by: The worker that runs the clients now; empty if the first worker drains, and others have not been chosen yet.
+      first_client: The index of the first of these clients.
+      clients: The number of these clients.
+      runs_twice: Whether the first worker runs the clients as well. The first contribution counts.
+    """
+
+    worker: str
+    by: str
+    first_client: int
+    clients: int
+    runs_twice: bool
+
+
+@attrs.frozen(kw_only=True)
 class ClientsRetried(Event):
     """A worker was lost, and its clients will run on the workers that are available after a pause.
 

@@ -22,6 +22,7 @@ from fedstack.observe.events import (
     ClientsChanged,
     ClientsHandedIn,
     ClientsRetried,
+    ClientsTakenOver,
     Event,
     Folded,
     LeafLoaded,
@@ -86,6 +87,7 @@ class TraceTracks:
             CallEnded: self._call_ended,
             ClientsHandedIn: lambda e: self._of_call(e, "clients handed in"),
             ClientsRetried: lambda e: self._of_call(e, "clients retried"),
+            ClientsTakenOver: lambda e: self._of_call(e, "clients taken over"),
             PhaseStarted: lambda e: self._begin(e, e.phase, _kind_of(e), e.functions or "phase"),
             PhaseEnded: lambda e: self._end(e, e.phase),
             ClientsChanged: self._clients_changed,
@@ -136,7 +138,7 @@ class TraceTracks:
         if self._clients.pop(event.call, None) is not None and track is not None:
             self._count(event.time, track, Counter())
 
-    def _of_call(self, event: ClientsHandedIn | ClientsRetried, name: str) -> None:
+    def _of_call(self, event: ClientsHandedIn | ClientsRetried | ClientsTakenOver, name: str) -> None:
         self._instant(event, self._open.get(event.call) or self._first("other"), name)
 
     def _retried(self, event: CallRetried) -> None:

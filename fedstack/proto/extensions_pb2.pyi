@@ -339,7 +339,7 @@ class Packed(_message.Message):
     def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +380,7 @@ class PhaseRequest(_message.Message):
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     SPAN_FIELD_NUMBER: _ClassVar[int]
     HAND_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
     clients: int
@@ -391,7 +392,26 @@ class PhaseRequest(_message.Message):
     suspect: _containers.RepeatedScalarFieldContainer[int]
     span: Span
     hand_in_seconds: float
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ...) -> None: ...
+    id: str
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ShortenPhaseRequest(_message.Message):
+    __slots__ = ("executor", "id", "clients_per_second")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    id: str
+    clients_per_second: float
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., id: _Optional[str] = ..., clients_per_second: _Optional[float] = ...) -> None: ...
+
+class ShortenPhaseResponse(_message.Message):
+    __slots__ = ("stop", "done")
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    stop: int
+    done: int
+    def __init__(self, stop: _Optional[int] = ..., done: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("trace", "call", "id")
@@ -404,7 +424,7 @@ class Span(_message.Message):
     def __init__(self, trace: _Optional[str] = ..., call: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in")
+    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -435,12 +455,14 @@ class PhaseResponse(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
     HANDED_IN_FIELD_NUMBER: _ClassVar[int]
+    SHORTENED_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
     kept: _containers.RepeatedScalarFieldContainer[str]
     differing_module: _containers.RepeatedScalarFieldContainer[str]
     handed_in: int
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ...) -> None: ...
+    shortened: int
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -110,6 +110,69 @@ def test_lost_clients_stay_together_if_the_result_depends_on_it() -> None:
     assert again.worker == "c", "it has less to do"
 
 
+def test_clients_move_to_other_workers_and_what_was_handed_in_stays() -> None:
+    assignments, (first, _) = begun(range(20), 10, 10)
+    assert assignments.handed_in(first, range(4))
+    moved = assignments.move(first, 6, ["w1", "gone"])
+    assert [(one.worker, one.clients) for one in moved] == [("w1", range(6, 10))]
+    assert first.left == [range(4, 6)]
+    assert not assignments.handed_in(first, range(4, 10)), "it has left some of these to others"
+    assert assignments.handed_in(first, range(4, 6))
+    assert assignments.ended(first)
+
+
+def test_clients_that_move_wait_if_no_worker_is_named() -> None:
+    assignments, (first, _) = begun(range(20), 10, 10)
+    assert not assignments.move(first, 6, [])
+    assert [one.clients for one in assignments.start(0.0)] == [range(6, 8), range(8, 10)]
+
+
+def test_what_a_worker_left_without_anybody_knowing_waits_when_it_ends() -> None:
+    assignments, (first, _) = begun(range(20), 10, 10)
+    assert assignments.handed_in(first, range(6))
+    assert not assignments.ended(first), "nobody has asked it to leave any"
+    first.is_shared = True
+    assert assignments.ended(first)
+    assert {one.clients for one in assignments.start(0.0)} == {range(6, 8), range(8, 10)}
+
+
+def test_of_two_copies_the_first_counts_and_the_other_worker_is_dropped() -> None:
+    assignments, (first, second) = begun(range(8), 4, 4)
+    hand_in_all(assignments, second)
+    assert assignments.handed_in(first, range(1))
+    (copy,) = assignments.copy(first, ["w1"])
+    assert copy.clients == range(1, 4)
+    assert assignments.handed_in(copy, range(1, 3))
+    assert first.left == [range(3, 4)]
+    assert not assignments.handed_in(first, range(1, 4)), "some of these have counted"
+    assert assignments.handed_in(copy, range(3, 4))
+    assert assignments.dropped == [first]
+    assert assignments.ended(copy)
+    assert assignments.is_done
+
+
+def test_clients_that_another_worker_runs_too_do_not_wait_after_a_loss() -> None:
+    assignments, (first, second) = begun(range(8), 4, 4)
+    hand_in_all(assignments, second)
+    (copy,) = assignments.copy(first, ["w1"])
+    assignments.lost(first, since=0.0)
+    assignments.present(["w0", "w1"])
+    assert not assignments.start(0.0)
+    assignments.lost(copy, since=0.0)
+    assignments.present(["w0"])
+    assert [one.clients for one in assignments.start(0.0)] == [range(4)]
+
+
+def test_a_client_that_fails_on_one_of_two_workers_is_no_longer_needed_from_the_other() -> None:
+    assignments, (first, second) = begun(range(8), 4, 4)
+    hand_in_all(assignments, second)
+    (copy,) = assignments.copy(first, ["w1"])
+    assert assignments.handed_in(copy, range(2))
+    assignments.failed(copy)
+    assert assignments.dropped == [first]
+    assert assignments.is_done
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @hypothesis.given(data=st.data())
 def test_every_client_is_done_once_whatever_happens(workers: int, data: st.DataObject) -> None:
@@ -125,7 +188,7 @@ def test_every_client_is_done_once_whatever_happens(workers: int, data: st.DataO
         assignments.present(names)
         running = [one for one in [*running, *assignments.start(0.0)] if one in assignments.running]
         one = data.draw(st.sampled_from(running))
-        event = data.draw(st.sampled_from(["hand in", "hand in", "end", "end", "lose", "hold", "fail"]))
+        event = data.draw(st.sampled_from(["hand in", "hand in", "end", "end", "lose", "hold", "fail", "move", "copy"]))
         if event == "hand in":
             left = one.left[0]
             part = range(left.start, data.draw(st.integers(left.start + 1, left.stop)))
@@ -135,18 +198,24 @@ def test_every_client_is_done_once_whatever_happens(workers: int, data: st.DataO
                 assert assignments.ended(one)
         elif event == "lose":
             assignments.lost(one, since=0.0)
+        elif event == "move":
+            stop = data.draw(st.integers(one.left[0].start + 1, one.left[-1].stop))
+            running += assignments.move(one, stop, data.draw(st.lists(st.sampled_from(names), unique=True)))
+        elif event == "copy":
+            running += assignments.copy(one, data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True)))
         elif event == "hold":
             assignments.hold([range(one.clients.start, one.clients.stop)])
             assignments.release()
         elif event == "fail" and data.draw(st.integers(0, 9)) == 0:
-            failed = one.clients.start if failed is None else min(failed, one.clients.start)
+            first = one.left[0].start
+            failed = first if failed is None else min(failed, first)
             assignments.failed(one)
         else:
             for left in list(one.left):
                 assert assignments.handed_in(one, left)
                 done += left
             assert assignments.ended(one)
-        assert all(one.clients.start < (clients.stop if failed is None else failed) for one in assignments.running)
+        assert all(one.left[-1].stop <= (clients.stop if failed is None else failed) for one in assignments.running)
     hypothesis.assume(assignments.is_done)
     assert len(done) == len(set(done))
     assert {client for client in clients if failed is None or client < failed} <= set(done) <= set(clients)

@@ -125,6 +125,12 @@ def _set(path: str, value: object) -> Any:
     return change
 
 
+def _shortened(response: extensions_pb2.PhaseResponse) -> None:
+    """Makes it the whole answer of a worker that has left the last of five clients to others."""
+    response.shortened = response.fold[0].clients = 4
+    response.fold[0].tree[0].partial.pop()
+
+
 WRONG_PARTIALS = {
     "too few clients": (
         lambda response: response.fold[0].tree[0].partial.pop(),
@@ -158,6 +164,16 @@ WRONG_PARTIALS = {
         lambda response: setattr(response, "handed_in", 2**64 - 1),
         InvalidValueError,
         "Expected the contribution of clients 0 to 4, found one of 18446744073709551615 clients",
+    ),
+    "shortened to more than there are": (
+        lambda response: setattr(response, "shortened", 6),
+        InvalidValueError,
+        "Expected the contribution of clients 0 to 4, found one of 6 clients",
+    ),
+    "shortened without being asked": (
+        _shortened,
+        RemoteError,
+        "Expected the contributions of all clients from .*, found none of client 4; check",
     ),
     "a column": (lambda response: response.held.add(), InvalidValueError, "found 1 aggregations and 1"),
     "a value of no kind": (

@@ -19,7 +19,7 @@ each_event = pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__nam
 
 @each_event
 def test_an_event_has_numbers_and_names_only(kind: type[Event]) -> None:
-    assert {field.type for field in attrs.fields(kind)} <= {str, int, float}
+    assert {field.type for field in attrs.fields(kind)} <= {str, int, float, bool}
 
 
 @each_event

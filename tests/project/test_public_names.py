@@ -57,6 +57,7 @@ PUBLIC_NAMES = {
         "ClientsChanged",
         "ClientsHandedIn",
         "ClientsRetried",
+        "ClientsTakenOver",
         "Event",
         "Folded",
         "LeafLoaded",

@@ -86,9 +86,9 @@ class ClientBlocks:
       First helper          Starts immediately if a client is known to take at least 0.2 ms, otherwise after 5 ms. Two
                             of 32 runs wait 5 ms in any case, to measure the time on one thread.
       Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a client takes at
-                            least 0.2 ms, or if the workers only wait: they used less than 15 % of a core in this time,
-                            and a client yields at most 1 MiB. Otherwise the delay until the next check doubles, up to
-                            0.3 s, because a function that first loads or computes may wait later.
+                            least 0.2 ms. As many as there are workers start if these only wait: they used less than
+                            15 % of a core in this time, and a client yields at most 1 MiB. Otherwise the delay until
+                            the next check doubles, up to 0.3 s, because a function that first loads may wait later.
       Number of workers     At most one thread per core, or `max_threads` while the workers only wait.
       A helper stops if     After at least 8 clients and 5 ms, excluding blocks that other programs disturbed, all
                             workers together still take at least 90 % of the time of one thread. The function then holds
@@ -184,7 +184,7 @@ class ClientBlocks:
             self.measured.runs += 1
             if known is not None and self._pays(known) and not is_measured:
                 self._alone = known
-                self._call_helper(threads, waits=False)
+                self._call_helpers(threads, 1, waits=False)
             # A weak reference, because the last user closes the pool, and must not be one of the pool's own threads.
             finished, found = threading.Event(), weakref.ref(threads)
             self._finished = finished
@@ -221,11 +221,11 @@ class ClientBlocks:
         lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS
         return lasts and self._expected < self._cores and self.measured.runs_without_helpers == 0
 
-    def _call_helper(self, threads: LeafThreads, *, waits: bool) -> None:
-        """Requests a helper. If no thread is free, the work continues without it."""
+    def _call_helpers(self, threads: LeafThreads, count: int, *, waits: bool) -> None:
+        """Requests helpers. If no thread is free, the work continues without them."""
         with self._room:
-            self._expected += 1
-        self._helpers.append(threads.submit(lambda: self._help(waits)))
+            self._expected += count
+        self._helpers += [threads.submit(lambda: self._help(waits)) for _ in range(count)]
 
     def _watch(self, found: Callable[[], LeafThreads | None], finished: threading.Event) -> None:
         """Starts one helper after another while work remains and helpers are worthwhile."""
@@ -244,8 +244,9 @@ class ClientBlocks:
                 if self._workers <= 1 and self._alone is None:
                     self._alone = seconds or self.measured.seconds_per_call
                 calls = self._workers == self._expected and (waits or self._pays(seconds))
+                count = min(self._workers, self.max_threads - self._expected) if waits else 1
             if calls and (threads := found()) is not None:
-                self._call_helper(threads, waits=waits)
+                self._call_helpers(threads, count, waits=waits)
                 del threads
             delay = max(delay / 2, _HELPER_DELAY_SECONDS) if calls else min(2 * delay, _HELPER_MOST_DELAY_SECONDS)
 
@@ -291,11 +292,12 @@ class ClientBlocks:
         with self._room:
             while self.sink.ordered and self._working and self._next - min(self._working) > 4 * self._block_size():
                 self._room.wait()
-            start = self._next
-            if start >= self.clients.stop or self._error is not None or self._cancelled:
+            start, size = self._next, self._block_size()
+            if self._error is not None or self._cancelled:
                 return None
-            size = self._block_size()
-            stop = min((start // size + 1) * size, self.clients.stop)
+            stop = self.sink.claim(min((start // size + 1) * size, self.clients.stop))
+            if stop <= start:
+                return None
             self._next = stop
             block = _Block(start, stop, time.perf_counter(), ThreadPlace(), self._is_streamed())
             self._working[start] = block

@@ -1,15 +1,16 @@
-"""Hands in the contributions of the first clients of a phase while other clients are still running.
+"""Hands in the contributions of the first clients of a phase while others are running, and leaves the last to others.
 
-If the worker is lost, only the clients that it has not handed in run again. A contribution consists of the nodes of the
-fixed tree that cover its clients. These nodes are complete as soon as all of their clients are done, and are removed
-from the folds when they are handed in. Handing in therefore never changes a result.
+If the worker is lost, only the clients that it has not handed in run again. If another worker is idle, this worker can
+leave it some of the clients that it has not begun. A contribution consists of the nodes of the fixed tree that cover
+its clients. These nodes are complete as soon as all of their clients are done, and are removed from the folds when they
+are handed in. Neither therefore changes a result.
 """
 
 import asyncio
 import itertools
+import math
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, cast
 
 import attrs
@@ -28,10 +29,32 @@ _MOST_COST = 0.02
 _SECONDS_PER_BYTE = 2e-9
 # The size of contributions up to which a few more nodes do not matter.
 _SMALL_BYTES = 256 * 1024
+# Moving clients to another worker takes a few milliseconds. A worker keeps its clients if leaving them to another
+# worker does not save more time than this.
+_LEAST_SAVING_SECONDS = 0.03
 
 
 # A range of clients, and what they contribute to a phase.
 Contribution: TypeAlias = tuple[range, PhaseResult]
+
+
+@attrs.frozen
+class Headway:
+    """How far a worker is with its clients.
+
+    Attributes:
+      stop: The index after the last client that the worker runs. It leaves the clients from there on to other workers.
+      done: The number of clients that it has run, including clients that it has handed in.
+    """
+
+    stop: int
+    done: int
+
+
+# Asks a worker to leave its last clients to another worker, which runs the given number of clients per second. It keeps
+# as many clients as it can run in the time in which the other worker runs the rest. At an infinite rate, it keeps only
+# the clients that it has begun. Returns `None` if the worker cannot leave clients to others, or has ended the phase.
+Leave: TypeAlias = Callable[[float], Awaitable[Headway | None]]
 
 
 @attrs.frozen(eq=False)
@@ -42,11 +65,13 @@ class HandIn:
       take: Receives the contribution of a range of clients. May be called on any thread.
       seconds: The minimum time between two contributions, in seconds.
       is_free: Returns whether a contribution would be sent soon. If not, handing in waits.
+      begun: Receives a function to ask for the last clients, once the clients run. Never called if they stay together.
     """
 
     take: Callable[[range, PhaseResult], None]
     seconds: float
     is_free: Callable[[], bool] = lambda: True
+    begun: Callable[[Leave], None] = lambda leave: None
 
 
 class HandInSink(PhaseSink):
@@ -62,14 +87,37 @@ class HandInSink(PhaseSink):
 
     def __init__(self, phase: Phase, states: Sequence[FoldState], clients: range, hand_in: HandIn) -> None:
         super().__init__(phase, states)
-        self._left = clients
-        self._client = clients.start
+        self._clients = clients
+        self._first = clients.start  # the first client whose contribution has not been handed in
+        self._stop = clients.stop
+        self._claimed = self._client = clients.start
+        self._bounds = threading.Lock()
+        self._clock = asyncio.get_running_loop().time
+        self._begun = self._clock()
         self._hand_in = hand_in
-        self._due = time.perf_counter() + hand_in.seconds
+        self._due = self._begun + hand_in.seconds
         self._turn = threading.Lock()
         self._is_small = False
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
+
+    def claim(self, stop: int) -> int:
+        with self._bounds:
+            stop = min(stop, self._stop)
+            self._claimed = max(stop, self._claimed)
+        return stop
+
+    async def leave(self, rate: float) -> Headway:
+        """Leaves clients that have not been claimed to another worker; see `Leave`."""
+        seconds = self._clock() - self._begun
+        with self._bounds:
+            done, begun = self._client - self._clients.start, self._claimed - self._clients.start
+            if rate > 0:
+                # Half of the running clients count as done. The rate of a worker that has just begun is assumed to be
+                # that of the other worker.
+                own = ((done + begun) / 2 + 1) / (seconds + 1 / rate)
+                self._stop = kept_until(range(self._claimed, self._stop), begun - done, own, rate)
+            return Headway(self._stop, done)
 
     def reached(self, client: int) -> None:
         self._client = client
@@ -77,7 +125,7 @@ class HandInSink(PhaseSink):
 
     def look(self) -> None:
         """Hands in what can be handed in now, if it is time."""
-        if time.perf_counter() >= self._due and self._turn.acquire(blocking=False):
+        if self._clock() >= self._due and self._turn.acquire(blocking=False):
             try:
                 if self._error is None:
                     self._reached(self._client)
@@ -117,11 +165,11 @@ class HandInSink(PhaseSink):
                     raise error
                 finally:
                     del error  # breaks the reference cycle of the error and this frame
-            left, self._left = self._left, self._left[:0]
+            left, self._first = range(self._first, self._stop), self._stop
             return left, PhaseResult([state.partials() for state in self.states], self.columns())
 
     def _reached(self, client: int) -> None:
-        left = self._left
+        left = range(self._first, self._stop)
         # The last contribution is the result of the phase.
         if not left.start < client < left.stop or not self._hand_in.is_free():
             return
@@ -129,15 +177,15 @@ class HandInSink(PhaseSink):
         # clients are handed in; if the nodes are small, seven of eight.
         block = 1 << (client - left.start).bit_length() - 1
         block = max(1, block // 8) if self._is_small else block
-        clients, begin = range(left.start, client // block * block), time.perf_counter()
+        clients, begin = range(left.start, client // block * block), self._clock()
         result = self._taken(clients)
         if result is None:
             return
-        self._left = range(clients.stop, left.stop)
+        self._first = clients.stop
         size = sum(map(_size, result.partials))
         self._is_small = size <= _SMALL_BYTES
         self._hand_in.take(clients, result)
-        now = time.perf_counter()
+        now = self._clock()
         self._due = now + max(self._hand_in.seconds, (now - begin + size * _SECONDS_PER_BYTE) / _MOST_COST)
 
     def _taken(self, clients: range) -> PhaseResult | None:
@@ -178,6 +226,37 @@ class HandInSink(PhaseSink):
                     kept[clients.stop] = column.slice(len(clients), len(column))
                 columns.append(column.slice(0, len(clients)))
         return columns
+
+
+def kept_until(left: range, running: int, own: float, rate: float) -> int:
+    """Returns the index before which a worker ends if another worker runs the clients from there on.
+
+    Both end at about the same time. The index is a multiple of a large power of two, so that neither contribution has
+    many nodes.
+
+    Args:
+      left: The clients that the worker has not begun.
+      running: The number of clients that it is running.
+      own: The number of clients that the worker runs per second.
+      rate: The number of clients that the other worker runs per second; infinity to keep no client.
+
+    Returns:
+      The index; that of the end if this would save little time.
+    """
+    if rate == math.inf:
+        return left.start
+    if len(left) / own <= _LEAST_SAVING_SECONDS:
+        return left.stop
+    # Even a single client that the worker keeps begins only after a running client has ended.
+    if len(left) / rate <= 1.5 * max(1, running) / own:
+        return left.start
+    most = len(left) * rate / (own + rate)
+    if most < 1 or most / own <= _LEAST_SAVING_SECONDS:
+        return left.stop
+    wanted, exact = 1, left.stop - int(most)
+    while 8 * wanted <= most:
+        wanted *= 2
+    return min(left.stop, -(-exact // wanted) * wanted)
 
 
 def _size(partials: object) -> int:

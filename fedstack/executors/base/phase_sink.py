@@ -57,6 +57,14 @@ class Sink(Protocol):
         """Returns a stream that accepts the results of the clients from `start` on, one client at a time."""
         ...
 
+    def claim(self, stop: int) -> int:
+        """Called before each block, in the order of the clients, with the index after the last client of the block.
+
+        Returns:
+          The index before which the block must end. If the block would be empty, the run ends without it.
+        """
+        ...
+
     def reached(self, client: int) -> None:
         """Called after each block: the results of all clients before `client` have been added, unless one failed."""
         ...
@@ -109,6 +117,10 @@ class PhaseSink:
             if fold.results == tuple(range(results)):
                 return state.stream(start)  # the operands of the fold are exactly the results of a client
         return PhaseStream(self, start)
+
+    def claim(self, stop: int) -> int:
+        """Returns `stop`, because all clients are wanted; see `Sink`."""
+        return stop
 
     def reached(self, client: int) -> None:
         """Does nothing; see `Sink`."""

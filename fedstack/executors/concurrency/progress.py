@@ -228,6 +228,10 @@ class PhaseReport:
         done = min(max(self._done, clients), self._clients - self._failed)
         self._reach(max(self._begun, done + self._failed), done, self._failed)
 
+    def ends_after(self, clients: int) -> None:
+        """Updates the progress after the worker has left all but the first clients to other workers."""
+        self._clients = min(self._clients, clients)
+
     def work(self) -> list[RunningClients]:
         """Returns the work that was running at the last heartbeat. Each change leads to another heartbeat soon."""
         since = time.monotonic() - self._heard

@@ -16,7 +16,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
-from fedstack.executors.base.hand_ins import Contribution, HandIn
+from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
@@ -27,6 +27,7 @@ from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.foundations.drawn_ids import draw_id
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.peers.executor_stub import Answer
@@ -144,6 +145,7 @@ class _PhaseRun:
         self._arguments = arguments
         self._clients = self._left = clients
         self._hand_in = hand_in
+        self._id = draw_id(8).hex() if hand_in.seconds else ""
 
     async def run(self, session: RemoteSession) -> Contribution:
         """Runs the clients that are left in a session, and returns the contribution of those that are not handed in."""
@@ -166,11 +168,12 @@ class _PhaseRun:
             first = self._clients.start
             inputs = slice_inputs(inputs, clients.start - first, clients.stop - first)
         request, packer = await _written(session, phase, inputs, self._arguments, clients, peer, copies)
-        request.hand_in_seconds = self._hand_in.seconds
+        request.hand_in_seconds, request.id = self._hand_in.seconds, self._id
         if note is not None:
             write_span(current_scope().span, request.span)
             note.bytes_sent = request.ByteSize() + packer.segment_bytes
         with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
+            self._hand_in.begun(lambda rate: self._leave(session, rate))
             answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
             try:
                 last, response = await session.stub.io.run(self._received(answer, report, note))
@@ -205,21 +208,37 @@ class _PhaseRun:
                     note.bytes_received += response.ByteSize() + sum(map(len, unpacker.buffers))
                 await (incoming.read_next if response.handed_in else incoming.read_into)(unpacker.buffers)
                 unpacker.finish()
-                self._left = range(part.stop, clients.stop)
+                self._left = range(part.stop, max(part.stop, self._left.stop))
                 if not response.handed_in:
+                    report.ends_after(part.stop - clients.start)
                     return (part, received.complete()), response
                 report.handed_in(part.stop - clients.start)
                 self._hand_in.take(part, received.complete())
 
     def _part(self, response: messages.PhaseResponse) -> range:
         """Returns the clients of a response."""
-        left, count = self._left, response.handed_in
-        if count and (count >= len(left) or not self._hand_in.seconds):
+        # If the answer to `ShortenPhase` was lost, the worker may end earlier than is known here.
+        left, is_shortened = range(self._left.start, self._clients.stop), response.HasField("shortened")
+        count = response.handed_in or (response.shortened if is_shortened else len(left))
+        most = len(left) - bool(response.handed_in) if self._id else 0
+        if (response.handed_in or is_shortened) and count > most:
             raise InvalidValueError(
-                f"Expected the contribution of clients {left.start} to {left.stop - 1}, found one of {count} clients "
-                "with another to follow; check that the worker runs the same version of fedstack"
+                f"Expected the contribution of clients {left.start} to {left.stop - 1}, found one of {count} clients"
+                f"{' with another to follow' if response.handed_in else ''}; check that the worker runs the same "
+                "version of fedstack"
             )
-        return range(left.start, left.start + count) if count else left
+        return range(left.start, left.start + count)
+
+    async def _leave(self, session: RemoteSession, rate: float) -> Headway | None:
+        """Asks the peer to leave its last clients to another worker; see `Leave`."""
+        request = messages.ShortenPhaseRequest(executor=session.executor, id=self._id, clients_per_second=rate)
+        response = await session.stub.io.run(session.stub.shorten_phase(request))
+        if not response.HasField("stop"):
+            return None
+        left = self._left
+        if left and left.start <= response.stop < left.stop:
+            self._left = range(left.start, response.stop)
+        return Headway(response.stop, response.done)
 
 
 async def _search(

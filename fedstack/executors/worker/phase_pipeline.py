@@ -30,7 +30,7 @@ from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.aggregations import partial_states
-from fedstack.executors.base.hand_ins import HandIn
+from fedstack.executors.base.hand_ins import Contribution, HandIn, Leave
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
@@ -155,7 +155,7 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
 
 async def run(
     admitted: AdmittedPhase, engine: PhaseRunner, host: PhaseHost, outbox: "Outbox | None" = None
-) -> PhaseResult:
+) -> Contribution:
     """Runs an admitted phase in the current scope.
 
     Args:
@@ -165,13 +165,13 @@ async def run(
       outbox: Receives what the first clients have contributed while others are running, if the sender wants it.
 
     Returns:
-      The contribution of all clients that are not in the outbox.
+      The contribution of all clients that are neither in the outbox nor left to other workers.
     """
     await host.admission.load(admitted.leaves)
     found, seconds = admitted.phase, admitted.request.hand_in_seconds
     # A stream of a sequence runs user code while it is written, which only `reply` can do.
     if outbox is None or not seconds > 0 or any(contains_sequence(member) for _, member in found.phase.held):
-        return await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
+        return found.clients, await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
 
     def take(clients: range, result: PhaseResult) -> None:
         packer = host.packer()
@@ -179,9 +179,8 @@ async def run(
         response.handed_in = len(clients)
         outbox.put(Parcel(response.SerializeToString(), packer.segments, host.chunk_bytes, is_last=False))
 
-    hand_in = HandIn(take, max(_LEAST_SECONDS, seconds), outbox.is_free)
-    _, last = await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
-    return last
+    hand_in = HandIn(take, max(_LEAST_SECONDS, seconds), outbox.is_free, outbox.begun)
+    return await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
 
 
 class Outbox:
@@ -189,12 +188,20 @@ class Outbox:
 
     Args:
       notify: A function that is called on the event loop after a parcel has been added.
+
+    Attributes:
+      leave: Asks for the last clients of the phase; `None` while they cannot be left to another worker.
     """
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify: Callable[[], None] | None = notify
         self._loop = asyncio.get_running_loop()
         self._parcels: deque[Parcel] = deque()
+        self.leave: Leave | None = None
+
+    def begun(self, leave: Leave) -> None:
+        """Records how to ask for the last clients of the phase."""
+        self.leave = leave
 
     def is_free(self) -> bool:
         """Returns whether all parcels have been sent."""
@@ -211,7 +218,7 @@ class Outbox:
 
     def close(self) -> None:
         """Stops notifying, which breaks the reference cycle of the work, its error's frames and this object."""
-        self._notify = None
+        self._notify = self.leave = None
 
     def drain(self) -> Iterator[Parcel]:
         """Yields the parcels. Each is removed once it has been sent."""
@@ -220,13 +227,15 @@ class Outbox:
             self._parcels.popleft()
 
 
-async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunner, host: PhaseHost) -> Parcel:
-    """Returns the serialized contributions of the clients. Large results are serialized on a thread."""
-    phase, packer = admitted.phase.phase, host.packer()
+async def reply(admitted: AdmittedPhase, last: Contribution, engine: PhaseRunner, host: PhaseHost) -> Parcel:
+    """Returns the serialized contribution of the last clients. Large results are serialized on a thread."""
+    phase, packer, (clients, result) = admitted.phase.phase, host.packer(), last
     kept = await _kept(admitted, host)
 
     def write() -> bytes:
         response = write_result(phase, partial_states(phase, admitted.phase.arguments), result, packer)
+        if clients.stop != admitted.phase.clients.stop:
+            response.shortened = len(clients)
         response.kept.extend(kept)
         response.differing_module.extend(host.admission.differing_modules(computations_of(admitted.request)))
         return response.SerializeToString()

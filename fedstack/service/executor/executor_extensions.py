@@ -59,6 +59,7 @@ class ExecutorExtensions:
             "Start": ExchangeMethod(self.start),
             "Update": UploadMethod(self.update),
             "RunPhase": ExchangeMethod(self.run_phase),
+            "ShortenPhase": control(messages.ShortenPhaseRequest, self.shorten_phase),
         }
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
@@ -216,6 +217,14 @@ class ExecutorExtensions:
         for parcel in outbox.drain():
             yield parcel
         yield last
+
+    async def shorten_phase(self, request: messages.ShortenPhaseRequest) -> messages.ShortenPhaseResponse:
+        """Ends a running phase before its last clients, so that another worker can run them."""
+        outbox = self._core.find(request.executor).outbox_of(request.id)
+        standing = await outbox.leave(request.clients_per_second) if outbox and outbox.leave else None
+        if standing is None:
+            return messages.ShortenPhaseResponse()
+        return messages.ShortenPhaseResponse(stop=standing.stop, done=standing.done)
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:
         return Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)

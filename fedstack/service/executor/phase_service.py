@@ -88,4 +88,5 @@ async def run_phase(core: ServiceCore, session: Session, received: Received[Phas
     if received.message.isolate:
         await search_phase(core, host, received)
         return Parcel(b"")
-    return await answer(received, host, outbox)
+    with session.listed(received.message.id, outbox):
+        return await answer(received, host, outbox)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, Generator, MutableMapping
 from typing import Any, TypeVar
 
 import attrs
@@ -12,6 +12,7 @@ from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.types.language import Executor, ExecutorValue
 from fedstack.errors import InvalidValueError, StaleSessionError
 from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.worker.phase_pipeline import Outbox
 from fedstack.observe.events import SessionClosed
 from fedstack.observe.observers import observers
 from fedstack.service.executor.held_values import SharedComputation
@@ -122,6 +123,7 @@ class Session:
         self._values: dict[str, tuple[ExecutorValue, int]] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set
         self._pulls: dict[str, SharedComputation] = {}
+        self._outboxes: dict[str, Outbox] = {}
 
     def __len__(self) -> int:
         return len(self._values)
@@ -240,6 +242,19 @@ class Session:
             raise
         finally:
             self._tasks.pop(task, None)
+
+    @contextlib.contextmanager
+    def listed(self, phase_id: str, outbox: Outbox) -> Generator[None, None, None]:
+        """Lets `outbox_of` find a phase while the block runs, unless its id is empty."""
+        self._outboxes[phase_id] = outbox
+        try:
+            yield
+        finally:
+            self._outboxes.pop(phase_id, None)
+
+    def outbox_of(self, phase_id: str) -> Outbox | None:
+        """Returns the outbox of a running phase; `None` if no phase with the given id is running."""
+        return self._outboxes.get(phase_id) if phase_id else None
 
     @property
     def running(self) -> int:

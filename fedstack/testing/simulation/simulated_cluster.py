@@ -8,12 +8,14 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.errors import ContextError, FedstackError
+from fedstack.computations.types.language import Executor
+from fedstack.errors import ContextError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import without_threads
 from fedstack.executors.factories import local_executor_factory
 from fedstack.foundations.drawn_ids import ids_from
 from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.testing.simulation.simulated_clients import SimulatedClientsExecutor
 from fedstack.testing.simulation.simulated_connection import SimulatedConnection
 from fedstack.testing.simulation.simulated_network import SimulatedFaults, SimulatedNetwork
 from fedstack.testing.simulation.simulated_worker import SimulatedWorker
@@ -55,7 +57,11 @@ class SimulatedCluster:
         cluster.run(program)
 
     Runs with the same seed are identical. A program may only await objects of the simulation: asyncio's timers and
-    tasks, and executors, contexts and coordinators over the stubs. Leaf functions take no simulated time.
+    tasks, and executors, contexts and coordinators over the stubs. Leaf functions take no simulated time, but the
+    clients of a phase may, as in this cluster with a worker that is four times slower:
+
+        chance = lambda *what: random.Random(repr(what)).expovariate(5.0)
+        cluster = SimulatedCluster(3, client_seconds=chance, speeds=(1.0, 1.0, 0.25), slots=2)
 
     Args:
       workers: The number of workers.
@@ -65,6 +71,13 @@ class SimulatedCluster:
       real_seconds: The time limit of the program, in real seconds. It stops endless loops.
       make_services: Returns the services of a worker, given a function that returns the simulated time. It is called
         each time that a worker starts. By default a worker has an executor service.
+      client_seconds: Returns how long a client takes, in simulated seconds, as a function of the seed, the `round` of
+        the cluster, and the index of the client. Not used together with `make_services`.
+      speeds: The speed of each worker, by which the time of its clients is divided; by default 1.
+      slots: The maximum number of clients that a worker runs at the same time.
+
+    Attributes:
+      round: The number of the current round, for `client_seconds`. A program may change it.
     """
 
     def __init__(
@@ -76,21 +89,36 @@ class SimulatedCluster:
         seconds: float = 3600.0,
         real_seconds: float = 60.0,
         make_services: "Callable[[Callable[[], float]], Sequence[Service]] | None" = None,
+        client_seconds: Callable[[int, int, int], float] | None = None,
+        speeds: Sequence[float] = (),
+        slots: int = 1,
     ) -> None:
         check_whole_number("workers", workers, 1)
         check_whole_number("seed", seed, 0)
         check_number("seconds", seconds, positive=True)
         check_number("real_seconds", real_seconds, positive=True)
+        check_whole_number("slots", slots, 1)
+        for speed in speeds:
+            check_number("a speed", speed, positive=True)
+        if speeds and len(speeds) != workers:
+            raise InvalidValueError(f"Expected a speed for each of {workers} workers, found {len(speeds)} speeds")
+        if make_services is not None and client_seconds is not None:
+            raise InvalidValueError(
+                "Expected client_seconds for workers with an executor service, found make_services as well; pass one "
+                "of the two"
+            )
         self.seed = seed
+        self.round = 0
         self._real_seconds = real_seconds
         self._faults = SimulatedFaults() if faults is None else faults
         self._seconds = seconds
         self._loop = VirtualLoop()
         self._network = SimulatedNetwork(self._loop, seed, self._faults)
-        make = make_services or _executor_service
+        self._client_seconds = client_seconds
+        makes = [make_services or self._services_at(speed, slots) for speed in speeds or [1.0] * workers]
         self.workers: tuple[SimulatedWorker, ...] = tuple(
-            SimulatedWorker(self._network, f"worker-{index}", lambda: make(self._network.io.time))
-            for index in range(workers)
+            SimulatedWorker(self._network, f"worker-{index}", lambda make=make: make(self._network.io.time))
+            for index, make in enumerate(makes)
         )
         self._happening: list[asyncio.Task[None]] = []
         self._failures: list[str] = []
@@ -188,6 +216,23 @@ class SimulatedCluster:
             worker.heal()
             worker.resume()
 
+    def _services_at(self, speed: float, slots: int) -> Callable[[Callable[[], float]], Sequence[Service]]:
+        """Returns a function that makes the services of a worker of the given speed."""
+
+        def make(clock: Callable[[], float]) -> Sequence[Service]:
+            wrap = None if self._client_seconds is None else wrap_clients
+            factory = local_executor_factory(max_concurrent_clients=1, wrap_clients=wrap)
+            return [ExecutorService(factory, policy=CarrierPolicy(), clock=clock)]
+
+        def wrap_clients(target: Executor) -> Executor:
+            return SimulatedClientsExecutor(target, seconds, slots)
+
+        def seconds(client: int) -> float:
+            assert self._client_seconds is not None, "otherwise, clients take no time"
+            return self._client_seconds(self.seed, self.round, client) / speed
+
+        return make
+
     def _chaos(self, worker: SimulatedWorker) -> list[Coroutine[Any, Any, None]]:
         """Returns coroutines that inject faults into a worker, one for each kind of fault."""
         network, faults, later = self._network, self._faults, self._loop.call_later
@@ -265,10 +310,6 @@ class SimulatedCluster:
                 task.cancel()
             with contextlib.suppress(Exception):
                 self._loop.run_until_complete(asyncio.wait(tasks, timeout=60))
-
-
-def _executor_service(clock: Callable[[], float]) -> Sequence[Service]:
-    return [ExecutorService(local_executor_factory(max_concurrent_clients=1), policy=CarrierPolicy(), clock=clock)]
 
 
 def _is_in_loop() -> bool:

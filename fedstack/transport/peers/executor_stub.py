@@ -178,6 +178,10 @@ class ExecutorStub(ServiceStub):
         """Runs a client phase on the peer."""
         return self.exchange(f"/{EXTENSIONS}/RunPhase", request, segments, heartbeat_seconds, on_heartbeat)
 
+    async def shorten_phase(self, request: extended.ShortenPhaseRequest) -> extended.ShortenPhaseResponse:
+        """Asks for the last clients of a running phase."""
+        return await self._extended("ShortenPhase", request, extended.ShortenPhaseResponse)
+
     async def _plain(self, method: str, request: Message, response: type[_M]) -> _M:
         return await self.call(f"/{EXECUTOR_GROUP}/{method}", request, response)
 

@@ -24,6 +24,8 @@ class RetryPolicy:
       multiplier: The factor by which the bound grows after each pause.
       longest_total: The time, in seconds from the start of the first attempt, after which no attempt starts; `None` for
         no limit.
+      hedging: Whether clients of a worker that is far behind, or does not respond, may also run on an idle worker. The
+        first result counts, and the other run is stopped before its next client. Without retries, no client runs twice.
     """
 
     attempts: int = attrs.field(default=5, validator=whole_number_validator(1))
@@ -31,6 +33,7 @@ class RetryPolicy:
     longest_pause: float = attrs.field(default=10.0, validator=number_validator())
     multiplier: float = attrs.field(default=2.0, validator=number_validator())
     longest_total: float | None = attrs.field(default=None, validator=optional(number_validator(endless=True)))
+    hedging: bool = True
 
     @classmethod
     def none(cls) -> "RetryPolicy":

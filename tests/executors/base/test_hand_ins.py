@@ -1,6 +1,7 @@
 """Contributions that are handed in early: together with the rest, they have the bits of the whole."""
 
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn
 from fedstack.executors.base import hand_ins
 from fedstack.executors.base.aggregations import FoldArgument, tree_state
-from fedstack.executors.base.hand_ins import HandIn, HandInSink
+from fedstack.executors.base.hand_ins import HandIn, HandInSink, Headway, kept_until
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.composing_executor import Contributions
 
@@ -205,3 +206,59 @@ async def test_a_block_beyond_a_gap_is_not_taken_for_what_is_missing() -> None:
     assert [part for part, _ in handed] == [range(16)]
     sink.feed(16, values(range(16, 32)))
     assert await merged(range(32), sink, handed) == whole(range(32))
+
+
+async def test_a_worker_leaves_what_it_has_not_begun_and_the_rest_has_its_bits() -> None:
+    handed: list[tuple[range, PhaseResult]] = []
+    sink = sink_of(range(64), handed)
+    assert sink.claim(8) == 8
+    sink.feed(0, values(range(8)))
+    sink.reached(8)
+    assert sink.claim(12) == 12
+    assert await sink.leave(math.inf) == Headway(12, 8)
+    assert sink.claim(20) == 12, "nothing more begins"
+    sink.feed(8, values(range(8, 12)))
+    sink.reached(12)
+    last, _ = contribution = sink.finish()
+    assert last.stop == 12
+    rest = sink_of(range(12, 64), [])
+    rest.feed(12, values(range(12, 64)))
+    contributions = Contributions(_Engine(), PHASE, ARGUMENTS, range(64))  # type: ignore[arg-type]
+    for part, result in [*handed, contribution, rest.finish()]:
+        contributions.add(part, result)
+    folded = await contributions.folded()
+    assert shown([state.result() for state in folded.states], folded.columns) == whole(range(64))
+
+
+async def test_a_worker_that_has_handed_in_all_that_it_has_begun_ends_with_nothing() -> None:
+    handed: list[tuple[range, PhaseResult]] = []
+    sink = sink_of(range(64), handed)
+    sink.claim(8)
+    sink.feed(0, values(range(8)))
+    sink.reached(8)
+    assert [part for part, _ in handed] == [range(8)]
+    assert await sink.leave(math.inf) == Headway(8, 8)
+    last, result = sink.finish()
+    assert (last, [len(column) for column in result.columns]) == (range(8, 8), [0] * len(PHASE.held))
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
+async def test_a_worker_that_is_asked_at_no_rate_keeps_all(rate: float) -> None:
+    sink = sink_of(range(64), [])
+    assert await sink.leave(rate) == Headway(64, 0)
+
+
+@pytest.mark.parametrize(
+    ("left", "running", "own", "rate", "kept"),
+    [
+        (range(0, 100), 1, 10.0, 10.0, 56),  # half, at a multiple of a power of two
+        (range(0, 100), 1, 10.0, 30.0, 32),
+        (range(0, 100), 1, 10.0, math.inf, 0),
+        (range(0, 100), 1, 10000.0, 10000.0, 100),  # it would save ten milliseconds
+        (range(90, 100), 1, 1.0, 10.0, 90),  # it would begin the first of these too late
+        (range(99, 100), 1, 1.0, 0.01, 100),
+        (range(0, 96), 32, 40.0, 480.0, 0),
+    ],
+)
+def test_both_workers_end_at_about_the_same_time(left: range, running: int, own: float, rate: float, kept: int) -> None:
+    assert kept_until(left, running, own, rate) == kept

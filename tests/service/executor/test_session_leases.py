@@ -30,6 +30,7 @@ REQUESTS: dict[str, type[Any]] = {
     "Start": extended.StartRequest,
     "Update": extended.UpdateRequest,
     "RunPhase": extended.PhaseRequest,
+    "ShortenPhase": extended.ShortenPhaseRequest,
 }
 WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession"}
 

@@ -1,0 +1,77 @@
+"""Simulated clients, each of which takes simulated time, several at a time on each worker."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from fedstack.computations.plan.program import Program
+from fedstack.computations.types.language import Executor
+from fedstack.computations.values.columns import Column
+from fedstack.executors.base.engines import PassingEngine, ProgramEngine
+from fedstack.executors.base.phase_sink import ResultStream, Sink
+from fedstack.executors.base.wrapper_executor import WrapperExecutor
+from fedstack.executors.concurrency.coroutines import gather
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+
+
+class _Clients(PassingEngine):
+    """Runs clients one after the other on a number of slots, and each for its simulated time.
+
+    Args:
+      target: The engine that runs a client at the end of its time.
+      seconds: Returns how long a client takes, in simulated seconds.
+      slots: The maximum number of clients that run at the same time.
+    """
+
+    def __init__(self, target: ProgramEngine, seconds: Callable[[int], float], slots: int) -> None:
+        super().__init__(target)
+        self._seconds = seconds
+        self._slots = slots
+
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        return None  # so that no column is folded without taking time
+
+    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        reached, running = clients.start, set[int]()
+
+        async def run() -> None:
+            nonlocal reached
+            while reached < sink.claim(min(reached + 1, clients.stop)):
+                client, reached = reached, reached + 1
+                running.add(client)
+                await asyncio.sleep(self._seconds(client))
+                own, place = range(client, client + 1), client - clients.start
+                await self.target.run_clients(
+                    program, [column.slice(place, place + 1) for column in inputs], own, _OneClient(sink)
+                )
+                running.discard(client)
+                sink.reached(min(running, default=reached))
+
+        await gather([run() for _ in range(min(self._slots, len(clients)))])
+
+
+class _OneClient:
+    """Passes the results of one client to a sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.ordered = sink.ordered
+        self._sink = sink
+
+    def feed(self, start: int, results: Sequence[Column]) -> None:
+        self._sink.feed(start, results)
+
+    def stream(self, start: int) -> ResultStream:
+        return self._sink.stream(start)
+
+    def claim(self, stop: int) -> int:
+        return stop
+
+    def reached(self, client: int) -> None:
+        """Does nothing, because other clients are running."""
+
+
+class SimulatedClientsExecutor(WrapperExecutor):
+    """Runs each client for a simulated time; see `_Clients`."""
+
+    def __init__(self, target: Executor, seconds: Callable[[int], float], slots: int) -> None:
+        super().__init__(target, lambda engine: _Clients(engine, seconds, slots))

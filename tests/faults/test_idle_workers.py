@@ -1,0 +1,133 @@
+"""Workers that have nothing to do take over clients of workers that are slow, stand still, or are to stop."""
+
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fault_leaves import mean_visit
+from fault_stacks import Background, Door, context_over, eventually, locally
+from processes import Fleet
+from serving import served
+from watching import Diary
+
+import fedstack
+from fedstack import observe
+from fedstack.observe import ClientsTakenOver
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = 18
+
+
+def bits(value: object) -> bytes:
+    return np.asarray(value).tobytes()
+
+
+def arguments(opened: Door, *waiting: tuple[int, Door]) -> list[tuple[int, float]]:
+    """Returns clients that are let in at once, but for some that wait at other doors."""
+    doors = dict(waiting)
+    return [(doors.get(number, opened).port, 0.1 * number) for number in range(CLIENTS)]
+
+
+@pytest.fixture
+def opened(doors: Callable[[], Door]) -> Door:
+    made = doors()
+    made.open()
+    return made
+
+
+def test_an_idle_worker_runs_what_a_slow_one_has_not_begun(fleet: Fleet, door: Door, opened: Door) -> None:
+    fast, slow = fleet.start(threads=1), fleet.start(threads=1)
+    clients, diary = arguments(opened, (9, door)), Diary()
+    with context_over([fast.target, slow.target]), observe.add_observer(diary):
+        running = Background(lambda: mean_visit(clients))
+        eventually(lambda: len(opened.visitors) == CLIENTS - 1)
+        door.open()
+        found = running.result()
+        assert bits(found) == bits(locally(mean_visit, clients))
+    assert set(opened.visitors[: CLIENTS - 1]) == {fast.pid}
+    assert door.visitors[:1] == [slow.pid]
+    moved = diary.of(ClientsTakenOver)
+    assert {(event.worker, event.by, event.runs_twice) for event in moved} == {(slow.target, fast.target, False)}
+    assert sum(event.clients for event in moved) == 8
+
+
+def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(
+    fleet: Fleet, door: Door, opened: Door
+) -> None:
+    left, still = fleet.start(threads=1), fleet.start(threads=1, heartbeat_seconds=60.0)
+    clients, diary = arguments(opened, (9, door)), Diary()
+    with context_over([left.target, still.target]), observe.add_observer(diary):
+        running = Background(lambda: mean_visit(clients))
+        door.wait_for(running, still.pid)
+        still.stop()
+        eventually(lambda: left.pid in door.visitors)
+        door.open()
+        found = running.result()
+        assert bits(found) == bits(locally(mean_visit, clients))
+        assert any(event.runs_twice and event.worker != left.target for event in diary.of(ClientsTakenOver))
+        still.wake()
+        again = arguments(opened)
+        assert bits(Background(lambda: mean_visit(again)).result()) == bits(locally(mean_visit, again))
+
+
+def test_without_hedging_clients_do_not_run_twice(fleet: Fleet, door: Door, opened: Door, caplog) -> None:
+    left, still = fleet.start(threads=1), fleet.start(threads=1)
+    clients, diary = arguments(opened, (9, door)), Diary()
+    policy = fedstack.RetryPolicy(hedging=False)
+    with context_over([left.target, still.target], retry_policy=policy), observe.add_observer(diary):
+        running = Background(lambda: mean_visit(clients))
+        door.wait_for(running, still.pid)
+        still.stop()
+        eventually(lambda: left.pid in door.visitors)  # once the worker's silence counts as a loss
+        door.open()
+        found = running.result()
+        assert bits(found) == bits(locally(mean_visit, clients))
+    assert not any(event.runs_twice for event in diary.of(ClientsTakenOver))
+    assert "Running client" in caplog.text
+
+
+def test_a_worker_that_comes_back_in_the_midst_of_a_phase_takes_part(
+    fleet: Fleet, doors: Callable[[], Door], opened: Door, caplog
+) -> None:
+    busy, lost = fleet.start(threads=1), fleet.start(threads=1)
+    first, second = doors(), doors()
+    clients, diary = arguments(opened, (0, first), (9, second)), Diary()
+    with context_over([busy.target, lost.target]), observe.add_observer(diary):
+        running = Background(lambda: mean_visit(clients))
+        first.wait_for(running, busy.pid)
+        second.wait_for(running, lost.pid)
+        back = fleet.restart(lost, threads=1)
+        eventually(lambda: set(opened.visitors) == {back.pid})
+        first.open()
+        second.open()
+        found = running.result()
+        assert bits(found) == bits(locally(mean_visit, clients))
+    assert "Running clients 9 to 17 again" in caplog.text
+    assert any(event.by == back.target for event in diary.of(ClientsTakenOver))
+
+
+def test_a_worker_that_is_to_stop_ends_what_it_has_begun_and_leaves_the_rest(door: Door, opened: Door) -> None:
+    clients = arguments(opened, (0, door), (9, door))
+    with contextlib.ExitStack() as stack:
+        stays, stops = (
+            stack.enter_context(
+                served("--allow-python-code", "--threads", "1", environment={"PYTHONPATH": str(Path(__file__).parent)})
+            )
+            for _ in range(2)
+        )
+        stack.enter_context(context_over([stays.target, stops.target]))
+        running = Background(lambda: mean_visit(clients))
+        door.wait_for(running, stays.process.pid, stops.process.pid)
+        stops.process.send_signal(signal.SIGTERM)
+        diary = Diary()
+        with observe.add_observer(diary):
+            eventually(lambda: diary.of(ClientsTakenOver) or running.ended)
+        door.open()
+        found = running.result()
+        assert bits(found) == bits(locally(mean_visit, clients))
+        assert stops.process.wait(30) == 0
+        assert opened.visitors.count(stops.process.pid) == 0

@@ -1,0 +1,97 @@
+"""Rounds over simulated workers whose clients take time: crashes, stalls, joins and slow workers change no bit."""
+
+import functools
+import random
+
+import federated_language as fl
+import numpy as np
+
+import fedstack
+from fedstack.testing import SimulatedCluster, SimulatedFaults
+
+ROUNDS = 3
+
+
+@fedstack.python_computation(np.float32, np.float32)
+def wobble(value):
+    return np.float32(np.sin(value) * 1e3)
+
+
+@fedstack.python_computation([np.float32, np.float32], np.float32)
+def difference(value, mean):
+    return value - mean
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def spread(values):
+    """Two phases: the second needs the mean of the first, and keeps a value of each client."""
+    wobbled = fl.federated_map(wobble, values)
+    mean = fl.federated_broadcast(fl.federated_mean(wobbled))
+    return (
+        fl.federated_sum(fl.federated_map(difference, (wobbled, mean))),
+        fl.federated_max(wobbled),
+        wobbled,
+    )
+
+
+def values_of(number: int, clients: int) -> list[np.float32]:
+    return [np.float32(0.1 * (client + 100 * number)) for client in range(clients)]
+
+
+def bits(result: object) -> bytes:
+    total, most, wobbled = result
+    return b"".join(np.asarray(part).tobytes() for part in (total, most, *wobbled))
+
+
+@functools.cache
+def expected(number: int, clients: int) -> bytes:
+    """Returns the bits of a round in this process."""
+    with fedstack.create_sync_local_execution_context() as context, fedstack.use_context(context):
+        return bits(spread(values_of(number, clients)))
+
+
+def seconds_of(seed: int, number: int, client: int) -> float:
+    """Returns how long a client takes: a little, and a few of them long."""
+    chance = random.Random(f"{seed} {number} {client}")
+    return chance.expovariate(4.0) if chance.random() < 0.9 else chance.uniform(1.0, 3.0)
+
+
+def elastic_rounds(seed: int, faults: SimulatedFaults | None = None) -> SimulatedCluster:
+    """Plays rounds on a cluster that the seed draws; each ends, with the bits of a local run."""
+    chance = random.Random(seed)
+    workers, clients = chance.randint(1, 5), chance.randint(1, 60)
+    wanted = [expected(number, clients) for number in range(ROUNDS)]  # before threads are simulated
+    rough = SimulatedFaults(
+        slow_rate=chance.choice([0.0, 0.02]),
+        lost_rate=chance.choice([0.0, 0.02]),
+        answer_lost_rate=chance.choice([0.0, 0.02]),
+        doubled_rate=chance.choice([0.0, 0.02]),
+        crash_seconds=chance.choice([float("inf"), 60.0, 20.0]),
+        restart_seconds=(0.05, 3.0),
+        part_seconds=chance.choice([float("inf"), 40.0]),
+        stall_seconds=chance.choice([float("inf"), 20.0, 8.0]),
+        resume_seconds=(0.05, 20.0),
+    )
+    cluster = SimulatedCluster(
+        workers,
+        seed,
+        faults or rough,
+        client_seconds=seconds_of,
+        speeds=[chance.choice([1.0, 1.0, 1.0, 0.25]) for _ in range(workers)],
+        slots=chance.choice([1, 2, 8]),
+    )
+
+    async def program(cluster: SimulatedCluster) -> None:
+        factory = fedstack.remote_executor_factory(cluster.stubs(), connect_seconds=300.0)
+        policy = fedstack.RetryPolicy(attempts=1000, longest_pause=0.5)
+        context = fedstack.contexts.AsyncExecutionContext(factory, retry_policy=policy)
+        for number in range(ROUNDS):
+            cluster.round = number
+            with fedstack.use_context(context):
+                found = bits(await spread(values_of(number, clients)))
+            assert found == wanted[number], f"round {number} has other bits"
+            cluster.say(f"round {number} has ended")
+        context.close()
+
+    cluster.run(program)
+    return cluster
