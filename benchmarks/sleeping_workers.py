@@ -11,10 +11,10 @@ from fedstack.computations.codec.packing import Packer
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import TensorType
 from fedstack.errors import WorkerUnavailableError
-from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.base.tree_fold import Partial, aligned_blocks
+from fedstack.executors.folds.aggregations import FoldArguments
+from fedstack.executors.folds.tree_fold import Partial, aligned_blocks
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.testing.in_memory_connection import InMemoryConnection

@@ -116,10 +116,14 @@ class Reference:
         return leaves(t, lambda leaf, x: np.divide(x, leaf.dtype.type(weight or np.nan)), total)
 
     def federated_aggregate(self, t, a):
-        value, total, accumulate, _, report = a
-        for v in self.each(value):
-            total = deep(accumulate((total, v)))
-        return deep(report(total))
+        """Folds each 8 clients from zero, and merges what they make along the tree."""
+        value, zero, accumulate, merge, report = a
+        values, blocks = list(self.each(value)), []
+        for start in range(0, len(values), 8):
+            blocks.append(zero)
+            for v in values[start : start + 8]:
+                blocks[-1] = deep(accumulate((blocks[-1], v)))
+        return deep(report(tree(lambda left, right: deep(merge((left, right))), blocks) if blocks else zero))
 
     def federated_select(self, t, a):
         return Clients([deep(a[3]((a[2], np.int32(key)))) for key in keys] for keys in self.each(a[0]))

@@ -74,15 +74,13 @@ class Assignments:
 
     Args:
       clients: The clients of the phase.
-      divides: Whether lost clients may be divided among several workers. If not, the result depends on the division.
 
     Attributes:
       running: The assignments that workers are running, in the order in which they started.
       dropped: The running assignments that are no longer needed. The driver ends and removes them.
     """
 
-    def __init__(self, clients: range, *, divides: bool = True) -> None:
-        self._divides = divides
+    def __init__(self, clients: range) -> None:
         self.running: dict[Assignment, None] = {}
         self.dropped: list[Assignment] = []
         self._waiting = [_Waiting(clients, 0, 0.0)] if clients else []
@@ -149,7 +147,7 @@ class Assignments:
                 load[assignment.worker] += assignment.size
         started: list[Assignment] = []
         for one in sorted(ready, key=lambda one: one.clients.start):
-            for piece in _divided(one.clients, len(load) if self._divides else 1):
+            for piece in _divided(one.clients, len(load)):
                 worker = min(load, key=load.__getitem__)
                 load[worker] += len(piece)
                 started.append(self._assign(worker, one.at(piece, is_held=False)))

@@ -7,7 +7,6 @@ from fedstack.backends.elastic_phase import ElasticPhase
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
-from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
@@ -16,6 +15,7 @@ from fedstack.executors.concurrency.coroutines import need_event_loop
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import unplaced_stack
 from fedstack.executors.federating_executor import FederatingExecutor
+from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory

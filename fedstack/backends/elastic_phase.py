@@ -19,7 +19,7 @@ from fedstack.errors import FedstackError, NoWorkersError, RemoteError
 from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts
+from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all, wait
 from fedstack.executors.concurrency.progress import PartProgress
 from fedstack.foundations.traceback_filter import without_frames
@@ -48,9 +48,7 @@ class ElasticPhase:
         self._backend = backend
         self._caller = caller
         self._part = part
-        # The result of a general aggregation depends on which clients are accumulated together.
-        divides = not any(fold.functions for fold in part.phase.folds)
-        self._assignments = Assignments(part.clients, divides=divides)
+        self._assignments = Assignments(part.clients)
         self._contributions = Contributions(engine, part.phase, part.arguments, part.clients)
         self._losses: InvocationLosses | None = scope.losses
         self._progress = scope.progress
@@ -66,7 +64,6 @@ class ElasticPhase:
         self._must_search = False
         self._failure: tuple[int, BaseException] | None = None
         self._logged = ""
-        hedging = divides and self._losses is not None and self._losses.hedging
         self._rebalancing = Rebalancing(
             self._assignments,
             len(part.clients),
@@ -74,7 +71,7 @@ class ElasticPhase:
             backend.watch,
             self._available,
             self._task,
-            hedging=hedging,
+            hedging=self._losses is not None and self._losses.hedging,
         )
 
     async def folded(self) -> FoldedPhase:
@@ -124,7 +121,8 @@ class ElasticPhase:
             self._news.set()
             return
         places = await self._backend.with_room(await self._backend.places(), len(clients))
-        counts = even_counts(len(clients), len(places))
+        cuts_blocks = not any(fold.functions for fold in self._part.phase.folds)
+        counts = even_counts(len(clients), len(places)) if cuts_blocks else whole_blocks(clients, len(places))
         runners, counts = self._backend.runners(self._part.phase, places, counts, self._caller)
         # An engine with a store may join workers to groups, of which the first worker merges the contributions.
         workers: Sequence[Hashable] = places if len(runners) == len(places) else range(len(runners))

@@ -11,12 +11,12 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, FederatedType, StructType, computation_pb2
 from fedstack.computations.values.columns import Column, unshared
 from fedstack.errors import CarrierError
-from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.concurrency.progress import PhaseReport, observed_phase
 from fedstack.executors.federating_executor import LocalPhases
+from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.sequence_executor import SequenceEngine
 from fedstack.foundations.caches import made_once
@@ -50,10 +50,7 @@ class PlainPhases(PhaseRunner):
                 return (await local.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
             column = await self._mapped(phase, inputs, len(clients))
             try:
-                states = [
-                    await local.new_state(fold, argument, clients.start)
-                    for fold, argument in zip(phase.folds, arguments)
-                ]
+                states = [await local.new_state(fold, argument) for fold, argument in zip(phase.folds, arguments)]
             except CarrierError as error:
                 address = self._remote.stub.address
                 place = f"in this process, which folds the results of clients on the plain executor service {address}"

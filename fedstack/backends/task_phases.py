@@ -23,13 +23,13 @@ from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.columns import empty_column
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
-from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
 from fedstack.executors.concurrency.coroutines import all_in_order
 from fedstack.executors.concurrency.leaf_threads import off_loop, sized
 from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
+from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
 from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed

@@ -21,13 +21,13 @@ from fedstack.computations.types.language import CLIENTS, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ProtocolVersionError
-from fedstack.executors.base.aggregations import FoldArguments, partial_states
 from fedstack.executors.base.phase_engine import PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import phases_of
 from fedstack.executors.composing_executor import ComposedPhases
 from fedstack.executors.concurrency.coroutines import SyncDriver
 from fedstack.executors.factories import local_executor_factory
+from fedstack.executors.folds.aggregations import FoldArguments, partial_states
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.resource_factory import borrow
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply

@@ -20,12 +20,12 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.errors import DeadlineExceededError, LeafError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.one_by_one import OneByOneExecutor
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.remote.remote_phases import RemotePhases
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import RestartsWorkers

@@ -70,9 +70,9 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
         self._driver = SyncDriver(allow_loop=not debug)
         self._debugger: Environment = contextlib.nullcontext
         if debug:
-            from fedstack.contexts.debugging import hiding_frames  # imports Python's debugger, too
+            from fedstack.contexts.debugging import debugging  # imports Python's debugger, too
 
-            self._debugger = hiding_frames
+            self._debugger = debugging
 
     @property
     def executor_factory(self) -> ExecutorFactory:

@@ -1,4 +1,4 @@
-"""Hides the frames of fedstack and the language from Python's debugger.
+"""Makes calls easy to debug: hides the frames of fedstack and the language from Python's debugger.
 
 IPython and pytest skip frames that define `__tracebackhide__`. Python's own debugger shows these frames, so
 `breakpoint()` starts a subclass of the debugger that skips them.
@@ -13,6 +13,9 @@ from collections.abc import Generator
 from pathlib import PurePath
 from types import FrameType, TracebackType
 from typing import Any
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.executors.folds.aggregate_state import ChecksZeros
 
 _HIDDEN = ("fedstack", "federated_language", "asyncio", "contextlib")
 # The demo is treated as user code.
@@ -61,6 +64,13 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 def _is_installed(frame: FrameType) -> bool:
     return not _INSTALLED.isdisjoint(PurePath(frame.f_code.co_filename).parts)
+
+
+@contextlib.contextmanager
+def debugging() -> Generator[None, None, None]:
+    """Makes calls in the block easy to debug: see `hiding_frames` and `ChecksZeros`."""
+    with hiding_frames(), current_scope().adding(ChecksZeros()).entered():
+        yield
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Partial results are merged along the fixed tree over client indices.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -10,23 +11,24 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.base.aggregations import FoldArguments, slice_inputs, tree_state
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
-from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner, fold_threads
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import VerbExecutor, phases_of
 from fedstack.executors.concurrency.coroutines import all_in_order, need_event_loop, runs_inline
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.folds.aggregate_state import BLOCK
+from fedstack.executors.folds.aggregations import FoldArguments, slice_inputs, tree_state
+from fedstack.executors.folds.fold_states import FoldState
 from fedstack.foundations.error_text import counted
 
 # Errors that are not caused by clients. They are raised without waiting for other children, so that the phase can be
 # retried soon.
 LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 _C = TypeVar("_C")
-_threads = LeafThreads(idle_seconds=1.0)
+# With this many blocks for each part, a part is at most a few percent longer than another one.
+_MANY_BLOCKS = 16
 
 
 class ComposedPhases(PhaseEngine):
@@ -116,14 +118,14 @@ class Contributions:
         results = [self._results[start] for start in sorted(self._results)]
         states: list[FoldState] = []
         for index, (fold, argument) in enumerate(zip(self._phase.folds, self._arguments)):
-            state = self._states.get(index) or await self._engine.new_state(fold, argument, self._clients.start)
+            state = self._states.get(index) or await self._engine.new_state(fold, argument)
 
             def merge(index: int = index, state: FoldState = state) -> None:
                 for result in results:
                     state.merge(result.partials[index])
 
             if fold.functions:
-                await _threads.run(merge)  # the merge calls a user function
+                await fold_threads.run(merge)  # the merge calls user functions
             elif index not in self._at_once:
                 merge()
             states.append(state)
@@ -138,6 +140,18 @@ def even_counts(clients: int, parts: int) -> list[int]:
     """Splits a number of clients into parts whose sizes differ by at most one."""
     whole, rest = divmod(clients, parts)
     return [whole + (index < rest) for index in range(parts)]
+
+
+def whole_blocks(clients: range, parts: int) -> list[int]:
+    """Splits clients into similar parts without cutting the blocks of a general aggregation, if this costs little time.
+
+    The values of a block that is cut have to be sent, instead of a single accumulator.
+    """
+    if len(clients) < _MANY_BLOCKS * BLOCK * parts:
+        return even_counts(len(clients), parts)
+    stops = itertools.accumulate(even_counts(len(clients), parts), initial=clients.start)
+    bounds = [clients.start, *(stop // BLOCK * BLOCK for stop in list(stops)[1:-1]), clients.stop]
+    return [stop - start for start, stop in itertools.pairwise(bounds)]
 
 
 def in_levels(
@@ -168,9 +182,8 @@ class ComposingExecutor(VerbExecutor):
     """Runs each client phase on several children, each with a contiguous range of the clients.
 
     Each child runs the whole phase for its clients and returns partial results for the aligned blocks of its range.
-    Sums and means therefore have the same bits for any number of children. If several clients fail, the error names the
-    first of them. Only `federated_aggregate` depends on how clients are split: each child folds from zero, and the
-    results are merged in the order of the children.
+    Results therefore have the same bits for any number of children. If several clients fail, the error names the first
+    of them.
 
     Args:
       server: The executor of unplaced work and of work on the server.

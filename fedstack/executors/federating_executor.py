@@ -12,9 +12,7 @@ from fedstack.computations.types.language import Executor, StructType, TensorTyp
 from fedstack.computations.types.type_structure import fields_of, is_scalar
 from fedstack.computations.values.columns import Column, ListColumn, unshared
 from fedstack.errors import InvalidValueError
-from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.hand_ins import Contribution, HandIn, HandInSink
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
@@ -23,6 +21,8 @@ from fedstack.executors.base.phase_sink import PhaseSink, fold_resident_columns
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.progress import observed_phase
+from fedstack.executors.folds.aggregations import FoldArguments
+from fedstack.executors.folds.fold_states import FoldState
 from fedstack.foundations.error_text import counted
 
 
@@ -86,7 +86,7 @@ class LocalPhases(PhaseEngine):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> tuple[Sequence[Column], list[FoldState]]:
         """Returns the columns of the inputs and the states of the folds of a phase that begins."""
-        states = [await self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
+        states = [await self.new_state(fold, argument) for fold, argument in zip(phase.folds, arguments)]
         if (progress := current_scope().progress) is not None and phase.program.steps:
             progress.expect(len(clients))
         return cast("Sequence[Column]", unshared(inputs)), states

@@ -16,10 +16,10 @@ from fedstack.computations.values.sequences import HasPasses, in_pass, reshuffle
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
 from fedstack.executors.base.engines import PassingEngine
-from fedstack.executors.base.fold_states import zero_of
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.folds.fold_states import zero_of
 
 # The maximum number of bytes of small rows that are added in one NumPy call.
 _SCRATCH_BYTES = 16 << 10

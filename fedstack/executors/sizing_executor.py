@@ -172,7 +172,6 @@ class _CountingSink:
     """Counts results and passes them on to another sink."""
 
     def __init__(self, sink: Sink, sizes: SizeInfo) -> None:
-        self.ordered = sink.ordered
         self._sink = sink
         self._sizes = sizes
 

@@ -440,16 +440,16 @@ class PhaseResponse(_message.Message):
         partial: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Partial]
         def __init__(self, partial: _Optional[_Iterable[_Union[PhaseResponse.Partial, _Mapping]]] = ...) -> None: ...
     class Contribution(_message.Message):
-        __slots__ = ("tree", "clients", "weights", "accumulator")
+        __slots__ = ("tree", "clients", "weights", "value")
         TREE_FIELD_NUMBER: _ClassVar[int]
         CLIENTS_FIELD_NUMBER: _ClassVar[int]
         WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-        ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
         tree: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Tree]
         clients: int
         weights: PhaseResponse.Tree
-        accumulator: Packed
-        def __init__(self, tree: _Optional[_Iterable[_Union[PhaseResponse.Tree, _Mapping]]] = ..., clients: _Optional[int] = ..., weights: _Optional[_Union[PhaseResponse.Tree, _Mapping]] = ..., accumulator: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+        value: _containers.RepeatedCompositeFieldContainer[Packed]
+        def __init__(self, tree: _Optional[_Iterable[_Union[PhaseResponse.Tree, _Mapping]]] = ..., clients: _Optional[int] = ..., weights: _Optional[_Union[PhaseResponse.Tree, _Mapping]] = ..., value: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ...) -> None: ...
     FOLD_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]

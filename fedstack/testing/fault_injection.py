@@ -229,8 +229,6 @@ class FaultInjectingExecutor(WrapperExecutor):
 class _Nowhere:
     """A sink that discards the results of a phase."""
 
-    ordered = False
-
     def feed(self, start: int, results: Sequence[Column]) -> None:
         pass
 

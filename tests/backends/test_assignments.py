@@ -100,16 +100,6 @@ def test_suspects_wait_until_a_search_has_ended_and_others_do_not() -> None:
     assert [one.clients for one in assignments.start(0.0)] == [range(2, 4)]
 
 
-def test_lost_clients_stay_together_if_the_result_depends_on_it() -> None:
-    assignments = Assignments(range(10), divides=False)
-    first, _ = assignments.begin(["a", "b"], [6, 4])
-    assignments.lost(first, since=0.0)
-    assignments.present(["b", "c"])
-    (again,) = assignments.start(0.0)
-    assert again.clients == range(6)
-    assert again.worker == "c", "it has less to do"
-
-
 def test_clients_move_to_other_workers_and_what_was_handed_in_stays() -> None:
     assignments, (first, _) = begun(range(20), 10, 10)
     assert assignments.handed_in(first, range(4))

@@ -216,3 +216,26 @@ def test_notebooks_and_pytest_hide_our_frames(debug: bool) -> None:
     ]
     assert [frame.f_locals.get("__tracebackhide__") for frame in ours] == [True] * len(ours)
     assert len(ours) == 1
+
+
+@pytest.mark.parametrize(("zero", "warns"), [(0, False), (10, True)])
+def test_a_zero_that_is_not_neutral_is_warned_of(zero, warns, caplog) -> None:
+    @fedstack.python_computation([np.int32, np.int32], np.int32)
+    def add(left, right):
+        return left + right
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def report(total):
+        return total
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total_of(values):
+        return fl.federated_aggregate(values, np.int32(zero), add, add, report)
+
+    with fedstack.create_sync_local_execution_context(debug=True) as context, fedstack.use_context(context):
+        assert total_of([1] * 9) == 9 + 2 * zero
+    assert ("Expected merge(zero, a) of a federated_aggregate to be a" in caplog.text) is warns
+    caplog.clear()
+    with fedstack.create_sync_local_execution_context() as context, fedstack.use_context(context):
+        total_of([1] * 9)
+    assert not caplog.text

@@ -130,7 +130,7 @@ def test_an_aggregation_names_its_functions_and_a_later_step_what_it_receives():
         return fl.federated_map(report, fl.federated_broadcast(total))
 
     first, second = fedstack.explain(twice, 3).steps
-    assert [item.name for item in first.gives] == ["federated_aggregate(add, add, report)"]
+    assert [item.name for item in first.gives] == ["federated_aggregate(add, add, report), each 8 clients from zero"]
     assert [item.name for item in second.receives] == ["step 1"]
     assert second.runs == ("report",)
     assert [item.name for item in second.keeps] == ["for the result"]

@@ -14,10 +14,10 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.contexts import ResourceManagingExecutorFactory, SyncExecutionContext
 from fedstack.errors import TypeMismatchError
 from fedstack.executors import ComposingExecutor, LeafExecutor, ReferenceResolvingExecutor, SequenceExecutor
-from fedstack.executors.base.aggregations import FoldArguments
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.base.tree_fold import Partial, aligned_blocks
+from fedstack.executors.folds.aggregations import FoldArguments
+from fedstack.executors.folds.tree_fold import Partial, aligned_blocks
 
 LIMIT = 20.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)

@@ -17,7 +17,7 @@ from fedstack.computations.plan.trace import trace
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import column_from_payloads
-from fedstack.executors.base.aggregations import FoldArgument
+from fedstack.executors.folds.aggregations import FoldArgument
 from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.foundations.segments import Segment
 from fedstack.proto import data_service_pb2 as data

@@ -250,7 +250,8 @@ def _given(fold: Fold) -> Type:
 
 def _fold_name(fold: Fold) -> str:
     names = [", ".join(_functions(program)) for program in fold.functions]
-    return f"{fold.uri}({', '.join(filter(None, names))})" if any(names) else fold.uri
+    from_zero = ", each 8 clients from zero" if fold.functions else ""
+    return f"{fold.uri}({', '.join(filter(None, names))}){from_zero}" if any(names) else f"{fold.uri}{from_zero}"
 
 
 def _functions(program: Program) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""The common base of all executors: verbs, values that are computed on demand, engines and folds."""
+"""The common base of all executors: verbs, values that are computed on demand, and engines."""

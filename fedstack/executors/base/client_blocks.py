@@ -100,8 +100,7 @@ class ClientBlocks:
       Results               Are passed to the folds by blocks, as columns. If a client yields more than 64 KiB and no
                             step prefers columns, they are passed client by client, while each result is in the cache,
                             and blocks take about 30 ms.
-      Order of blocks       Workers may run any number of blocks ahead of the oldest running block, or about four blocks
-                            if the sink needs results in order.
+      Order of blocks       Workers may run any number of blocks ahead of the oldest running block.
 
     The run plans with the `Measurements` of the program from earlier runs, and updates them.
 
@@ -290,8 +289,6 @@ class ClientBlocks:
 
     def _take(self) -> _Block | None:
         with self._room:
-            while self.sink.ordered and self._working and self._next - min(self._working) > 4 * self._block_size():
-                self._room.wait()
             start, size = self._next, self._block_size()
             if self._error is not None or self._cancelled:
                 return None
@@ -363,7 +360,7 @@ class ClientBlocks:
             del self._working[block.start]
             self._done += size
             self._seconds += seconds
-            if self.sink.ordered or self._error is not None:
+            if self._error is not None:
                 self._room.notify_all()
             reached = min(self._working, default=self._next)
         if self.progress is not None:

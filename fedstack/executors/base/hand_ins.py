@@ -17,10 +17,10 @@ import attrs
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.values.columns import Column, concatenate
-from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
-from fedstack.executors.base.tree_fold import Partial
 from fedstack.executors.concurrency.leaf_threads import off_loop
+from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.folds.tree_fold import Partial
 from fedstack.foundations.deadline import Deadline
 
 # Handing in takes at most this share of the time, if enough clients are left.

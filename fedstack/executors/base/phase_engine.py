@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 import attrs
 import numpy as np
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import Function
 from fedstack.computations.plan.interpreter import ProgramRunner
 from fedstack.computations.plan.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
@@ -18,17 +19,19 @@ from fedstack.computations.types.language import Executor, RetryableError, Type,
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.computations.values.federated_values import wrong_number_of_clients
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
-from fedstack.executors.base.aggregations import AggregateState, FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
-from fedstack.executors.base.fold_states import FoldState
 from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
 from fedstack.executors.concurrency.progress import observed_phase
+from fedstack.executors.folds.aggregate_state import AggregateState, ChecksZeros
+from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments, negative_bound, tree_state
+from fedstack.executors.folds.fold_states import FoldState
 from fedstack.foundations.error_text import with_place
 
 _T = TypeVar("_T")
+fold_threads = LeafThreads(idle_seconds=1.0)
 _PLACED = ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "placement")
 
 
@@ -199,14 +202,13 @@ class PhaseEngine(Engine, PhaseRunner):
             raise wrong_number_of_clients(self.clients, len(column))
         return column
 
-    async def new_state(self, fold: Fold, argument: FoldArgument, first_client: int = 0) -> FoldState:
+    async def new_state(self, fold: Fold, argument: FoldArgument) -> FoldState:
         """Returns an empty state for a fold."""
         if fold.uri == "federated_aggregate":
             accumulates, merges = [
                 ProgramRunner(await self.server.linked(program)).run for program in fold.functions[:2]
             ]
             return AggregateState(
-                first_client,
                 argument.values[0],
                 # An error in `accumulate` names the client whose value is added. An error in `merge` names no client.
                 lambda left, right, client: accumulates([(left, right), *argument.captures[0]], client)[0],
@@ -216,9 +218,12 @@ class PhaseEngine(Engine, PhaseRunner):
 
     async def _result(self, fold: Fold, argument: FoldArgument, state: FoldState) -> object:
         """Returns the result of an aggregation."""
-        total = state.result()
         if fold.uri != "federated_aggregate":
-            return total
+            return state.result()
+        threads = self.leaf_threads or fold_threads
+        total = await threads.run(state.result)  # it calls the user's functions
+        if current_scope().of(ChecksZeros) is not None:
+            await threads.run(lambda: cast(AggregateState, state).warn_of_zero(total, fold.server_types[0]))
         report = await self.server.linked(fold.functions[2])
         (result,) = await self.server.run_once(report, [total, *argument.captures[2]])
         return result

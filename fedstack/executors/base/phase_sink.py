@@ -16,11 +16,10 @@ from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, column_from_payloads, concatenate, empty_column
 from fedstack.errors import FedstackError
-from fedstack.executors.base.aggregations import AggregateState
-from fedstack.executors.base.fold_states import FoldState, FoldStream, TreeState
-from fedstack.executors.base.leaf_fold import LeafFold, leaf_columns
-from fedstack.executors.base.tree_fold import BlockFold, Partial, SpareBuffers, aligned_blocks
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
+from fedstack.executors.folds.fold_states import FoldState, FoldStream, TreeState
+from fedstack.executors.folds.leaf_fold import LeafFold, leaf_columns
+from fedstack.executors.folds.tree_fold import BlockFold, Partial, SpareBuffers, aligned_blocks
 
 
 class ResultStream(Protocol):
@@ -41,8 +40,6 @@ class ResultStream(Protocol):
 
 class Sink(Protocol):
     """Receives the results of a program for blocks of clients, in any order and from several threads."""
-
-    ordered: bool
 
     def feed(self, start: int, results: Sequence[Column]) -> None:
         """Adds the results of consecutive clients.
@@ -97,7 +94,6 @@ class PhaseSink:
     def __init__(self, phase: Phase, states: Sequence[FoldState], skip: frozenset[int] = frozenset()) -> None:
         self.phase = phase
         self.states = states
-        self.ordered = any(isinstance(state, AggregateState) for state in states)
         self._skip = skip
         self._kept: list[dict[int, Column]] = [{} for _ in phase.held]
         self._lock = threading.Lock()

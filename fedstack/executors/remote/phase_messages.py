@@ -30,7 +30,7 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.columns import Column, SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.executors.base.aggregations import FoldArgument, FoldArguments
+from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text

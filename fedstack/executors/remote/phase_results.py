@@ -14,10 +14,11 @@ from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import InvalidValueError
-from fedstack.executors.base.fold_states import FoldState, MeanState, TreeState
-from fedstack.executors.base.leaf_fold import LeafFold
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.base.tree_fold import Partial
+from fedstack.executors.folds.aggregate_state import BLOCK, BLOCK_LEVEL, AggregatePartials, split_blocks
+from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
+from fedstack.executors.folds.leaf_fold import LeafFold
+from fedstack.executors.folds.tree_fold import Partial
 from fedstack.proto.extensions_pb2 import PhaseResponse
 
 _MAX_LEVEL = 62
@@ -41,12 +42,15 @@ def write_result(
             count, weights, leaves = cast("tuple[int, list[Partial] | None, list[list[Partial]]]", partials)
             message.clients = count
             if state.weights is not None:
-                _write_tree(message.weights, weights or [], state.weights, packer)
+                _write_tree(message.weights, weights or [], state.weights.partial_type, packer)
             _write_trees(message, leaves, state.leaves, packer)
         elif isinstance(state, TreeState):
             _write_trees(message, cast("list[list[Partial]]", partials), state.leaves, packer)
         else:
-            packer.pack(message.accumulator, partials, accumulator_type(fold))
+            nodes, values = cast(AggregatePartials, partials)
+            _write_tree(message.tree.add(), nodes, accumulator_type(fold), packer)
+            for client in sorted(values):
+                packer.pack(message.value.add(), values[client], fold.member)
     for column, (_, member) in zip(result.columns, phase.held):
         packer.pack_column(response.held.add(), column, member, "a result of the clients")
     return response
@@ -61,13 +65,13 @@ def _write_trees(
     message: PhaseResponse.Contribution, trees: Sequence[list[Partial]], leaves: Sequence[LeafFold], packer: Packer
 ) -> None:
     for tree, leaf in zip(trees, leaves):
-        _write_tree(message.tree.add(), tree, leaf, packer)
+        _write_tree(message.tree.add(), tree, leaf.partial_type, packer)
 
 
-def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], leaf: LeafFold, packer: Packer) -> None:
+def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], type_spec: Type, packer: Packer) -> None:
     for partial in tree:
         written = message.partial.add(level=partial.level, position=partial.position)
-        packer.pack(written.value, partial.value, leaf.partial_type)
+        packer.pack(written.value, partial.value, type_spec)
 
 
 def read_result(
@@ -98,7 +102,7 @@ def read_result(
     trees: list[list[Partial]] = []
 
     def read(tree: PhaseResponse.Tree, leaf: LeafFold) -> list[Partial]:
-        trees.append(_read_tree(tree, leaf, clients, unpacker))
+        trees.append(_read_tree(tree, leaf.partial_type, f"the fold of value{leaf.path}", clients, unpacker))
         return trees[-1]
 
     def read_all(message: PhaseResponse.Contribution, leaves: Sequence[LeafFold]) -> list[list[Partial]]:
@@ -119,7 +123,7 @@ def read_result(
         elif isinstance(state, TreeState):
             partials.append(read_all(message, state.leaves))
         else:
-            partials.append(unpacker.unpack(message.accumulator, accumulator_type(fold), f"the {fold.uri}"))
+            partials.append(_read_aggregate(message, fold, clients, unpacker))
     columns = [
         unpacker.unpack_column(message, member, "a result of the clients")
         for message, (_, member) in zip(response.held, phase.held)
@@ -150,14 +154,31 @@ def _owned(partial: Partial) -> Partial:
     return partial if buffer is None else partial._replace(value=buffer, owned=True)
 
 
-def _read_tree(tree: PhaseResponse.Tree, leaf: LeafFold, clients: range, unpacker: Unpacker) -> list[Partial]:
+def _read_aggregate(
+    message: PhaseResponse.Contribution, fold: Fold, clients: range, unpacker: Unpacker
+) -> AggregatePartials:
+    """Returns the contribution to a general aggregation."""
+    before, whole, behind = split_blocks(clients)
+    if len(message.tree) != 1 or any(partial.level < BLOCK_LEVEL for partial in message.tree[0].partial):
+        raise _wrong_clients(clients, f"no tree over blocks of {BLOCK} clients")
+    nodes = _read_tree(message.tree[0], accumulator_type(fold), f"the {fold.uri}", whole, unpacker)
+    kept = [*before, *behind]
+    if len(message.value) != len(kept):
+        raise _wrong_clients(clients, f"{len(message.value)} values instead of {len(kept)}")
+    values = [unpacker.unpack(value, fold.member, f"a value of the {fold.uri}") for value in message.value]
+    return AggregatePartials(nodes, dict(zip(kept, values)))
+
+
+def _read_tree(
+    tree: PhaseResponse.Tree, type_spec: Type, what: str, clients: range, unpacker: Unpacker
+) -> list[Partial]:
     partials: list[Partial] = []
     expected = clients.start
     for message in tree.partial:
         if message.level > _MAX_LEVEL or message.position << message.level != expected:
             raise _wrong_clients(clients, f"the fold of block {message.position} of 2^{message.level} clients")
         expected += 1 << message.level
-        value = cast(np.ndarray, unpacker.unpack(message.value, leaf.partial_type, f"the fold of value{leaf.path}"))
+        value = cast(np.ndarray, unpacker.unpack(message.value, type_spec, what))
         partials.append(Partial(message.level, message.position, value, False))
     if expected != clients.stop:
         raise _wrong_clients(clients, f"the fold of {expected - clients.start} of these clients")

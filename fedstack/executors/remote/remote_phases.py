@@ -15,12 +15,12 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors.base.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
 from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
+from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result

@@ -29,11 +29,11 @@ from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError
-from fedstack.executors.base.aggregations import partial_states
 from fedstack.executors.base.hand_ins import Contribution, HandIn, Leave
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
+from fedstack.executors.folds.aggregations import partial_states
 from fedstack.executors.remote.phase_messages import (
     ReceivedPhase,
     check_first_client,

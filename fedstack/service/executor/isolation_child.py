@@ -27,9 +27,9 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.types.language import CLIENTS, ExecutorFactory, computation_pb2, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
-from fedstack.executors.base.aggregations import slice_inputs
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.factories import local_executor_factory
+from fedstack.executors.folds.aggregations import slice_inputs
 from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.receiving import receive

@@ -54,7 +54,6 @@ class _OneClient:
     """Passes the results of one client to a sink."""
 
     def __init__(self, sink: Sink) -> None:
-        self.ordered = sink.ordered
         self._sink = sink
 
     def feed(self, start: int, results: Sequence[Column]) -> None:

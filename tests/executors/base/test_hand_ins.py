@@ -17,10 +17,10 @@ from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn
 from fedstack.executors.base import hand_ins
-from fedstack.executors.base.aggregations import FoldArgument, tree_state
 from fedstack.executors.base.hand_ins import HandIn, HandInSink, Headway, kept_until
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.composing_executor import Contributions
+from fedstack.executors.folds.aggregations import FoldArgument, tree_state
 
 FLOAT, VECTOR = fl.TensorType(np.float32), fl.TensorType(np.float32, [3])
 

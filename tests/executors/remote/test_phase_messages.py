@@ -31,8 +31,8 @@ from fedstack.executors import (
     ReferenceResolvingExecutor,
     SequenceExecutor,
 )
-from fedstack.executors.base.aggregations import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.folds.aggregations import FoldArgument, partial_states
 from fedstack.executors.remote.phase_messages import check_first_client, computations_of, read_phase, write_phase
 from fedstack.executors.remote.phase_results import read_result, write_result
 from fedstack.foundations.segments import SegmentReader
@@ -442,7 +442,12 @@ WRONG = [
     ("mean", lambda r: setattr(r.fold[0], "clients", 2), "Expected the fold of clients 10 to 12, found 2"),
     ("mean", lambda r: r.fold[0].ClearField("weights"), "of clients 10 to 12, found the fold of 0 of these clients"),
     ("mean", lambda r: setattr(r.fold[0].weights.partial[0].value.array, "dtype", 1), "Expected float64, found"),
-    ("aggregate", lambda r: r.fold[0].ClearField("accumulator"), "Expected int32, found an empty message; at the fed"),
+    ("aggregate", lambda r: r.fold[0].ClearField("tree"), "clients 10 to 12, found no tree over blocks of 8 clients"),
+    ("aggregate", lambda r: first_tree(r).partial.add(level=2), "clients 10 to 12, found no tree over blocks of 8"),
+    ("aggregate", lambda r: first_tree(r).partial.add(level=3, position=1), "found the fold of block 1 of 2^3"),
+    ("aggregate", lambda r: r.fold[0].value.pop(), "fold of clients 10 to 12, found 2 values instead of 3"),
+    ("aggregate", lambda r: r.fold[0].value.add(), "fold of clients 10 to 12, found 4 values instead of 3"),
+    ("aggregate", lambda r: r.fold[0].value[1].Clear(), "found an empty message; at a value of the fed"),
     ("held", lambda r: r.held.pop(), "Expected the results of 0 aggregations and 1 columns"),
     ("held", lambda r: r.held[0].Clear(), "found an empty message; at a result of the clients"),
     ("held", lambda r: r.held[0].CopyFrom(Packed(same=Packed.Same(clients=2, member=r.held[0]))), "Expected"),

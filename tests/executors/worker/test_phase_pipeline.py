@@ -22,9 +22,9 @@ from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
 from fedstack.executors import FederatingExecutor, LeafExecutor, SequenceExecutor
-from fedstack.executors.base.aggregations import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.folds.aggregations import FoldArgument, partial_states
 from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.worker.phase_pipeline import PhaseHost, answer

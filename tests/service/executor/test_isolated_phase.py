@@ -19,7 +19,7 @@ from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ScalarColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
-from fedstack.executors.base.aggregations import FoldArgument
+from fedstack.executors.folds.aggregations import FoldArgument
 from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.executors.worker.receiving import receive
 from fedstack.leaves import Destination

@@ -188,6 +188,54 @@ async def aggregate_folds_in_client_order(runner: Runner) -> None:
         expect_same(await runner.run(_concatenation(), names), (whole, whole))
 
 
+def _blocks_of_eight(names: list[str]) -> bytes:
+    """Returns the expected fold: blocks are accumulated from zero, and merged along the tree."""
+    blocks = ["(0+" + "+".join(names[start : start + 8]) + ")" for start in range(0, len(names), 8)]
+    partials: list[tuple[int, str]] = []
+    for block in blocks:
+        level = 0
+        while partials and partials[-1][0] == level:
+            block, level = f"[{partials.pop()[1]}|{block}]", level + 1
+        partials.append((level, block))
+    total = partials.pop()[1]
+    while partials:
+        total = f"[{partials.pop()[1]}|{total}]"
+    return total.encode()
+
+
+@promise_of_both(intrinsics=["federated_aggregate"])
+async def aggregate_merges_blocks_of_eight_clients(runner: Runner) -> None:
+    """`federated_aggregate` accumulates each 8 consecutive clients from zero, and merges blocks along the tree."""
+
+    @python_computation([np.str_, np.str_], np.str_)
+    def accumulate(total: Any, value: Any) -> Any:
+        return (total[:-1] if total.endswith(b")") else b"(" + total) + b"+" + value + b")"
+
+    @python_computation([np.str_, np.str_], np.str_)
+    def merge(left: Any, right: Any) -> Any:
+        return b"[" + left + b"|" + right + b"]"
+
+    folded = computation(
+        lambda x: intrinsic("federated_aggregate", x, literal(b"0", np.str_), accumulate, merge, identity(np.str_)),
+        at_clients(np.str_),
+    )
+    for clients in (1, 2, 7, 8, 9, 16, 17, 24, 31, 40):
+        names = [str(client) for client in range(clients)]
+        expect_same(await runner.run(folded, names), _blocks_of_eight(names), f"with {clients} clients")
+
+
+@promise_of_both(intrinsics=["federated_aggregate"])
+async def aggregate_counts_zero_once_per_block(runner: Runner) -> None:
+    """The zero of `federated_aggregate` counts once for each 8 clients, on every stack."""
+    total = computation(
+        lambda x: intrinsic("federated_aggregate", x, literal(np.int32(10), np.int32), add, add, identity(np.int32)),
+        at_clients(np.int32),
+    )
+    for clients in range(1, 41):
+        found = await runner.run(total, [1] * clients)
+        expect_same(found, np.int32(clients + 10 * -(-clients // 8)), f"with {clients} clients")
+
+
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def aggregate_works_on_mixed_structures(runner: Runner) -> None:
     """The values, accumulator and report of `federated_aggregate` may have different types."""

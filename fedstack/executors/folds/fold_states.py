@@ -2,7 +2,7 @@
 
 A state accepts blocks of clients in any order and from several threads, and folds along the fixed tree of `tree_fold`.
 Large results are added one by one, while each is still in the cache (`stream`). The states of secure sums and of the
-general aggregation, which does not follow the tree, are in `aggregations.py`.
+general aggregation are in `aggregations.py` and `aggregate_state.py`.
 """
 
 import abc
@@ -18,8 +18,8 @@ from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_structure import flattener, full_array, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn
 from fedstack.computations.values.tensor_values import kind_of_dtype, quiet_context, read_only
-from fedstack.executors.base.leaf_fold import LeafFold, LeafStream, leaf_columns
-from fedstack.executors.base.tree_fold import Partial
+from fedstack.executors.folds.leaf_fold import LeafFold, LeafStream, leaf_columns
+from fedstack.executors.folds.tree_fold import Partial
 
 
 class FoldState(abc.ABC):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedstack.executors.base.tree_fold import SpareBuffers, combine
+from fedstack.executors.folds.tree_fold import SpareBuffers, combine
 
 
 def buffer(value: float) -> np.ndarray:

@@ -1,14 +1,20 @@
-"""Where the order of `federated_aggregate` shows: the one aggregation that does not follow the tree."""
+"""How `federated_aggregate` folds: blocks of 8 clients from zero, merged along the tree, wherever clients run."""
 
+import itertools
 import threading
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from stacks import composed, federating, split
 
 from fedstack import python_computation
 from fedstack.computations.types.language import Executor
+from fedstack.computations.values.columns import ListColumn
 from fedstack.errors import LeafError, TypeMismatchError
+from fedstack.executors.composing_executor import whole_blocks
+from fedstack.executors.folds.aggregate_state import AggregateState
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic, literal
 
 
@@ -41,37 +47,77 @@ async def shown(executor: Executor, clients: int) -> bytes:
     return result
 
 
-@pytest.mark.parametrize(
-    ("clients", "expected"), [(0, b"=0"), (1, b"=(0+1)"), (2, b"=((0+1)+2)"), (4, b"=((((0+1)+2)+3)+4)")]
-)
-async def test_one_executor_folds_from_zero_in_client_order_and_never_merges(clients, expected) -> None:
-    assert await shown(federating(clients), clients) == expected
+def expected(clients: int) -> bytes:
+    """Returns the fold of blocks of 8 clients, each from zero, along the tree."""
+
+    def accumulated(block: range) -> bytes:
+        total = b"0"
+        for client in block:
+            total = b"(" + total + b"+" + str(client + 1).encode() + b")"
+        return total
+
+    def merged(blocks: list[bytes]) -> bytes:
+        if len(blocks) == 1:
+            return blocks[0]
+        half = 1 << (len(blocks) - 1).bit_length() - 1
+        return b"[" + merged(blocks[:half]) + b"|" + merged(blocks[half:]) + b"]"
+
+    blocks = [accumulated(range(start, min(start + 8, clients))) for start in range(0, clients, 8)]
+    return b"=" + (merged(blocks) if blocks else b"0")
 
 
-async def test_the_size_of_blocks_does_not_change_the_order() -> None:
-    clients = 200
-    expected = await shown(federating(clients, max_concurrent_clients=1), clients)
+def test_the_expectation_is_as_it_is_written() -> None:
+    assert expected(2) == b"=((0+1)+2)"
+    assert expected(9) == b"=[((((((((0+1)+2)+3)+4)+5)+6)+7)+8)|(0+9)]"
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8])
+@pytest.mark.parametrize("clients", range(41))
+async def test_blocks_of_eight_are_accumulated_and_merged_wherever_their_clients_run(clients, parts) -> None:
+    assert await shown(composed(clients, parts), clients) == expected(clients)
+
+
+@pytest.mark.parametrize("clients", [*range(18), 200])
+async def test_one_executor_makes_the_same_blocks_whatever_its_threads(clients) -> None:
     for options in ({}, {"clients_per_thread": 7}, {"clients_per_thread": 64}, {"max_concurrent_clients": 1}):
-        assert await shown(federating(clients, **options), clients) == expected
-
-
-@pytest.mark.parametrize(
-    ("clients", "parts", "expected"),
-    [
-        (0, 2, b"=0"),
-        (3, 1, b"=(((0+1)+2)+3)"),
-        (3, 2, b"=[(0+1)|((0+2)+3)]"),
-        (6, 3, b"=[[(0+1)|((0+2)+3)]|(((0+4)+5)+6)]"),
-    ],
-)
-async def test_children_fold_from_zero_each_and_are_merged_in_their_order(clients, parts, expected) -> None:
-    assert sum(split(clients, parts)) == clients
-    assert await shown(composed(clients, parts), clients) == expected
+        assert await shown(federating(clients, **options), clients) == expected(clients)
 
 
 async def test_a_child_without_clients_contributes_nothing() -> None:
     assert split(1, 5) == [0, 0, 0, 0, 1]
     assert await shown(composed(1, 5), 1) == b"=(0+1)"
+
+
+@pytest.mark.parametrize(("clients", "parts", "counts"), [(40, 3, [14, 13, 13]), (1000, 3, [328, 336, 336])])
+def test_parts_of_many_clients_cut_no_blocks(clients, parts, counts) -> None:
+    assert whole_blocks(range(clients), parts) == counts
+
+
+@hypothesis.given(data=st.data())
+def test_blocks_cut_anywhere_and_merged_in_any_order_have_the_same_result(data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, 20))
+    clients = range(first, first + data.draw(st.integers(0, 60)))
+    bounds = sorted({clients.start, clients.stop, *data.draw(st.lists(st.integers(clients.start, clients.stop)))})
+    whole = state()
+    whole.feed(clients.start, [ListColumn(list(clients))])
+    total, parts = state(), [range(*pair) for pair in itertools.pairwise(bounds)]
+    for part in data.draw(st.permutations(parts)):
+        own = state()
+        cut = data.draw(st.integers(part.start, part.stop))
+        for some in (range(cut, part.stop), range(part.start, cut)):
+            own.feed(some.start, [ListColumn(list(some))])
+        taken = own.take(range(part.start, cut))
+        assert taken is None or cut in (part.start, cut // 8 * 8), "a block stays whole"
+        for partials in (taken, own.partials()):
+            if partials is not None:
+                total.merge(partials)
+    assert total.result() == whole.result()
+
+
+def state() -> AggregateState:
+    return AggregateState(
+        "0", lambda total, value, client: f"({total}+{client}:{value})", lambda left, right: f"[{left}|{right}]"
+    )
 
 
 MERGING_THREADS: list[int] = []
@@ -89,10 +135,10 @@ async def test_merging_does_not_hold_up_the_loop_of_whoever_asks() -> None:
         lambda x: intrinsic("federated_aggregate", x, literal(np.int32(0), np.int32), add, add_where, give_back),
         at_clients(np.int32),
     )
-    executor = composed(6, 3)
-    values = await executor.create_value([1] * 6, at_clients(np.int32))
+    executor = composed(24, 3)
+    values = await executor.create_value([1] * 24, at_clients(np.int32))
     called = await executor.create_call(await executor.create_value(count), values)
-    assert await called.compute() == 6
+    assert await called.compute() == 24
     executor.close()
     assert len(MERGING_THREADS) == 2
     assert threading.get_ident() not in MERGING_THREADS

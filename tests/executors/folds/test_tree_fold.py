@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstack.computations.values.columns import ListColumn
-from fedstack.executors.base.leaf_fold import LeafFold
 from fedstack.executors.base.phase_sink import fold_elements
-from fedstack.executors.base.tree_fold import BlockFold, SpareBuffers, TreeFold, aligned_blocks, fold_rows
+from fedstack.executors.folds.leaf_fold import LeafFold
+from fedstack.executors.folds.tree_fold import BlockFold, SpareBuffers, TreeFold, aligned_blocks, fold_rows
 
 
 def fold_arrays(operation, rows, start, spare):

@@ -1,11 +1,10 @@
-"""Creates the fold state of each aggregation, and defines the states of general aggregations and secure sums.
+"""Creates the fold state of each aggregation, and defines the state of secure sums.
 
-A general aggregation folds the clients' values with user functions, in client order. A secure sum checks that each
-value is within the bound that the secure protocol requires.
+A secure sum checks that each value is within the bound that the secure protocol requires. The state of a general
+aggregation is in `aggregate_state.py`.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.type_structure import flatten, tensor_leaves
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError, UnsupportedIntrinsicError
-from fedstack.executors.base.fold_states import (
+from fedstack.executors.folds.fold_states import (
     FoldState,
     FoldStream,
     MeanState,
@@ -22,76 +21,7 @@ from fedstack.executors.base.fold_states import (
     lowest_of,
     zero_of,
 )
-from fedstack.executors.base.leaf_fold import LeafFold, leaf_columns
-
-
-class AggregateState(FoldState):
-    """The state of a general aggregation, which folds the clients' values in order with `accumulate`.
-
-    Blocks of clients may be fed in any order; each waits until all blocks before it have been folded. `merge` combines
-    the results of different client ranges.
-
-    Args:
-      first_client: The index of the first client of the range.
-      zero: The initial accumulator.
-      accumulate: Takes an accumulator, a client's value, and the client's index for error messages, and returns a new
-        accumulator.
-      merge: Combines the accumulators of two client ranges.
-    """
-
-    def __init__(
-        self,
-        first_client: int,
-        zero: object,
-        accumulate: Callable[[object, object, int], object],
-        merge: Callable[[object, object], object],
-    ) -> None:
-        self._next = first_client
-        self._accumulator = zero
-        self._accumulate = accumulate
-        self._merge = merge
-        self._waiting: dict[int, Column] = {}
-        self._busy = False
-        self._merged = False
-        self._lock = threading.Lock()
-
-    def feed(self, start: int, columns: Sequence[Column]) -> None:
-        with self._lock:
-            self._waiting[start] = columns[0]
-            if self._busy:
-                return  # the thread that is folding picks up this block
-            self._busy = True
-        try:
-            while (block := self._take()) is not None:
-                accumulator = self._accumulator
-                for client, value in enumerate(block[1].items(), block[0]):
-                    accumulator = self._accumulate(accumulator, value, client)
-                self._accumulator = accumulator
-        except BaseException:
-            with self._lock:
-                self._busy = False
-            raise
-
-    def _take(self) -> tuple[int, Column] | None:
-        with self._lock:
-            start = self._next
-            column = self._waiting.pop(start, None)
-            if column is None:
-                self._busy = False
-                return None
-            self._next += len(column)
-            return start, column
-
-    def partials(self) -> object:
-        return self._accumulator
-
-    def merge(self, partials: object) -> None:
-        # A composed stack folds each child from zero, so the first child's result must not be merged with another zero.
-        self._accumulator = self._merge(self._accumulator, partials) if self._merged else partials
-        self._merged = True
-
-    def result(self) -> object:
-        return self._accumulator
+from fedstack.executors.folds.leaf_fold import LeafFold, leaf_columns
 
 
 class SecureSumState(TreeState):
@@ -173,7 +103,7 @@ FoldArguments = Sequence[FoldArgument]
 
 
 def tree_state(fold: Fold, argument: FoldArgument) -> FoldState:
-    """Returns an empty state for any fold except a general aggregation, which does not follow the fixed tree."""
+    """Returns an empty state for any fold except a general aggregation, which needs the user's functions."""
     if fold.uri in ("federated_mean", "federated_weighted_mean"):
         return MeanState(fold)
     if fold.uri == "federated_min":

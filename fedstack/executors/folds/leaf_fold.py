@@ -20,7 +20,7 @@ from fedstack.computations.values.columns import (
 )
 from fedstack.computations.values.ownership import take_buffer
 from fedstack.errors import TypeMismatchError
-from fedstack.executors.base.tree_fold import BlockFold, Partial, TreeFold, fold_rows
+from fedstack.executors.folds.tree_fold import BlockFold, Partial, TreeFold, fold_rows
 
 # Arrays up to this size are stacked and folded together, because a call per array costs more than a copy.
 _STACKED_BYTES = 4096

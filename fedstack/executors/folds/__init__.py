@@ -1,0 +1,1 @@
+"""Folds the results of clients along one fixed tree: sums, means, extremes, and folds with functions of users."""
