@@ -34,6 +34,7 @@ class Assignment:
       left: The clients that are still needed from the worker, as ranges in ascending order.
       is_shared: Whether other workers may have received some of these clients, so that the worker may end without them.
       done: The number of clients that the worker has handed in.
+      begun: The index of the first client that the worker has certainly not begun.
     """
 
     worker: Hashable
@@ -42,6 +43,7 @@ class Assignment:
     left: list[range]
     is_shared: bool = False
     done: int = 0
+    begun: int = sys.maxsize
 
     @property
     def size(self) -> int:
@@ -186,6 +188,8 @@ class Assignments:
     def lost(self, assignment: Assignment, since: float) -> None:
         """Records the loss of a worker. The clients that it has not handed in wait again, until `present` is called.
 
+        Clients that it had not begun do not count as lost.
+
         Args:
           assignment: The assignment of the worker.
           since: The time from which the clients may run again, in seconds.
@@ -259,8 +263,11 @@ class Assignments:
 
     def _wait(self, assignment: Assignment, losses: int, since: float) -> None:
         """Lets the clients of an assignment that has ended wait, apart from clients that other workers are running."""
-        left = self._not_running(assignment.left)
-        self._waiting += [_Waiting(clients, assignment.losses + losses, since) for clients in left]
+        begun, count = range(assignment.begun), assignment.losses
+        for clients in self._not_running(assignment.left):
+            for part in _without(clients, range(assignment.begun, sys.maxsize)):
+                self._waiting.append(_Waiting(part, count + losses, since))
+            self._waiting += [_Waiting(part, count, since) for part in _without(clients, begun)]
 
     def _not_running(self, left: list[range]) -> list[range]:
         """Returns those of the given clients that no worker is running."""

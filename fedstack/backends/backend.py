@@ -54,14 +54,19 @@ class Backend(abc.ABC):
         in this process, and their values are sent to the workers.
       keeps_content: Whether the second item of the pair from `run` is a reference to remote content. Tasks accept the
         reference as an argument, like the result of `share`, so that workers can merge contributions of other workers.
+      task_seconds: The approximate time that a task costs in addition to the time of its clients, in seconds.
       cores: The maximum number of cores that a worker uses at the same time; `None` for all cores of its machine.
+      stops_clients: Whether a worker whose clients are no longer wanted stops before its next client. Only then may
+        clients run on two workers at the same time.
       searches_apart: Whether a `search` keeps the workers alive, so that clients that are not suspected can run at the
         same time. A search by tasks ends workers together with all their running work.
     """
 
     reads: Sequence[type[Elsewhere]] = ()
     keeps_content: bool = False
+    task_seconds: float = 0.002
     cores: int | None = None
+    stops_clients: bool = False
     searches_apart: bool = False
 
     @abc.abstractmethod

@@ -16,7 +16,7 @@ from fedstack.backends.rebalancing import Available, Rebalancing
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import FedstackError, NoWorkersError, RemoteError
-from fedstack.executors.base.hand_ins import HandIn
+from fedstack.executors.base.hand_ins import HandIn, Leave
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
@@ -71,7 +71,7 @@ class ElasticPhase:
             backend.watch,
             self._available,
             self._task,
-            hedging=self._losses is not None and self._losses.hedging,
+            hedging=backend.stops_clients and self._losses is not None and self._losses.hedging,
         )
 
     async def folded(self) -> FoldedPhase:
@@ -277,7 +277,13 @@ class ElasticPhase:
         def take(clients: range, result: PhaseResult) -> None:
             self._loop.call_soon_threadsafe(self._take, assignment, clients, result, counts)
 
-        hand_in = HandIn(take, HAND_IN_SECONDS, begun=lambda leave: self._rebalancing.begun(assignment, leave))
+        def reached(client: int) -> None:
+            assignment.begun = client
+
+        def begun(leave: Leave) -> None:
+            self._rebalancing.begun(assignment, leave)
+
+        hand_in = HandIn(take, HAND_IN_SECONDS, begun=begun, reached=reached)
         run = self._runners[assignment.worker].run_in_parts
         running = run(part.phase, part.inputs, part.arguments, part.clients, hand_in)
         if counts is None:

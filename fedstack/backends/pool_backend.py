@@ -54,6 +54,8 @@ class PoolBackend(Backend):
         self._num_workers = num_workers
         self._has_answered = False
         self._left = 0
+        if hasattr(self._executor, "_client"):  # of Dask, whose scheduler is another process
+            self.task_seconds = 0.01
         if self._executor is not None and num_workers is None:
             _workers_of(self._executor)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from fedstack.backends import worker_side
+from fedstack.backends.task_runs import TaskRun, task_pace_of
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable, warn_of_differing
@@ -23,6 +24,7 @@ from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.columns import empty_column
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
+from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
@@ -221,6 +223,17 @@ class TaskPhases(PhaseRunner):
                 note.bytes_received = len(content[0]) + sum(array.nbytes for array in content[1])
             return await sized(len(content[0]), read)
 
+    async def run_in_parts(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
+    ) -> Contribution:
+        whole = PhaseAtClients(phase, inputs, arguments, clients)
+
+        async def run(some: range) -> PhaseResult:
+            part = whole if some == clients else whole.at(some)
+            return await self.run_phase(phase, part.inputs, arguments, some)
+
+        return await TaskRun(run, task_pace_of(phase.program), clients, hand_in, self.backend.task_seconds).run()
+
     async def kept(self, part: PhaseAtClients) -> object:
         """Runs a phase and returns a reference to its contribution, which the engine stores."""
         with observed_phase(part.phase.program, part.clients, str(self.place)) as note:
@@ -272,6 +285,7 @@ class TaskPhases(PhaseRunner):
         if said["error"] is not None:
             error = error_from_status(*said["error"], said["place"])
             raise error from error.__cause__
+        task_pace_of(part.phase.program).note(len(clients), said["seconds"], said["at_once"])
         return said["place"], content
 
 
@@ -288,6 +302,11 @@ class MergedTasks(TaskPhases):
         super().__init__(first.backend, first.place, first.shared, first.settings)
         self._children = children
         self._counts = counts
+
+    async def run_in_parts(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
+    ) -> Contribution:
+        return clients, await self.run_phase(phase, inputs, arguments, clients)
 
     async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
         stops = [part.clients.start + count for count in itertools.accumulate(self._counts)]

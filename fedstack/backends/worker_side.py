@@ -8,6 +8,8 @@ import itertools
 import os
 import platform
 import socket
+import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypedDict
@@ -26,6 +28,7 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import phases_of
 from fedstack.executors.composing_executor import ComposedPhases
 from fedstack.executors.concurrency.coroutines import SyncDriver
+from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.folds.aggregations import FoldArguments, partial_states
 from fedstack.executors.remote.phase_results import read_result
@@ -64,10 +67,14 @@ class Note(TypedDict):
     Attributes:
       place: The machine and the process that ran the phase.
       error: The code, message and details of a status if the phase failed; otherwise `None`.
+      seconds: The time that the phase took, in seconds.
+      at_once: The maximum number of clients that ran at the same time.
     """
 
     place: str
     error: tuple[int, str, bytes] | None
+    seconds: float
+    at_once: int
 
 
 # The serialized response to a phase, and the memory of its segments. Both are empty if the phase failed.
@@ -131,12 +138,14 @@ def _driven(settings: Settings, work: Coroutine[Any, Any, Answer]) -> Answer:
 async def _answered(
     settings: Settings, work: "Callable[[_Process], Awaitable[Parcel]]", progress: ClientCounter | None
 ) -> Answer:
-    note = Note(place=f"{socket.gethostname()}, process {os.getpid()}", error=None)
+    note = Note(place=f"{socket.gethostname()}, process {os.getpid()}", error=None, seconds=0.0, at_once=0)
+    begin, counts = time.perf_counter(), _MostRunning(progress)
     try:
         _check_versions(settings, note["place"])
         process = _process(settings["max_concurrent_clients"])
-        with process.scope.replace(progress=progress, cores=settings["cores"]).entered():
+        with process.scope.replace(progress=counts, cores=settings["cores"]).entered():
             response = await work(process)
+        note["seconds"], note["at_once"] = time.perf_counter() - begin, counts.most
         return note, (response.header, memory_of(response.segments))
     except Exception as error:
         note["error"] = int(code_of(error)), message_of(error), details_of(error)
@@ -224,6 +233,44 @@ class _Process:
         self.admission = Admission(CarrierPolicy(python_code=True))
         self.scope = self.admission.scope.replace(environment=lambda: get_context_stack().install(inside))
         self.driver = SyncDriver()
+
+
+class _MostRunning:
+    """Counts clients for another counter, and records how many have run at the same time.
+
+    Args:
+      progress: The other counter; `None` for none.
+
+    Attributes:
+      most: The maximum number of clients that have run at the same time.
+    """
+
+    def __init__(self, progress: ClientCounter | None) -> None:
+        self._progress = ProgressCounts() if progress is None else progress
+        self._running = self.most = 0
+        self._lock = threading.Lock()
+        self.expect, self.withdrawn, self.watch = (
+            self._progress.expect,
+            self._progress.withdrawn,
+            self._progress.watch,
+        )
+
+    def started(self, clients: int) -> None:
+        """Counts clients that have started."""
+        with self._lock:
+            self._running += clients
+            self.most = max(self.most, self._running)
+        self._progress.started(clients)
+
+    def finished(self, clients: int) -> None:
+        """Counts clients that are done."""
+        with self._lock:
+            self._running -= clients
+        self._progress.finished(clients)
+
+    def failed(self, clients: int, given_up: int = 0) -> None:
+        """Counts clients that failed, and started clients that were abandoned."""
+        self._progress.failed(clients, given_up)
 
 
 class _Host(PhaseHost):

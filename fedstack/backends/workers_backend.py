@@ -56,6 +56,7 @@ class WorkersBackend(Backend):
       workers: The workers.
     """
 
+    stops_clients = True
     searches_apart = True
 
     def __init__(

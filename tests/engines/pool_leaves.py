@@ -63,3 +63,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def wait_for(file: Path) -> None:
     """Waits until a file is there."""
     wait_until(file.exists)
+
+
+def noting(folder: Path):
+    """Returns a computation whose clients take 10 ms and note that they have run; one of them ends its process once."""
+
+    def notes(value):
+        time.sleep(0.01)
+        with (folder / str(value % 1000)).open("a") as runs:
+            runs.write(".")
+        if value == 1180 and not (folder / "ended").exists():
+            (folder / "ended").touch()
+            os._exit(7)
+        return value
+
+    return total_of(notes)

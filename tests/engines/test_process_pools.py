@@ -12,7 +12,7 @@ import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pool_leaves import doubled, ending_once, ends_at_three, raises_exit, total_of
+from pool_leaves import doubled, ending_once, ends_at_three, noting, raises_exit, total_of
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, assert_same, bare, programs
 
 import fedstack
@@ -82,6 +82,17 @@ def test_a_function_that_makes_pools_lets_a_call_survive_a_crash(tmp_path: Path)
     with context_over(new_pool):
         assert ending_once(tmp_path / "ended")(list(range(8))) == 28
         assert (tmp_path / "ended").exists()
+
+
+def test_a_broken_pool_costs_what_its_processes_were_running(tmp_path: Path) -> None:
+    """Once the time of a client is known, each process gets tasks of ten clients, and most have been handed in."""
+    with context_over(new_pool, max_concurrent_clients=1):
+        notes = noting(tmp_path)
+        assert notes(list(range(200))) == sum(range(200))  # in one task a process, since nothing is known
+        assert notes(list(range(1000, 1200))) == sum(range(1000, 1200))
+    runs = [len(file.read_text()) for file in tmp_path.iterdir() if file.name != "ended"]
+    assert len(runs) == 200
+    assert sum(runs) - 400 <= 60, "two processes were at work, and each had a task queued"
 
 
 @pytest.mark.long

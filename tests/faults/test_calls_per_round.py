@@ -11,7 +11,7 @@ from fault_stacks import context_over, status_of, stub_to
 from processes import Fleet, WorkerProcess
 
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
-NOT_OF_ROUNDS = {"GetStatus", "RenewLease", "Check", "Watch"}
+NOT_OF_ROUNDS = {"GetStatus", "RenewLease", "ShortenPhase", "Check", "Watch"}
 
 
 def calls_of(worker: WorkerProcess) -> Counter[str]:

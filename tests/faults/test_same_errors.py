@@ -20,7 +20,7 @@ SEQUENCES = [[1], [], [1, 3, 2], [1], [3]]
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **{name: (failing.mapped(leaf), (NUMBERS,)) for name, leaf in failing.LEAVES.items()},
     "the fifth client raises": (failing.of_both, ([1] * 5, [1, 1, 1, 1, 3])),
-    "the accumulation of the fifth client raises": (failing.accumulated, ([1, 1, 1, 1, 3],)),
+    "the accumulation of the fifth client raises": (failing.accumulated, ([1, 1, 1, 1, 3, *[1] * 11],)),
     "a map over the sequence of the third client raises": (failing.over_sequences(False), (SEQUENCES,)),
     "a reduction of the sequence of the third client raises": (failing.over_sequences(True), (SEQUENCES,)),
     "unknown function": (failing.with_unknown_function(), (NUMBERS,)),

@@ -136,7 +136,7 @@ def phase_exchange() -> str:
         lines.append(f"# PhaseRequest to worker {number}{', whose program is the same' if number > 1 else ''}")
         lines += [*message_text(request).splitlines(), ""]
         lines += [f"# PhaseResponse of worker {number}", *message_text(response).splitlines(), ""]
-    return ShortIds(["e1", "e2"]).shorten("\n".join(lines).strip())
+    return ShortIds(["e1", "p1", "e2", "p2"]).shorten("\n".join(lines).strip())
 
 
 def fold_dtype_table() -> Iterator[str]:

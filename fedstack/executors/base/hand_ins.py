@@ -66,12 +66,14 @@ class HandIn:
       seconds: The minimum time between two contributions, in seconds.
       is_free: Returns whether a contribution would be sent soon. If not, handing in waits.
       begun: Receives a function to ask for the last clients, once the clients run. Never called if they stay together.
+      reached: Receives the index of the first client that has certainly not begun, if the worker knows it.
     """
 
     take: Callable[[range, PhaseResult], None]
     seconds: float
     is_free: Callable[[], bool] = lambda: True
     begun: Callable[[Leave], None] = lambda leave: None
+    reached: Callable[[int], None] = lambda client: None
 
 
 class HandInSink(PhaseSink):

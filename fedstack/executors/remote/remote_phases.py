@@ -145,7 +145,7 @@ class _PhaseRun:
         self._arguments = arguments
         self._clients = self._left = clients
         self._hand_in = hand_in
-        self._id = draw_id(8).hex() if hand_in.seconds else ""
+        self._id = draw_id().hex() if hand_in.seconds else ""
 
     async def run(self, session: RemoteSession) -> Contribution:
         """Runs the clients that are left in a session, and returns the contribution of those that are not handed in."""

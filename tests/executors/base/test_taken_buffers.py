@@ -11,7 +11,8 @@ import pytest
 import fedstack
 from fedstack.computations.plan.program import Join, Pick, Program, ProgramStep, Slot, read_by_one
 from fedstack.computations.values.ownership import take_buffer
-from fedstack.executors.base import client_blocks, leaf_fold
+from fedstack.executors.base import client_blocks
+from fedstack.executors.folds import leaf_fold
 
 SIZE = 20_000  # 80 kB: large enough to be taken over, and to go into folds client by client
 CLIENTS = 13
