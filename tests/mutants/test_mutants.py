@@ -54,7 +54,7 @@ def test_a_planted_bug_is_found_and_the_module_as_it_is_has_none() -> None:
     bugs = {bug.what: bug for bug in planted_bugs(PLANTED.read_text())}
     bug = bugs["a call that may not be repeated runs again"]
     sources = [(ROOT / bug.path).read_text(), bug.source]
-    sound, spoiled = look(bug.path, sources, [Seeds(bug.finder.program, 5)], Budget())
+    sound, spoiled = look(bug.path, sources, [Seeds(bug.finder.program, 10)], Budget())
     assert (sound[0], sound[1].by) == (0, "")
     assert spoiled[0] == 1
     assert "calls_that_are_not_repeated, seed" in spoiled[1].by

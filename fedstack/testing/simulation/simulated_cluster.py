@@ -239,22 +239,23 @@ class SimulatedCluster:
 
         def part() -> None:
             worker.part()
-            later(network.chance.uniform(*faults.heal_seconds), worker.heal)
+            later(network.chance("heal", worker.address).uniform(*faults.heal_seconds), worker.heal)
 
         def stall() -> None:
             worker.stall()
-            later(network.chance.uniform(*faults.resume_seconds), worker.resume)
+            later(network.chance("resume", worker.address).uniform(*faults.resume_seconds), worker.resume)
 
         kinds = (
-            (faults.crash_seconds, lambda: self._crash(worker)),
-            (faults.part_seconds, part),
-            (faults.stall_seconds, stall),
+            ("crash", faults.crash_seconds, lambda: self._crash(worker)),
+            ("part", faults.part_seconds, part),
+            ("stall", faults.stall_seconds, stall),
         )
-        return [network.now_and_then(seconds, happen) for seconds, happen in kinds]
+        return [network.now_and_then(seconds, happen, what, worker.address) for what, seconds, happen in kinds]
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.crash()
-        self._loop.call_later(self._network.chance.uniform(*self._faults.restart_seconds), worker.start)
+        seconds = self._network.chance("restart", worker.address).uniform(*self._faults.restart_seconds)
+        self._loop.call_later(seconds, worker.start)
 
     async def _check(self) -> None:
         """Checks sessions periodically, until one outlives its lease.

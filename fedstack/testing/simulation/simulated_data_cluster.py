@@ -81,7 +81,7 @@ class SimulatedDataCluster(SimulatedCluster):
                 limits=_LIMITS,
                 policy=CarrierPolicy(python_code=True),
             )
-            service.threads = SimulatedThreads(network, lambda: network.chance.uniform(*_READ_SECONDS))
+            service.threads = SimulatedThreads(network, lambda: network.chance("read", address).uniform(*_READ_SECONDS))
             return [service]
 
         worker = SimulatedWorker(self._network, address, make)
@@ -100,12 +100,14 @@ class SimulatedDataCluster(SimulatedCluster):
 
     def _cuts(self, one: SimulatedWorker, other: SimulatedWorker) -> Coroutine[Any, Any, None]:
         network, ends = self._network, (one.address, other.address)
+        who = " ".join(ends)
 
         def cut() -> None:
             network.cut(*ends)
-            self._loop.call_later(network.chance.uniform(*self._faults.heal_seconds), network.join, *ends)
+            seconds = network.chance("heal", who).uniform(*self._faults.heal_seconds)
+            self._loop.call_later(seconds, network.join, *ends)
 
-        return network.now_and_then(self._faults.cut_seconds, cut)
+        return network.now_and_then(self._faults.cut_seconds, cut, "cut", who)
 
     def calm(self) -> None:
         super().calm()
@@ -128,7 +130,9 @@ class _Dispatcher(SimulatedWorker):
             service = DispatchService(
                 self.disk.open(), clock=network.io.time, wall_clock=lambda: 1.7e9 + network.io.time()
             )
-            service.threads = SimulatedThreads(network, lambda: network.chance.uniform(*network.faults.commit_seconds))
+            service.threads = SimulatedThreads(
+                network, lambda: network.chance("commit").uniform(*network.faults.commit_seconds)
+            )
             return [service]
 
         super().__init__(network, "dispatcher", make)

@@ -55,15 +55,15 @@ class SimulatedDisk:
         """Simulates a power loss of the process that has opened the journal. The process closes nothing."""
         if self._journal is not None:
             self._journal.close()
-            self.definitions.lose(self._network.chance)
+            self.definitions.lose(self._network.chance("lose definitions"))
 
     def fails(self) -> bool:
         """Decides whether the power fails during the next commit or definition."""
-        return self._network.happens(self._network.faults.power_loss_rate)
+        return self._network.happens(self._network.faults.power_loss_rate, "power")
 
     def is_full(self) -> bool:
         """Decides whether the disk is full for the next change."""
-        is_full = self._network.happens(self._network.faults.full_disk_rate)
+        is_full = self._network.happens(self._network.faults.full_disk_rate, "full disk")
         if is_full:
             self._network.say("the disk is full")
         return is_full
@@ -76,7 +76,7 @@ class SimulatedDisk:
           after: The files that the process has written since. Any part of the changes may have reached the disk.
         """
         # The file of the last commit is only updated after the commit, so its old content is kept.
-        chance, found = self._network.chance, {**after, LAST: before.get(LAST, b"")}
+        chance, found = self._network.chance("tear"), {**after, LAST: before.get(LAST, b"")}
         # The log is synced before its pages are moved into the tables, so only one of the two files can be torn.
         last = _WAL if before.get(FILE, b"") == after.get(FILE, b"") else FILE
         share = chance.choice((0.0, chance.random(), 1.0))
@@ -91,7 +91,7 @@ class SimulatedDisk:
           before: The files at the last sync.
           after: The files that the process has written since.
         """
-        chance = self._network.chance
+        chance = self._network.chance("tear")
         return {
             **after,
             **{
@@ -109,7 +109,7 @@ class SimulatedDisk:
 
     def syncs_until_power_loss(self) -> int:
         """Returns a random number of syncs of the next definition after which the power fails."""
-        return self._network.chance.randint(0, _SYNCS_OF_DEFINITION)
+        return self._network.chance("sync").randint(0, _SYNCS_OF_DEFINITION)
 
     def wrong(self, what: str) -> None:
         """Records a violated invariant, so that the simulation fails."""

@@ -91,7 +91,6 @@ class SimulatedNetwork:
     Attributes:
       io: The event loop, in the form that connections need.
       faults: The faults to simulate.
-      chance: The random generator of the simulation.
       lines: The lines of the trace so far.
       wrongs: The violated invariants so far. They fail the run even if the program handles their errors.
       changed: A future that is done when the state of a process or a path changes. It is then replaced by a new one.
@@ -100,7 +99,8 @@ class SimulatedNetwork:
     def __init__(self, loop: asyncio.AbstractEventLoop, seed: int, faults: SimulatedFaults) -> None:
         self.io = IoLoop(loop)
         self.faults = faults
-        self.chance = random.Random(seed)
+        self._seed = seed
+        self._chances: dict[tuple[str, str], random.Random] = {}
         self.lines: list[str] = []
         self.wrongs: list[str] = []
         self.changed: asyncio.Future[None] = loop.create_future()
@@ -142,17 +142,29 @@ class SimulatedNetwork:
         self._calls += 1
         return self._calls
 
-    def happens(self, rate: float) -> bool:
-        """Decides at random whether an event with the given rate, from 0 to 1, happens."""
-        return rate > 0 and self.chance.random() < rate
+    def chance(self, what: str, who: str = "") -> random.Random:
+        """Returns the random generator for one kind of decision about one process.
 
-    def delay(self) -> float:
-        """Returns a random delay for a message, in seconds."""
-        seconds = self.chance.uniform(*self.faults.delay)
-        return seconds + self.faults.slow_seconds if self.happens(self.faults.slow_rate) else seconds
+        A decision is therefore a function of the seed, what is decided, about whom, and how often this has been decided
+        before. It does not depend on decisions of other kinds.
+        """
+        found = self._chances.get((what, who))
+        if found is None:
+            found = self._chances[what, who] = random.Random(f"{self._seed} {what} {who}")
+        return found
 
-    async def now_and_then(self, mean_seconds: float, happen: Callable[[], None]) -> None:
+    def happens(self, rate: float, what: str, who: str = "") -> bool:
+        """Decides at random whether an event with the given rate, from 0 to 1, happens; see `chance`."""
+        return rate > 0 and self.chance(what, who).random() < rate
+
+    def delay(self, who: str) -> float:
+        """Returns a random delay for a message to or from a process, in seconds."""
+        seconds = self.chance("delay", who).uniform(*self.faults.delay)
+        is_slow = self.happens(self.faults.slow_rate, "slow message", who)
+        return seconds + self.faults.slow_seconds if is_slow else seconds
+
+    async def now_and_then(self, mean_seconds: float, happen: Callable[[], None], what: str, who: str) -> None:
         """Calls a function repeatedly, after random pauses with the given mean; never if the mean is infinite."""
         while mean_seconds != float("inf"):
-            await asyncio.sleep(self.chance.expovariate(1 / mean_seconds))
+            await asyncio.sleep(self.chance(what, who).expovariate(1 / mean_seconds))
             happen()

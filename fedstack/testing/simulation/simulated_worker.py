@@ -165,7 +165,7 @@ class SimulatedWorker:
         """Waits until a connection to the worker can be established."""
         while self.is_parted or self.is_stalled or self.incarnation is None:
             await asyncio.shield(self._network.changed)
-        await asyncio.sleep(self._network.delay())
+        await asyncio.sleep(self._network.delay(self.address))
 
     async def way(self) -> None:
         """Waits while a message is in transit, in either direction.
@@ -173,7 +173,7 @@ class SimulatedWorker:
         Raises:
           WorkerUnavailableError: If the path stays cut for `KEEPALIVE_SECONDS`.
         """
-        await asyncio.sleep(self._network.delay())
+        await asyncio.sleep(self._network.delay(self.address))
         until = self._network.io.time() + KEEPALIVE_SECONDS
         while self.is_parted:
             await asyncio.wait([self._network.changed], timeout=until - self._network.io.time())
@@ -195,14 +195,16 @@ class SimulatedWorker:
         try:
             incarnation = await self._arrived(note)
             task = incarnation.begin(self._handled(handle, incarnation))
-            if self._network.happens(self._network.faults.doubled_rate):
+            if self._network.happens(self._network.faults.doubled_rate, "double", self.address):
                 note.say("doubled")
-                incarnation.begin(self._handled(handle, incarnation, self._network.delay()))
+                incarnation.begin(self._handled(handle, incarnation, self._network.delay(self.address)))
             await asyncio.wait([task, incarnation.ended], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise self.broken_off()
             await self.way()
-            if incarnation.ended.done() or self._network.happens(self._network.faults.answer_lost_rate):
+            if incarnation.ended.done() or self._network.happens(
+                self._network.faults.answer_lost_rate, "lose answer", self.address
+            ):
                 raise self.broken_off()
             answer = await task
             note.say("answered")
@@ -226,7 +228,7 @@ class SimulatedWorker:
             incarnation = await self._arrived(note)
             pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_PIECES_ON_THE_WAY)
             task = incarnation.begin(self._pump(handle(incarnation.memory), pieces))
-            if self._network.happens(self._network.faults.doubled_rate):
+            if self._network.happens(self._network.faults.doubled_rate, "double", self.address):
                 note.say("doubled")
                 incarnation.begin(self._pump(handle(incarnation.memory), asyncio.Queue()))
             while True:
@@ -244,7 +246,7 @@ class SimulatedWorker:
                     break
                 await self.way()
                 yield piece
-            if self._network.happens(self._network.faults.answer_lost_rate):
+            if self._network.happens(self._network.faults.answer_lost_rate, "lose answer", self.address):
                 raise self.broken_off()
             note.say("answered")
         except Exception as error:
@@ -261,7 +263,7 @@ class SimulatedWorker:
         """
         note.say("sent")
         await self.way()
-        if self._network.happens(self._network.faults.lost_rate):
+        if self._network.happens(self._network.faults.lost_rate, "lose request", self.address):
             raise self.broken_off()
         if self.incarnation is None:
             raise NOT_LISTENING.error_at(self.address)
@@ -297,7 +299,7 @@ class SimulatedWorker:
     def _cancel_later(self, task: "asyncio.Task[Any] | None") -> None:
         """Cancels the handling of a call on the worker, after the delay of a message."""
         if task is not None and not task.done():
-            self._network.io.loop.call_later(self._network.delay(), task.cancel)
+            self._network.io.loop.call_later(self._network.delay(self.address), task.cancel)
 
     def broken_off(self) -> FedstackError:
         """Returns the error for a call whose connection was broken."""
