@@ -7,11 +7,12 @@ name or by value, as they do in use.
 
 import atexit
 import functools
+import random
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.cluster_spec import ClusterSpec
-from fedstack.transport.wire.frames import Chunking
+from fedstack.transport.wire.connection_errors import BROKEN_OFF
+from fedstack.transport.wire.frames import Chunking, Data, Header
+from fedstack.transport.wire.parcels import Parcel, Piece
 
 # Nothing is small, so all arrays travel beside their messages, in many frames.
 CHUNKED = Chunking(large_bytes=1, chunk_bytes=997)
@@ -181,6 +184,34 @@ def faulty_service() -> ExecutorService:
     plan = FaultPlan(seed=11, latency=0.002, error_rate=0.03, drop_rate=0.03, failures_in_a_row=2)
     factory = fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
     return new_service(factory)
+
+
+class LossyConnection(InMemoryConnection):
+    """A connection that breaks off before or after every third phase, by seed."""
+
+    def __init__(self, service: ExecutorService, address: str) -> None:
+        super().__init__(service, address)
+        self._random = random.Random(address)
+
+    async def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        breaks = self._random.random() if path.endswith("/RunPhase") else 1.0
+        if breaks < 0.15:
+            raise BROKEN_OFF.error_at(self.address)
+        pieces = super().exchange(path, parcel)
+        try:
+            async for piece in pieces:
+                if breaks < 0.3 and isinstance(piece, (Header, Data)):
+                    raise BROKEN_OFF.error_at(self.address)
+                yield piece
+        finally:
+            await pieces.aclose()
+
+
+def lossy_workers() -> ExecutorFactory:
+    """Three workers, each of which is lost all the time, before its work and after it."""
+    return fedstack.remote_executor_factory(
+        [ExecutorStub(LossyConnection(service(), f"lossy-{index}")) for index in range(3)]
+    )
 
 
 def faulty_workers() -> ExecutorFactory:

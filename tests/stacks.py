@@ -211,6 +211,12 @@ FACTORIES = {
     "2 workers, plain verbs": remote_factory(
         lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN), PASSES_ON
     ),
+    "3 workers that are lost": FactoryStack(
+        "remote",
+        remote_stacks.lossy_workers,
+        without=["lazy arguments", "one attempt"],
+        options={"retry_policy": fedstack.RetryPolicy(attempts=100, first_pause=0.001, longest_pause=0.01)},
+    ),
     "2 workers with faults and retries": FactoryStack(
         "remote",
         remote_stacks.faulty_workers,
@@ -229,6 +235,7 @@ SLOW = frozenset(
         "2 workers in chunks",
         "2 workers over mTLS",
         "2 workers with faults and retries",
+        "3 workers that are lost",
         "5 workers",
         "2 workers, plain verbs",
         "composed of 1",

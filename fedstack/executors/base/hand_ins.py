@@ -29,8 +29,8 @@ _MOST_COST = 0.02
 _SECONDS_PER_BYTE = 2e-9
 # The size of contributions up to which a few more nodes do not matter.
 _SMALL_BYTES = 256 * 1024
-# Moving clients to another worker takes a few milliseconds. A worker keeps its clients if leaving them to another
-# worker does not save more time than this.
+# Moving clients to another worker takes a few milliseconds, and the time to send the values that clients share. A
+# worker keeps its clients if leaving them to another worker does not save more time than this.
 _LEAST_SAVING_SECONDS = 0.03
 
 
@@ -84,11 +84,14 @@ class HandInSink(PhaseSink):
       states: The state of each fold.
       clients: The clients of the phase.
       hand_in: Receives contributions, on the threads that run clients.
-
+      shared_bytes: The size of the values that all clients share.
     """
 
-    def __init__(self, phase: Phase, states: Sequence[FoldState], clients: range, hand_in: HandIn) -> None:
+    def __init__(
+        self, phase: Phase, states: Sequence[FoldState], clients: range, hand_in: HandIn, shared_bytes: int = 0
+    ) -> None:
         super().__init__(phase, states)
+        self._least_saving = _LEAST_SAVING_SECONDS + 2 * shared_bytes * _SECONDS_PER_BYTE
         self._clients = clients
         self._first = clients.start  # the first client whose contribution has not been handed in
         self._stop = clients.stop
@@ -118,7 +121,7 @@ class HandInSink(PhaseSink):
                 # Half of the running clients count as done. The rate of a worker that has just begun is assumed to be
                 # that of the other worker.
                 own = ((done + begun) / 2 + 1) / (seconds + 1 / rate)
-                self._stop = kept_until(range(self._claimed, self._stop), begun - done, own, rate)
+                self._stop = kept_until(range(self._claimed, self._stop), begun - done, own, rate, self._least_saving)
             return Headway(self._stop, done)
 
     def reached(self, client: int) -> None:
@@ -230,7 +233,7 @@ class HandInSink(PhaseSink):
         return columns
 
 
-def kept_until(left: range, running: int, own: float, rate: float) -> int:
+def kept_until(left: range, running: int, own: float, rate: float, least_saving: float = _LEAST_SAVING_SECONDS) -> int:
     """Returns the index before which a worker ends if another worker runs the clients from there on.
 
     Both end at about the same time. The index is a multiple of a large power of two, so that neither contribution has
@@ -241,19 +244,20 @@ def kept_until(left: range, running: int, own: float, rate: float) -> int:
       running: The number of clients that it is running.
       own: The number of clients that the worker runs per second.
       rate: The number of clients that the other worker runs per second; infinity to keep no client.
+      least_saving: The time that leaving clients to the other worker has to save, in seconds.
 
     Returns:
       The index; that of the end if this would save little time.
     """
     if rate == math.inf:
         return left.start
-    if len(left) / own <= _LEAST_SAVING_SECONDS:
+    if len(left) / own <= least_saving:
         return left.stop
     # Even a single client that the worker keeps begins only after a running client has ended.
     if len(left) / rate <= 1.5 * max(1, running) / own:
         return left.start
     most = len(left) * rate / (own + rate)
-    if most < 1 or most / own <= _LEAST_SAVING_SECONDS:
+    if most < 1 or most / own <= least_saving:
         return left.stop
     wanted, exact = 1, left.stop - int(most)
     while 8 * wanted <= most:
