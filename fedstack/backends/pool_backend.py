@@ -1,12 +1,14 @@
 """Runs tasks in a user's pool of processes, which can be any executor of `concurrent.futures`."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any, cast
 
 from fedstack.backends.backend import Backend
 from fedstack.backends.backend_executor import BackendExecutorFactory
+from fedstack.backends.memory_files import LEAST_BYTES, MemoryFile
 from fedstack.backends.task_phases import Task
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import off_loop
@@ -14,6 +16,7 @@ from fedstack.executors.data_executor import DataBackend
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.public_names import takes_options
+from fedstack.foundations.segments import Memory
 from fedstack.foundations.value_text import describe
 from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.frames import Heartbeat
@@ -27,6 +30,8 @@ _NEVER_ANSWERED = (
     "that only the first process should run with `if __name__ == '__main__':`"
 )
 
+# The packages whose pools have their processes on the machine of the caller.
+_ON_THIS_MACHINE = ("concurrent", "loky", "joblib")
 _MEND = "check whether a client function ends the processes, and fix that function"
 
 
@@ -100,6 +105,14 @@ class PoolBackend(Backend):
             raise lost from error
         self._has_answered = True
         return answer
+
+    async def share(self, memory: list[Memory]) -> object:
+        """Writes large arrays to a file in memory if the processes run on this machine; see `Backend.share`."""
+        if type(self._open()).__module__.partition(".")[0] in _ON_THIS_MACHINE:
+            if sum(array.nbytes for array in memory) >= LEAST_BYTES:
+                with contextlib.suppress(OSError):
+                    return await off_loop(lambda: MemoryFile(memory))
+        return memory
 
     def _open(self) -> Executor:
         """Returns the pool; creates it if necessary."""

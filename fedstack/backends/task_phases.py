@@ -21,10 +21,10 @@ from fedstack.computations.leaves.portability import portable, warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Type, computation_pb2
-from fedstack.computations.values.columns import empty_column
+from fedstack.computations.values.columns import empty_column, shared_bytes
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
-from fedstack.executors.base.hand_ins import Contribution, HandIn
+from fedstack.executors.base.hand_ins import SECONDS_PER_BYTE, Contribution, HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
@@ -219,8 +219,10 @@ class TaskPhases(PhaseRunner):
                 warn_of_differing(response.differing_module, place)
                 return result
 
+            size = len(content[0]) + sum(array.nbytes for array in content[1])
+            task_pace_of(phase.program).result_bytes = size
             if note is not None:
-                note.bytes_received = len(content[0]) + sum(array.nbytes for array in content[1])
+                note.bytes_received = size
             return await sized(len(content[0]), read)
 
     async def run_in_parts(
@@ -232,7 +234,8 @@ class TaskPhases(PhaseRunner):
             part = whole if some == clients else whole.at(some)
             return await self.run_phase(phase, part.inputs, arguments, some)
 
-        return await TaskRun(run, task_pace_of(phase.program), clients, hand_in, self.backend.task_seconds).run()
+        cost = self.backend.task_seconds + shared_bytes(inputs) * SECONDS_PER_BYTE
+        return await TaskRun(run, task_pace_of(phase.program), clients, hand_in, cost).run()
 
     async def kept(self, part: PhaseAtClients) -> object:
         """Runs a phase and returns a reference to its contribution, which the engine stores."""

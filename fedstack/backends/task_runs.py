@@ -14,7 +14,7 @@ import attrs
 
 from fedstack.computations.plan.program import Program
 from fedstack.errors import FedstackError
-from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway, kept_until
+from fedstack.executors.base.hand_ins import SECONDS_PER_BYTE, Contribution, HandIn, Headway, kept_until
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
 from fedstack.executors.concurrency.coroutines import end_all
@@ -34,10 +34,12 @@ class TaskPace:
     Attributes:
       seconds: The time of a task divided by its number of clients, in seconds; `None` before the first measurement.
       at_once: The number of clients that a worker has run at the same time.
+      result_bytes: The size of the result of a task, in bytes.
     """
 
     seconds: float | None = None
     at_once: int = 1
+    result_bytes: int = 0
 
     def note(self, clients: int, seconds: float, at_once: int) -> None:
         """Records how long a task has run."""
@@ -49,10 +51,11 @@ class TaskPace:
 
         Args:
           left: The number of clients that are left.
-          cost: The time that a task costs, in seconds.
+          cost: The time that a task costs in addition to the time to send its result, in seconds.
         """
         if self.seconds is None:
             return left
+        cost += self.result_bytes * SECONDS_PER_BYTE
         least = max(math.ceil(_TIMES_ITS_COST * cost / self.seconds), _TIMES_AT_ONCE * self.at_once)
         return left if left < 2 * least else least
 

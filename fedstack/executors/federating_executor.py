@@ -10,7 +10,7 @@ from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Executor, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
-from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, unshared
+from fedstack.computations.values.columns import Column, ListColumn, shared_bytes, unshared
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn, HandInSink
@@ -72,8 +72,7 @@ class LocalPhases(PhaseEngine):
                 if len(held) < len(phase.folds) or phase.held:
                     await self._run(phase, columns, clients, sink)
                 return clients, FoldedPhase(states, sink.columns()).partials()
-            shared = sum(_array_bytes(column.value) for column in columns if isinstance(column, ConstantColumn))
-            parts = HandInSink(phase, states, clients, hand_in, shared)
+            parts = HandInSink(phase, states, clients, hand_in, shared_bytes(columns))
             parts.watch()
             hand_in.begun(parts.leave)
             is_looking = True
@@ -149,13 +148,6 @@ def _input_column(expression: Expression, phase: Phase, inputs: Sequence[Column]
         return None if source is None else source.field(expression.position)
     assert isinstance(expression, Join)
     return None
-
-
-def _array_bytes(payload: object) -> int:
-    """Returns the size of the arrays in a payload, in bytes."""
-    if isinstance(payload, np.ndarray):
-        return payload.nbytes
-    return sum(map(_array_bytes, cast("tuple[object, ...]", payload))) if isinstance(payload, tuple) else 0
 
 
 def _is_long(column: Column, fold: Fold) -> bool:

@@ -60,6 +60,12 @@ def test_a_task_takes_fifty_times_as_long_as_it_costs(pace: TaskPace, left: int,
     assert pace.clients_per_task(left, COST) == clients
 
 
+def test_a_large_result_makes_tasks_longer() -> None:
+    pace = measured(0.1)
+    pace.result_bytes = 10**8
+    assert 100 < pace.clients_per_task(10**4, COST) < 103
+
+
 async def test_two_tasks_are_queued_and_all_but_the_last_are_handed_in() -> None:
     engine, handed, reached = Engine(), list[range](), list[int]()
     hand_in = HandIn(lambda clients, _: handed.append(clients), 0.5, reached=reached.append)

@@ -78,3 +78,17 @@ def noting(folder: Path):
         return value
 
     return total_of(notes)
+
+
+MODEL = fl.TensorType(np.float32, [1 << 19])
+
+
+@fedstack.python_computation([np.float32, MODEL], np.float32)
+def distance(value, model):
+    time.sleep(0.01)
+    return np.float32(np.abs(model - value).sum())
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS), fl.FederatedType(MODEL, fl.SERVER))
+def mean_distance(values, model):
+    return fl.federated_mean(fl.federated_map(distance, (values, fl.federated_broadcast(model))))

@@ -1,5 +1,6 @@
 """Pools of real processes: the bits, functions that end them, scripts without a guard, Ctrl-C."""
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -8,14 +9,17 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pool_leaves import doubled, ending_once, ends_at_three, noting, raises_exit, total_of
+from pool_leaves import doubled, ending_once, ends_at_three, mean_distance, noting, raises_exit, total_of
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, assert_same, bare, programs
 
 import fedstack
+from fedstack.backends import pool_backend
+from fedstack.backends.memory_files import MemoryFile
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import LeafError, LostWorkersError, NoWorkersError
 
@@ -158,3 +162,25 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     done = run_script(script)
     assert done.returncode == 1
     assert "should run with `if __name__ == '__main__':`" in done.stderr
+
+
+def test_a_large_model_is_written_once_for_all_tasks_and_has_its_bits(pool: Executor, monkeypatch) -> None:
+    written: list[int] = []
+
+    def memory_file(memory):
+        written.append(len(memory))
+        return MemoryFile(memory)
+
+    monkeypatch.setattr(pool_backend, "MemoryFile", memory_file)
+    model = np.random.default_rng(0).standard_normal(1 << 19).astype(np.float32)
+    values = [float(number) for number in range(40)]
+    with fedstack.create_sync_local_execution_context():
+        expected = mean_distance(values, model)
+    files: list[int] = []
+    with context_over(pool):
+        for _ in range(3):  # at first with one task a process
+            assert mean_distance(values, model).tobytes() == expected.tobytes()
+            gc.collect()
+            files.append(len(os.listdir("/proc/self/fd")))
+    assert len(set(files)) == 1, "no file is left"
+    assert written == [1] * 3

@@ -169,6 +169,23 @@ class ConstantColumn(Column):
         return ConstantColumn(cast("tuple[object, ...]", self.value)[index], self.size)
 
 
+def shared_bytes(columns: Sequence[object]) -> int:
+    """Returns the size of the arrays that all clients of some columns share, in bytes."""
+    return sum(_shared_bytes(column) for column in columns)
+
+
+def _shared_bytes(column: object) -> int:
+    if isinstance(column, StructColumn):
+        return shared_bytes(column.fields)
+    return _array_bytes(column.value) if isinstance(column, ConstantColumn) else 0
+
+
+def _array_bytes(payload: object) -> int:
+    if isinstance(payload, np.ndarray):
+        return payload.nbytes
+    return sum(map(_array_bytes, cast("tuple[object, ...]", payload))) if isinstance(payload, tuple) else 0
+
+
 def zip_columns(fields: Sequence[Column], size: int) -> Column:
     """Returns a column of structs whose fields are the given columns."""
     if all(isinstance(field, ConstantColumn) for field in fields):

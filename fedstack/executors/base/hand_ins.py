@@ -26,7 +26,7 @@ from fedstack.foundations.deadline import Deadline
 # Handing in takes at most this share of the time, if enough clients are left.
 _MOST_COST = 0.02
 # Sending a byte takes about as many seconds over a fast network.
-_SECONDS_PER_BYTE = 2e-9
+SECONDS_PER_BYTE = 2e-9
 # The size of contributions up to which a few more nodes do not matter.
 _SMALL_BYTES = 256 * 1024
 # Moving clients to another worker takes a few milliseconds, and the time to send the values that clients share. A
@@ -91,7 +91,7 @@ class HandInSink(PhaseSink):
         self, phase: Phase, states: Sequence[FoldState], clients: range, hand_in: HandIn, shared_bytes: int = 0
     ) -> None:
         super().__init__(phase, states)
-        self._least_saving = _LEAST_SAVING_SECONDS + 2 * shared_bytes * _SECONDS_PER_BYTE
+        self._least_saving = _LEAST_SAVING_SECONDS + 2 * shared_bytes * SECONDS_PER_BYTE
         self._clients = clients
         self._first = clients.start  # the first client whose contribution has not been handed in
         self._stop = clients.stop
@@ -191,7 +191,7 @@ class HandInSink(PhaseSink):
         self._is_small = size <= _SMALL_BYTES
         self._hand_in.take(clients, result)
         now = self._clock()
-        self._due = now + max(self._hand_in.seconds, (now - begin + size * _SECONDS_PER_BYTE) / _MOST_COST)
+        self._due = now + max(self._hand_in.seconds, (now - begin + size * SECONDS_PER_BYTE) / _MOST_COST)
 
     def _taken(self, clients: range) -> PhaseResult | None:
         """Removes and returns the contribution of the first clients; `None` if it is not complete."""
