@@ -228,14 +228,16 @@ class TaskPhases(PhaseRunner):
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
     ) -> Contribution:
+        cost = self.backend.task_seconds + shared_bytes(inputs) * SECONDS_PER_BYTE
+        pace = task_pace_of(phase.program)
+        if pace.clients_per_task(len(clients), cost) == len(clients):
+            return clients, await self.run_phase(phase, inputs, arguments, clients)
         whole = PhaseAtClients(phase, inputs, arguments, clients)
 
         async def run(some: range) -> PhaseResult:
-            part = whole if some == clients else whole.at(some)
-            return await self.run_phase(phase, part.inputs, arguments, some)
+            return await self.run_phase(phase, whole.at(some).inputs, arguments, some)
 
-        cost = self.backend.task_seconds + shared_bytes(inputs) * SECONDS_PER_BYTE
-        return await TaskRun(run, task_pace_of(phase.program), clients, hand_in, cost).run()
+        return await TaskRun(run, pace, clients, hand_in, cost).run()
 
     async def kept(self, part: PhaseAtClients) -> object:
         """Runs a phase and returns a reference to its contribution, which the engine stores."""
