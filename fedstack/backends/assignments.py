@@ -267,7 +267,7 @@ class Assignments:
         for clients in self._not_running(assignment.left):
             for part in _without(clients, range(assignment.begun, sys.maxsize)):
                 self._waiting.append(_Waiting(part, count + losses, since))
-            self._waiting += [_Waiting(part, count, since) for part in _without(clients, begun)]
+            self._waiting += [_Waiting(part, count, 0.0) for part in _without(clients, begun)]
 
     def _not_running(self, left: list[range]) -> list[range]:
         """Returns those of the given clients that no worker is running."""

@@ -164,6 +164,7 @@ class Balance:
             worker, moved = ask.assignment.worker, range(headway.stop, left[-1].stop)
             started = self._assignments.move(ask.assignment, headway.stop, ask.workers)
             self.taken += [TakenOver(one.clients, worker, one.worker, runs_twice=False) for one in started]
+            self._note_idle(now)
             if not started:
                 self.taken.append(TakenOver(moved, worker, None, runs_twice=False))
             return started
@@ -206,6 +207,7 @@ class Balance:
             asked.is_copied = True
             started = self._assignments.copy(one, idle)
             self.taken += [TakenOver(copy.clients, one.worker, copy.worker, runs_twice=True) for copy in started]
+            self._note_idle(now)
             return started
         return []
 

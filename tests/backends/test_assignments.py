@@ -141,6 +141,20 @@ def test_of_two_copies_the_first_counts_and_the_other_worker_is_dropped() -> Non
     assert assignments.is_done
 
 
+def test_a_copy_may_end_without_what_the_first_worker_has_handed_in_meanwhile() -> None:
+    assignments, (first, second) = begun(range(8), 4, 4)
+    hand_in_all(assignments, second)
+    (copy,) = assignments.copy(first, ["w1"])
+    assert assignments.handed_in(first, range(2))
+    assert copy.left == [range(2, 4)]
+    assert not assignments.handed_in(copy, range(4)), "half of these have counted"
+    assert assignments.ended(copy)
+    assert not assignments.start(0.0), "the first worker still runs them"
+    assert assignments.handed_in(first, range(2, 4))
+    assert assignments.ended(first)
+    assert assignments.is_done
+
+
 def test_clients_that_another_worker_runs_too_do_not_wait_after_a_loss() -> None:
     assignments, (first, second) = begun(range(8), 4, 4)
     hand_in_all(assignments, second)
@@ -161,6 +175,16 @@ def test_a_client_that_fails_on_one_of_two_workers_is_no_longer_needed_from_the_
     assignments.failed(copy)
     assert assignments.dropped == [first]
     assert assignments.is_done
+
+
+def test_what_a_lost_worker_had_not_begun_does_not_count_as_lost() -> None:
+    assignments, (first,) = begun(range(10), 10)
+    assert assignments.handed_in(first, range(2))
+    first.begun = 6
+    assignments.lost(first, since=1.0)
+    assignments.present(["w1"])
+    assert [(one.clients, one.losses) for one in assignments.start(0.0)] == [(range(6, 10), 0)]
+    assert [(one.clients, one.losses) for one in assignments.start(1.0)] == [(range(2, 6), 1)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -91,6 +91,18 @@ def test_a_worker_that_joins_takes_over_clients_at_the_pace_of_the_others() -> N
     assert math.isclose(ask.rate, 20 / 2.1)
 
 
+def test_the_pace_of_a_worker_is_that_of_all_that_it_has_run() -> None:
+    phase = Phase(2)
+    phase.end("w0", now=4.0)
+    (more,) = phase.balance.answered(phase.the_ask(4.5), Headway(60, 20), 5.0)
+    phase.balance.begun(more, 5.0)
+    assert phase.assignments.handed_in(more, more.clients)
+    assert phase.assignments.ended(more)
+    phase.balance.ended(more, 6.0)
+    assert not phase.balance.asks(6.0)
+    assert math.isclose(phase.the_ask(6.5).rate, (40 + 20) / (4.0 + 1.0))
+
+
 def test_a_worker_that_drains_is_asked_once_for_all_that_it_has_not_begun() -> None:
     phase = Phase(3)
     phase.assignments.present(["w0", "w1"])

@@ -15,7 +15,7 @@ from watching import Diary
 
 import fedstack
 from fedstack import observe
-from fedstack.observe import ClientsTakenOver
+from fedstack.observe import ClientsChanged, ClientsTakenOver
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +30,17 @@ def arguments(opened: Door, *waiting: tuple[int, Door]) -> list[tuple[int, float
     """Returns clients that are let in at once, but for some that wait at other doors."""
     doors = dict(waiting)
     return [(doors.get(number, opened).port, 0.1 * number) for number in range(CLIENTS)]
+
+
+def counts(diary: Diary) -> tuple[int, int]:
+    """Returns how many clients are done, and how many have started and not ended."""
+    changes = diary.of(ClientsChanged)
+    done, started, ended = (
+        sum(event.done for event in changes),
+        sum(event.started for event in changes),
+        sum(event.done + event.failed + event.given_up for event in changes),
+    )
+    return done, started - ended
 
 
 @pytest.fixture
@@ -47,6 +58,7 @@ def test_an_idle_worker_runs_what_a_slow_one_has_not_begun(fleet: Fleet, door: D
         eventually(lambda: len(opened.visitors) == CLIENTS - 1)
         door.open()
         found = running.result()
+        assert counts(diary) == (CLIENTS, 0)
         assert bits(found) == bits(locally(mean_visit, clients))
     assert set(opened.visitors[: CLIENTS - 1]) == {fast.pid}
     assert door.visitors[:1] == [slow.pid]
@@ -67,6 +79,7 @@ def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(
         eventually(lambda: left.pid in door.visitors)
         door.open()
         found = running.result()
+        assert counts(diary) == (CLIENTS, 0)
         assert bits(found) == bits(locally(mean_visit, clients))
         assert any(event.runs_twice and event.worker != left.target for event in diary.of(ClientsTakenOver))
         still.wake()
@@ -105,6 +118,7 @@ def test_a_worker_that_comes_back_in_the_midst_of_a_phase_takes_part(
         first.open()
         second.open()
         found = running.result()
+        assert counts(diary) == (CLIENTS, 0)
         assert bits(found) == bits(locally(mean_visit, clients))
     assert "Running clients 9 to 17 again" in caplog.text
     assert any(event.by == back.target for event in diary.of(ClientsTakenOver))

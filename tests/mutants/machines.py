@@ -2,6 +2,7 @@
 
 import attrs
 
+_BACKENDS = "tests/backends"
 _DATA = "tests/service/data"
 _MEMBERSHIP = "tests/membership"
 _COORDINATOR = "tests/service/coordinator"
@@ -113,6 +114,10 @@ MACHINES = (
             Seeds("scheduled_calls", 10),
             Seeds("calls_that_are_not_repeated", 10),
         ),
+    ),
+    Machine(
+        ("fedstack/backends/assignments.py", "fedstack/backends/balance.py"),
+        (Tests((f"{_BACKENDS}/test_assignments.py", f"{_BACKENDS}/test_balance.py")), Seeds("elastic_rounds", 30)),
     ),
     Machine(
         ("fedstack/membership/members.py", "fedstack/membership/waits.py"),

@@ -32,22 +32,27 @@ class _Clients(PassingEngine):
         return None  # so that no column is folded without taking time
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
-        reached, running = clients.start, set[int]()
+        reached, running, failed = clients.start, set[int](), dict[int, Exception]()
 
         async def run() -> None:
             nonlocal reached
-            while reached < sink.claim(min(reached + 1, clients.stop)):
+            while not failed and reached < sink.claim(min(reached + 1, clients.stop)):
                 client, reached = reached, reached + 1
                 running.add(client)
                 await asyncio.sleep(self._seconds(client))
                 own, place = range(client, client + 1), client - clients.start
-                await self.target.run_clients(
-                    program, [column.slice(place, place + 1) for column in inputs], own, _OneClient(sink)
-                )
+                columns = [column.slice(place, place + 1) for column in inputs]
+                try:
+                    await self.target.run_clients(program, columns, own, _OneClient(sink))
+                except Exception as error:
+                    failed[client] = error
+                    return
                 running.discard(client)
                 sink.reached(min(running, default=reached))
 
         await gather([run() for _ in range(min(self._slots, len(clients)))])
+        if failed:
+            raise failed[min(failed)]
 
 
 class _OneClient:

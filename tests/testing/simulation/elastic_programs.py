@@ -2,11 +2,13 @@
 
 import functools
 import random
+from collections.abc import Collection
 
 import federated_language as fl
 import numpy as np
 
 import fedstack
+from fedstack.errors import LeafError
 from fedstack.testing import SimulatedCluster, SimulatedFaults
 
 ROUNDS = 3
@@ -14,6 +16,8 @@ ROUNDS = 3
 
 @fedstack.python_computation(np.float32, np.float32)
 def wobble(value):
+    if value < 0:
+        raise ZeroDivisionError(f"at {value}")
     return np.float32(np.sin(value) * 1e3)
 
 
@@ -22,25 +26,36 @@ def difference(value, mean):
     return value - mean
 
 
+@fedstack.python_computation([np.float32, np.float32], np.float32)
+def mixed(left, right):
+    return left * np.float32(0.7) + right
+
+
+@fedstack.python_computation(np.float32, np.float32)
+def reported(total):
+    return total
+
+
 @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
 def spread(values):
-    """Two phases: the second needs the mean of the first, and keeps a value of each client."""
+    """Two phases: the second needs the mean of the first, and folds with functions that do not commute."""
     wobbled = fl.federated_map(wobble, values)
     mean = fl.federated_broadcast(fl.federated_mean(wobbled))
     return (
         fl.federated_sum(fl.federated_map(difference, (wobbled, mean))),
-        fl.federated_max(wobbled),
+        fl.federated_aggregate(wobbled, np.float32(0.3), mixed, mixed, reported),
         wobbled,
     )
 
 
-def values_of(number: int, clients: int) -> list[np.float32]:
-    return [np.float32(0.1 * (client + 100 * number)) for client in range(clients)]
+def values_of(number: int, clients: int, failing: Collection[int] = ()) -> list[np.float32]:
+    """Returns the values of clients, which are negative where clients fail."""
+    return [np.float32(-1 - client if client in failing else client + 100 * number) / 10 for client in range(clients)]
 
 
 def bits(result: object) -> bytes:
-    total, most, wobbled = result
-    return b"".join(np.asarray(part).tobytes() for part in (total, most, *wobbled))
+    total, mixture, wobbled = result
+    return b"".join(np.asarray(part).tobytes() for part in (total, mixture, *wobbled))
 
 
 @functools.cache
@@ -57,9 +72,10 @@ def seconds_of(seed: int, number: int, client: int) -> float:
 
 
 def elastic_rounds(seed: int, faults: SimulatedFaults | None = None) -> SimulatedCluster:
-    """Plays rounds on a cluster that the seed draws; each ends, with the bits of a local run."""
+    """Plays rounds on a cluster that the seed draws; each ends, with the bits of a local run, or the first error."""
     chance = random.Random(seed)
     workers, clients = chance.randint(1, 5), chance.randint(1, 60)
+    failing = [chance.sample(range(clients), chance.choice([0, 0, 0, 1, 2]) % (clients + 1)) for _ in range(ROUNDS)]
     wanted = [expected(number, clients) for number in range(ROUNDS)]  # before threads are simulated
     rough = SimulatedFaults(
         slow_rate=chance.choice([0.0, 0.02]),
@@ -87,9 +103,15 @@ def elastic_rounds(seed: int, faults: SimulatedFaults | None = None) -> Simulate
         context = fedstack.contexts.AsyncExecutionContext(factory, retry_policy=policy)
         for number in range(ROUNDS):
             cluster.round = number
-            with fedstack.use_context(context):
-                found = bits(await spread(values_of(number, clients)))
-            assert found == wanted[number], f"round {number} has other bits"
+            values = values_of(number, clients, failing[number])
+            try:
+                with fedstack.use_context(context):
+                    found = bits(await spread(values))
+            except LeafError as error:
+                assert error.client_index == min(failing[number], default=-1), f"{error} of {failing[number]}"
+            else:
+                assert not failing[number], f"round {number} has no error of {failing[number]}"
+                assert found == wanted[number], f"round {number} has other bits"
             cluster.say(f"round {number} has ended")
         context.close()
 
