@@ -1,5 +1,6 @@
 """Contributions that are handed in early: together with the rest, they have the bits of the whole."""
 
+import asyncio
 import itertools
 import math
 import threading
@@ -16,8 +17,9 @@ from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn
+from fedstack.executors import FederatingExecutor, LeafExecutor, SequenceExecutor
 from fedstack.executors.base import hand_ins
-from fedstack.executors.base.hand_ins import HandIn, HandInSink, Headway, kept_until
+from fedstack.executors.base.hand_ins import HandIn, HandInSink, Headway, Leave, kept_until
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.composing_executor import Contributions
 from fedstack.executors.folds.aggregations import FoldArgument, tree_state
@@ -262,3 +264,41 @@ async def test_a_worker_that_is_asked_at_no_rate_keeps_all(rate: float) -> None:
 )
 def test_both_workers_end_at_about_the_same_time(left: range, running: int, own: float, rate: float, kept: int) -> None:
     assert kept_until(left, running, own, rate) == kept
+
+
+async def test_what_could_not_be_handed_in_whole_goes_back_to_its_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[tuple[range, PhaseResult]] = []
+    sink = sink_of(range(32), handed)
+    sink.feed(0, values(range(16)))
+    with monkeypatch.context() as patched:
+        patched.setattr(sink.states[2], "take", lambda clients: None)  # another thread is combining its nodes
+        sink.reached(16)
+    assert not handed
+    sink.feed(16, values(range(16, 32)))
+    assert await merged(range(32), sink, handed) == whole(range(32))
+
+
+async def test_blocks_that_were_left_to_others_do_not_begin() -> None:
+    ran: list[int] = []
+    leaves: list[Leave] = []
+    loop = asyncio.get_running_loop()
+
+    @fedstack.python_computation(np.int32, np.int32)
+    def runs(client):
+        ran.append(int(client))
+        if client == 3:
+            asyncio.run_coroutine_threadsafe(leaves[0](math.inf), loop).result(20)
+        return client
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total(clients):
+        return fl.federated_sum(fl.federated_map(runs, clients))
+
+    clients = range(10_000)
+    executor = FederatingExecutor(SequenceExecutor(LeafExecutor(max_concurrent_clients=1)), len(clients))
+    hand_in = HandIn(lambda part, result: None, 60.0, begun=leaves.append)
+    inputs = [ScalarColumn(np.arange(10_000, dtype=np.int32))]
+    last, _ = await executor.phases.run_in_parts(phase_of(total), inputs, [FoldArgument([], [])], clients, hand_in)
+    executor.close()
+    assert 3 < last.stop < 10_000
+    assert ran == list(range(last.stop))
