@@ -82,6 +82,7 @@ class Queues:
         self._anywhere: deque[Closure] = deque()
         self._suspects: deque[Closure] = deque()
         self._again: float | None = None
+        self._has_new = False
 
     @property
     def workers(self) -> tuple[WorkerState, ...]:
@@ -107,6 +108,7 @@ class Queues:
           at_once: Whether to send the closure without waiting for other closures that could be sent in the same call.
             In a chain of dependent calls, such waits would add up.
         """
+        self._has_new = True
         if self.ledger.is_suspected(closure):
             self._suspects.append(closure)
             return
@@ -129,8 +131,12 @@ class Queues:
         if self._is_empty:
             return []
         now, given = self._clock(), dict[WorkerState, list[Closure]]()
-        free = [worker for worker in self._workers if self._takes_more(worker, now)]
-        while free:
+        free, self._has_new = [], True
+        while free or self._has_new:
+            if self._has_new:  # `can_begin` may queue closures, also for workers that had nothing to do before
+                self._has_new = False
+                free = [worker for worker in self._workers if self._takes_more(worker, now)]
+                continue
             worker = min(free, key=lambda one: len(one.running))
             closure = self._next_for(worker, can_begin, now)
             if closure is None:
