@@ -330,7 +330,8 @@ class ElasticPhase:
     async def _available(self) -> Available:
         """Returns the workers that are available, each with its runner."""
         ready = await self._backend.places()
-        chosen = await self._backend.with_room(ready, len(self._part.clients))
+        # One more than there are clients, so that the last client of a silent worker can run elsewhere.
+        chosen = await self._backend.with_room(ready, len(self._part.clients) + 1)
         for place in chosen:
             if place not in self._runners:
                 runners, _ = self._backend.runners(self._part.phase, [place], [len(self._part.clients)], self._caller)

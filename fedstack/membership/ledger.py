@@ -168,7 +168,7 @@ class LossLedger:
         ranges = twice or [(lost.units, sorted(lost.running)) for lost in everything]
         if not ranges:
             return ""
-        listed = sorted({named(clients) for clients, _ in ranges})
+        listed = map(named, _joined([clients for clients, _ in ranges]))
         running = sorted({client for _, some in ranges for client in some})[:_MOST_NAMED]
         last = f"; last reported as running: {', '.join(map(str, running))}" if running else ""
         ran = "ran" if all(lost.is_sure for lost in everything) else "may have run"
@@ -221,6 +221,16 @@ def _suspects(clients: range, lost: Sequence[LostWork]) -> Suspects:
     overlapping = [one for one in lost if _overlap(one.units, clients)]
     running = {client for one in overlapping for client in one.running if client in clients}
     return Suspects(clients, sorted(running)[:_MOST_NAMED], [one.worker for one in overlapping])
+
+
+def _joined(ranges: Iterable[range]) -> list[range]:
+    """Returns ranges in ascending order, of which those that overlap are joined."""
+    found: list[range] = []
+    for one in sorted(ranges, key=lambda one: one.start):
+        if found and one.start < found[-1].stop:
+            one = range(found[-1].start, max(found.pop().stop, one.stop))
+        found.append(one)
+    return found
 
 
 def _overlap(some: range, others: range) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, cast
 
 import attrs
+import numpy as np
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.values.columns import Column, concatenate
@@ -266,7 +267,13 @@ def kept_until(left: range, running: int, own: float, rate: float, least_saving:
 
 
 def _size(partials: object) -> int:
-    """Returns the size of partial results in bytes."""
+    """Returns the size of partial results in bytes; values of general aggregations may be of any kind."""
     if isinstance(partials, Partial):
-        return partials.value.nbytes
+        return _size(partials.value)
+    if isinstance(partials, (np.ndarray, np.generic)):
+        return partials.nbytes
+    if isinstance(partials, bytes):
+        return len(partials)
+    if isinstance(partials, dict):
+        return sum(map(_size, cast("dict[int, object]", partials).values()))
     return sum(map(_size, cast("Sequence[object]", partials))) if isinstance(partials, (list, tuple)) else 0

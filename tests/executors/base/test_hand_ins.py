@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 
+import attrs
 import federated_language as fl
 import hypothesis
 import numpy as np
@@ -22,6 +23,7 @@ from fedstack.executors.base import hand_ins
 from fedstack.executors.base.hand_ins import HandIn, HandInSink, Headway, Leave, kept_until
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.composing_executor import Contributions
+from fedstack.executors.folds.aggregate_state import AggregateState
 from fedstack.executors.folds.aggregations import FoldArgument, tree_state
 
 FLOAT, VECTOR = fl.TensorType(np.float32), fl.TensorType(np.float32, [3])
@@ -302,3 +304,19 @@ async def test_blocks_that_were_left_to_others_do_not_begin() -> None:
     executor.close()
     assert 3 < last.stop < 10_000
     assert ran == list(range(last.stop))
+
+
+@pytest.mark.parametrize(
+    "accumulator", [b"text", (np.float64(1), np.int64(2)), ((b"a",), np.zeros(3)), np.float32(1)], ids=type
+)
+async def test_accumulators_of_any_kind_are_handed_in(accumulator: object) -> None:
+    state = AggregateState(accumulator, lambda total, value, client: total, lambda left, right: left)
+    fold = attrs.evolve(PHASE.folds[0], uri="federated_aggregate", results=(0,))
+    handed: list[tuple[range, PhaseResult]] = []
+    hand_in = HandIn(lambda part, result: handed.append((part, result)), 0.0)
+    sink = HandInSink(attrs.evolve(PHASE, folds=(fold,), held=()), [state], range(3, 40), hand_in)
+    sink.feed(3, [ListColumn([accumulator] * 21)])
+    sink.reached(24)
+    sink.feed(24, [ListColumn([accumulator] * 16)])
+    sink.finish()
+    assert handed
