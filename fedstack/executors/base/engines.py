@@ -26,7 +26,7 @@ from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, no_clients, run_whole
 from fedstack.executors.concurrency.coroutines import runs_inline
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, is_without_threads
 from fedstack.foundations.error_text import name_text
 
 _OPERATIONS: dict[str, np.ufunc] = {
@@ -294,8 +294,8 @@ class LoadNeeded(Exception):
 
 def holds_up_a_loop() -> bool:
     """Returns whether work on the current thread would block an event loop."""
-    if runs_inline():
-        return False  # the driver of this coroutine blocks its thread anyway
+    if runs_inline() or is_without_threads():
+        return False  # the thread is blocked anyway
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -58,6 +58,11 @@ def without_threads() -> Generator[None, None, None]:
         _without.threads = before
 
 
+def is_without_threads() -> bool:
+    """Returns whether the current thread is in a block of `without_threads`."""
+    return getattr(_without, "threads", False)
+
+
 class LeafThreads:
     """A bounded pool of daemon threads for leaf work.
 
@@ -102,7 +107,7 @@ class LeafThreads:
           ClosedError: If the pool is closed.
         """
         job = Job(work)
-        if getattr(_without, "threads", False):
+        if is_without_threads():
             job.run()
         else:
             self._pool.add(job)

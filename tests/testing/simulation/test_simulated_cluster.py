@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+import federated_language as fl
 import numpy as np
 import pytest
 from elastic_programs import elastic_rounds, spread, values_of
@@ -325,3 +326,26 @@ def test_any_service_says_what_it_keeps_for_clients() -> None:
 
     with pytest.raises(SimulationError, match="Expected no sessions on worker-0.*found session mine with 2 values"):
         SimulatedCluster(1, make_services=lambda clock: [Keeps()]).run(nothing)
+
+
+def test_functions_that_the_caller_folds_with_are_loaded_in_a_simulation():
+    @fedstack.python_computation([np.int32, np.int32], np.int32)
+    def add(left, right):
+        return left + right
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def doubled(total):
+        return 2 * total
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total_of(values):
+        return fl.federated_aggregate(values, np.int32(0), add, add, doubled)
+
+    async def program(cluster):
+        context = fedstack.contexts.AsyncExecutionContext(fedstack.remote_executor_factory(cluster.stubs()))
+        with fedstack.use_context(context):
+            found = await total_of(list(range(12)))
+        context.close()
+        return found
+
+    assert SimulatedCluster(3).run(program) == 132
