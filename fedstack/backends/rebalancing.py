@@ -118,6 +118,7 @@ class Rebalancing:
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
+        self._looking = None  # breaks the reference cycle of its error's frames and this object
         self._leave.clear()
 
     async def _ask(self, ask: Ask, leave: Leave) -> None:
