@@ -253,6 +253,7 @@ class _TimeLimit:
         self._timer.end()
         for _ in range(self._requests):
             getattr(self._task, "uncancel")()  # noqa: B009  # Python 3.10 lacks it, but does not use this class
+        del self._task  # breaks the reference cycle of the task, its error's frames and this object
 
 
 def _cancelling(task: "asyncio.Task[Any]") -> int:
