@@ -30,8 +30,6 @@ _NEVER_ANSWERED = (
     "that only the first process should run with `if __name__ == '__main__':`"
 )
 
-# The packages whose pools have their processes on the machine of the caller.
-_ON_THIS_MACHINE = ("concurrent", "loky", "joblib")
 _MEND = "check whether a client function ends the processes, and fix that function"
 
 
@@ -108,10 +106,11 @@ class PoolBackend(Backend):
 
     async def share(self, memory: list[Memory]) -> object:
         """Writes large arrays to a file in memory if the processes run on this machine; see `Backend.share`."""
-        if type(self._open()).__module__.partition(".")[0] in _ON_THIS_MACHINE:
-            if sum(array.nbytes for array in memory) >= LEAST_BYTES:
-                with contextlib.suppress(OSError):
-                    return await off_loop(lambda: MemoryFile(memory))
+        # Of the standard library or loky. Threads would get the file itself, and Dask's workers may be elsewhere.
+        is_here = any(kind.__name__ == "ProcessPoolExecutor" for kind in type(self._open()).__mro__)
+        if is_here and sum(array.nbytes for array in memory) >= LEAST_BYTES:
+            with contextlib.suppress(OSError):
+                return await off_loop(lambda: MemoryFile(memory))
         return memory
 
     def _open(self) -> Executor:

@@ -17,7 +17,7 @@ from fedstack.observe.events import ClientsTakenOver, Span
 from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
-# A worker that does not answer within this time may be headway still.
+# A worker that does not answer within this time may be standing still.
 _SILENT_SECONDS = 1.0
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from fedstack.computations.plan.program import Program
 from fedstack.errors import FedstackError
-from fedstack.executors.base.hand_ins import SECONDS_PER_BYTE, Contribution, HandIn, Headway, kept_until
+from fedstack.executors.base.hand_ins import SECONDS_PER_BYTE, Contribution, HandIn, Headway, estimated_rate, kept_until
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
 from fedstack.executors.concurrency.coroutines import end_all
@@ -89,7 +89,6 @@ class TaskRun:
         self._pace = pace
         self._hand_in = hand_in
         self._cost = cost
-        self._clients = clients
         self._next = clients.start
         self._stop = clients.stop
         self._done = 0
@@ -124,7 +123,7 @@ class TaskRun:
         """Leaves clients whose tasks have not been queued to another worker; see `Leave`."""
         if rate > 0:
             running = sum(map(len, self._tasks.values()))
-            own = (self._done + running / 2 + 1) / (time.monotonic() - self._begun + 1 / rate)
+            own = estimated_rate(self._done, running, time.monotonic() - self._begun, rate)
             self._stop = kept_until(range(self._next, self._stop), running, own, rate)
         return Headway(self._stop, self._done)
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +184,11 @@ def test_a_large_model_is_written_once_for_all_tasks_and_has_its_bits(pool: Exec
             files.append(len(os.listdir("/proc/self/fd")))
     assert len(set(files)) == 1, "no file is left"
     assert written == [1] * 3
+
+
+def test_threads_get_a_large_model_too() -> None:
+    model = np.ones(1 << 19, np.float32)
+    with fedstack.create_sync_local_execution_context():
+        expected = mean_distance([1.0, 2.0, 3.0], model)
+    with ThreadPoolExecutor(2) as threads, context_over(threads):
+        assert mean_distance([1.0, 2.0, 3.0], model) == expected

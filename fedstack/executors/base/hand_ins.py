@@ -119,9 +119,7 @@ class HandInSink(PhaseSink):
         with self._bounds:
             done, begun = self._client - self._clients.start, self._claimed - self._clients.start
             if rate > 0:
-                # Half of the running clients count as done. The rate of a worker that has just begun is assumed to be
-                # that of the other worker.
-                own = ((done + begun) / 2 + 1) / (seconds + 1 / rate)
+                own = estimated_rate(done, begun - done, seconds, rate)
                 self._stop = kept_until(range(self._claimed, self._stop), begun - done, own, rate, self._least_saving)
             return Headway(self._stop, done)
 
@@ -232,6 +230,18 @@ class HandInSink(PhaseSink):
                     kept[clients.stop] = column.slice(len(clients), len(column))
                 columns.append(column.slice(0, len(clients)))
         return columns
+
+
+def estimated_rate(done: int, running: int, seconds: float, rate: float) -> float:
+    """Returns the estimated number of clients that a worker runs per second.
+
+    Args:
+      done: The number of clients that the worker has run.
+      running: The number of clients that it is running. Half of them count as done.
+      seconds: The time since the worker began, in seconds.
+      rate: The rate of another worker, which is assumed for a worker that has just begun.
+    """
+    return (done + running / 2 + 1) / (seconds + 1 / rate)
 
 
 def kept_until(left: range, running: int, own: float, rate: float, least_saving: float = _LEAST_SAVING_SECONDS) -> int:
