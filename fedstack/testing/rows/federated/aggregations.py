@@ -205,7 +205,7 @@ def _blocks_of_eight(names: list[str]) -> bytes:
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def aggregate_merges_blocks_of_eight_clients(runner: Runner) -> None:
-    """`federated_aggregate` accumulates each 8 consecutive clients from zero, and merges blocks along the tree."""
+    """`federated_aggregate` accumulates each block of 8 clients from zero, and merges the blocks along the tree."""
 
     @python_computation([np.str_, np.str_], np.str_)
     def accumulate(total: Any, value: Any) -> Any:
@@ -226,7 +226,7 @@ async def aggregate_merges_blocks_of_eight_clients(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_aggregate"])
 async def aggregate_counts_zero_once_per_block(runner: Runner) -> None:
-    """The zero of `federated_aggregate` counts once for each 8 clients, on every stack."""
+    """The zero of `federated_aggregate` counts once per block of 8 clients, on every stack."""
     total = computation(
         lambda x: intrinsic("federated_aggregate", x, literal(np.int32(10), np.int32), add, add, identity(np.int32)),
         at_clients(np.int32),
