@@ -229,7 +229,9 @@ class SimulatedCluster:
 
         def seconds(client: int) -> float:
             assert self._client_seconds is not None, "otherwise, clients take no time"
-            return self._client_seconds(self.seed, self.round, client) / speed
+            found = self._client_seconds(self.seed, self.round, client)
+            check_number("the result of client_seconds", found)
+            return found / speed
 
         return make
 

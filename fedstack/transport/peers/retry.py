@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import attrs
 from attrs.validators import optional
 
-from fedstack.foundations.number_checks import number_validator, whole_number_validator
+from fedstack.foundations.number_checks import check_bool, number_validator, whole_number_validator
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +33,7 @@ class RetryPolicy:
     longest_pause: float = attrs.field(default=10.0, validator=number_validator())
     multiplier: float = attrs.field(default=2.0, validator=number_validator())
     longest_total: float | None = attrs.field(default=None, validator=optional(number_validator(endless=True)))
-    hedging: bool = True
+    hedging: bool = attrs.field(default=True, converter=lambda value: check_bool("hedging", value))
 
     @classmethod
     def none(cls) -> "RetryPolicy":

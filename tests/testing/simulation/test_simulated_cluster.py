@@ -80,6 +80,17 @@ def test_speeds_and_clients_of_a_simulation_are_checked():
         SimulatedCluster(1, client_seconds=lambda *_: 1.0, make_services=lambda clock: [])
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0, "1"])
+def test_the_time_of_a_client_is_checked(seconds):
+    async def program(cluster):
+        context = fedstack.contexts.AsyncExecutionContext(fedstack.remote_executor_factory(cluster.stubs()))
+        with fedstack.use_context(context):
+            await spread(values_of(0, 2))
+
+    with pytest.raises(SimulationError, match="Expected the result of client_seconds"):
+        SimulatedCluster(1, client_seconds=lambda *_: seconds).run(program)
+
+
 @pytest.mark.parametrize("seed", [1676, 1735])
 def test_what_a_lost_worker_still_answers_fails_no_call(seed):
     rough_run("scheduled_calls", seed)

@@ -82,3 +82,9 @@ def test_the_limits_can_be_told():
 def test_a_limit_that_makes_no_sense_is_refused(options, found):
     with pytest.raises(InvalidValueError, match=f"Expected {next(iter(options))} of at least ., found {found}"):
         RetryPolicy(**options)
+
+
+@pytest.mark.parametrize("hedging", ["no", 1, None])
+def test_hedging_is_on_or_off(hedging):
+    with pytest.raises(InvalidValueError, match="Expected hedging to be True or False, found"):
+        RetryPolicy(hedging=hedging)
