@@ -10,6 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
+import attrs
+
 from fedstack.backends.assignments import Assignment, Assignments
 from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.rebalancing import Available, Rebalancing
@@ -22,6 +24,7 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all, wait
 from fedstack.executors.concurrency.progress import PartProgress
+from fedstack.executors.remote.phase_copies import note_length, sent_once
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
 from fedstack.observe.events import ClientsHandedIn, ClientsRetried
@@ -47,7 +50,7 @@ class ElasticPhase:
         scope = current_scope()
         self._backend = backend
         self._caller = caller
-        self._part = part
+        self._part = attrs.evolve(part, inputs=sent_once(part.phase, part.inputs))
         self._assignments = Assignments(part.clients)
         self._contributions = Contributions(engine, part.phase, part.arguments, part.clients)
         self._losses: InvocationLosses | None = scope.losses
@@ -56,6 +59,7 @@ class ElasticPhase:
         self._runners: dict[Hashable, PhaseRunner] = {}
         self._tasks: dict[asyncio.Task[None], Assignment | None] = {}
         self._loop = asyncio.get_running_loop()
+        self._begun_at = self._loop.time()
         self._broken: Exception | None = None
         self._ended: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
@@ -101,6 +105,7 @@ class ElasticPhase:
             del self._rebalancing
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
             self._ended.clear()
+        note_length(self._part.phase, self._loop.time() - self._begun_at)
         return await self._contributions.folded()
 
     def _raise_failure(self) -> None:

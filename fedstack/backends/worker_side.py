@@ -270,6 +270,8 @@ class _MostRunning:
 
     def failed(self, clients: int, given_up: int = 0) -> None:
         """Counts clients that failed, and started clients that were abandoned."""
+        with self._lock:
+            self._running -= clients + given_up
         self._progress.failed(clients, given_up)
 
 

@@ -100,6 +100,19 @@ def mean_visit(clients):
     return fl.federated_mean(fl.federated_map(visit, clients))
 
 
+@fedstack.python_computation([[np.int32, np.float32], MODEL], np.float32)
+def visit_beside(visitor, model):
+    wait_at(visitor[0])
+    return np.float32(np.sin(visitor[1]) * np.float32(1e3) + 0 * model[0])
+
+
+@fl.federated_computation(
+    fl.FederatedType(fl.StructType([np.int32, np.float32]), fl.CLIENTS), fl.FederatedType(MODEL, fl.SERVER)
+)
+def mean_visit_beside(visitors, model):
+    return fl.federated_mean(fl.federated_map(visit_beside, (visitors, fl.federated_broadcast(model))))
+
+
 @fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.int32]), fl.CLIENTS))
 def sum_of_failing_visits(clients):
     return fl.federated_sum(fl.federated_map(visit_and_fail, clients))

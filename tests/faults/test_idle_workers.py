@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_leaves import mean_visit
+from fault_leaves import mean_visit, mean_visit_beside
 from fault_stacks import Background, Door, context_over, eventually, locally
 from processes import Fleet
 from serving import served
@@ -15,11 +15,12 @@ from watching import Diary
 
 import fedstack
 from fedstack import observe
-from fedstack.observe import ClientsChanged, ClientsTakenOver
+from fedstack.observe import ClientsChanged, ClientsTakenOver, PhaseEnded
 
 pytestmark = pytest.mark.slow
 
 CLIENTS = 18
+MODEL = np.ones(1_000_000, np.float32)
 
 
 def bits(value: object) -> bytes:
@@ -65,6 +66,21 @@ def test_an_idle_worker_runs_what_a_slow_one_has_not_begun(fleet: Fleet, door: D
     moved = diary.of(ClientsTakenOver)
     assert {(event.worker, event.by, event.runs_twice) for event in moved} == {(slow.target, fast.target, False)}
     assert sum(event.clients for event in moved) == 8
+
+
+def test_a_large_value_that_clients_share_is_not_sent_again_with_clients_that_move(
+    fleet: Fleet, door: Door, opened: Door
+) -> None:
+    fast, slow = fleet.start(threads=1), fleet.start(threads=1)
+    clients, diary = arguments(opened, (9, door)), Diary()
+    with context_over([fast.target, slow.target]), observe.add_observer(diary):
+        running = Background(lambda: mean_visit_beside(clients, MODEL))
+        eventually(lambda: len(opened.visitors) == CLIENTS - 1)
+        door.open()
+        assert bits(running.result()) == bits(locally(mean_visit, clients))
+    sent = [(event.worker, event.bytes_sent > MODEL.nbytes) for event in diary.of(PhaseEnded) if event.worker]
+    assert sorted(sent) == sorted([(fast.target, True), (slow.target, True), *[(fast.target, False)] * (len(sent) - 2)])
+    assert len(sent) > 2, "the fast worker took over clients"
 
 
 def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(

@@ -177,6 +177,7 @@ def shared_bytes(columns: Sequence[object]) -> int:
 def _shared_bytes(column: object) -> int:
     if isinstance(column, StructColumn):
         return shared_bytes(column.fields)
+    column = column.column if isinstance(column, SharedColumn) else column
     return _array_bytes(column.value) if isinstance(column, ConstantColumn) else 0
 
 
@@ -242,20 +243,38 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
 class SharedColumn(Column):
     """A column that several phases read. It records which peers have a copy, so that no copy is sent twice.
 
-    A shared column lives as long as the run of the schedule that reads it. Slicing the same range of clients always
-    returns the same object, so that the copies of a slice are found again.
+    A shared column lives as long as the run of the schedule, or of the phase, that reads it. Slicing the same range of
+    clients always returns the same object, so that the copies of a slice are found again. If all clients have the same
+    payload, all slices share their copies.
+
+    Args:
+      column: The values.
+      whole: The column of which this one is a slice, if both share their copies.
 
     Attributes:
       column: The values.
       copies: The name of the copy for each owner of a copy, such as a session on a worker.
+      whole: The column whose copies these are. The copies are needed as long as it exists.
     """
 
-    __slots__ = ("__weakref__", "_slices", "column", "copies")
+    __slots__ = ("__weakref__", "_slices", "_whole", "column", "copies")
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: Column, whole: "SharedColumn | None" = None) -> None:
         self.column = column
+        self._whole = whole
         self.copies: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        if whole is not None:
+            self.copies = whole.copies
         self._slices: dict[tuple[int, int], SharedColumn] = {}
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all clients have the same payload."""
+        return isinstance(self.column, ConstantColumn)
+
+    @property
+    def whole(self) -> "SharedColumn":
+        return self if self._whole is None else self._whole
 
     def __len__(self) -> int:
         return len(self.column)
@@ -275,7 +294,9 @@ class SharedColumn(Column):
             return self
         found = self._slices.get((start, stop))
         if found is None:
-            found = self._slices[start, stop] = SharedColumn(self.column.slice(start, stop))
+            found = SharedColumn(self.column.slice(start, stop), self.whole if self.is_constant else None)
+            if not self.is_constant:
+                self._slices[start, stop] = found
         return found
 
     def field(self, index: int) -> Column:

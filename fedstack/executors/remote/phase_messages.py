@@ -28,7 +28,7 @@ from fedstack.computations.types.language import (
     computation_pb2,
 )
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
-from fedstack.computations.values.columns import Column, SharedColumn
+from fedstack.computations.values.columns import Column, ConstantColumn, SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import PhaseCopies
@@ -271,6 +271,8 @@ def _announced(unpacker: Unpacker) -> int:
 
 def _kept(found: tuple[Column, Type], member: Type, clients: int, index: int) -> Column:
     column, kept_type = found
+    if isinstance(column, ConstantColumn):
+        column = ConstantColumn(column.value, clients)
     if len(column) != clients or kept_type != member:
         raise InvalidValueError(
             f"Expected the id of {clients} values of type {member} as input {index} of a phase, found the id of "
