@@ -72,6 +72,7 @@ class ElasticPhase:
             self._assignments,
             len(part.clients),
             self._span,
+            self._progress if part.phase.program.steps else None,
             backend.watch,
             self._available,
             self._task,
@@ -239,6 +240,8 @@ class ElasticPhase:
             "the same error" if found == self._logged else found,
         )
         self._logged = found
+        if self._progress is not None and self._part.phase.program.steps:
+            self._progress.elsewhere(lost=count)
         if observers.present:
             observers.tell(
                 ClientsRetried(

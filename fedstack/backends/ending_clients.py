@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import FedstackError, LeafError, NoWorkersError, WorkerUnavailableError
-from fedstack.executors.concurrency.progress import name_of
+from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.membership.ledger import Suspects

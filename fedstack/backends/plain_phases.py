@@ -14,7 +14,8 @@ from fedstack.errors import CarrierError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
-from fedstack.executors.concurrency.progress import PhaseReport, observed_phase
+from fedstack.executors.concurrency.observed_phases import observed_phase
+from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.federating_executor import LocalPhases
 from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.remote_executor import RemoteExecutor

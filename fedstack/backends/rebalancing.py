@@ -10,6 +10,7 @@ import attrs
 
 from fedstack.backends.assignments import Assignment, Assignments
 from fedstack.backends.balance import SETTLED_SECONDS, Ask, Balance
+from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.errors import DeadlineExceededError, FedstackError
 from fedstack.executors.base.hand_ins import Headway, Leave
 from fedstack.foundations.deadline import Deadline, timers_on
@@ -41,6 +42,7 @@ class Rebalancing:
       assignments: The assignments of the phase.
       clients: The number of clients of the phase.
       span: The span of the phase.
+      progress: Counts the clients that are taken over; `None` if nobody counts.
       watch: Subscribes a function to changes of the workers, and returns a function that unsubscribes it.
       find: Returns the workers that are available.
       task: Starts a task of the phase. When such a task has ended, there may be something to do in `turn`.
@@ -52,6 +54,7 @@ class Rebalancing:
         assignments: Assignments,
         clients: int,
         span: Span,
+        progress: ClientCounter | None,
         watch: Callable[[Callable[[], None]], Callable[[], None]],
         find: Callable[[], Awaitable[Available]],
         task: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
@@ -62,6 +65,7 @@ class Rebalancing:
         self._assignments = assignments
         self._balance = Balance(assignments, clients, self._loop.time(), hedging=hedging)
         self._span = span
+        self._progress = progress
         self._find = find
         self._task = task
         self._leave: dict[Assignment, Leave] = {}
@@ -159,6 +163,9 @@ class Rebalancing:
         taken, self._balance.taken = self._balance.taken, []
         for one in taken:
             _logger.info("%s", one)
+            if self._progress is not None:
+                count = len(one.clients)
+                self._progress.elsewhere(moved=0 if one.runs_twice else count, twice=count if one.runs_twice else 0)
             if observers.present:
                 observers.tell(
                     ClientsTakenOver(

@@ -30,7 +30,8 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
 from fedstack.executors.concurrency.coroutines import all_in_order
 from fedstack.executors.concurrency.leaf_threads import off_loop, sized
-from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
+from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
+from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
 from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.foundations.segments import Segment, memory_of

@@ -249,11 +249,8 @@ class _MostRunning:
         self._progress = ProgressCounts() if progress is None else progress
         self._running = self.most = 0
         self._lock = threading.Lock()
-        self.expect, self.withdrawn, self.watch = (
-            self._progress.expect,
-            self._progress.withdrawn,
-            self._progress.watch,
-        )
+        self.expect, self.withdrawn = self._progress.expect, self._progress.withdrawn
+        self.elsewhere, self.watch = self._progress.elsewhere, self._progress.watch
 
     def started(self, clients: int) -> None:
         """Counts clients that have started."""

@@ -170,6 +170,9 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
             }
             for work in status.work
         ],
+        "phases": [
+            _fields(phase, "session first_client clients done running failed handed_in left") for phase in status.phase
+        ],
         "calls": [_fields(call, "method code count") for call in status.calls],
         "limits": {limit.name: limit.value for limit in status.limit},
     }
@@ -246,10 +249,26 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
                 for s in scheduled
             ],
         )
+    if status.phase:
+        yield from _table(
+            ("phase of", "clients", "done", "running", "failed", "handed in", "left to others"),
+            [
+                (p.session, _clients(p), *map(str, (p.done, p.running, p.failed, p.handed_in, p.left)))
+                for p in status.phase
+            ],
+        )
     if status.work:
         yield from _table(
             ("function", "session", "client", "runs for"),
-            [(work.function, work.session, _clients(work), f"{work.seconds:.1f} s") for work in status.work],
+            [
+                (
+                    work.function,
+                    work.session,
+                    f"{work.client}" if work.HasField("client") else _clients(work),
+                    f"{work.seconds:.1f} s",
+                )
+                for work in status.work
+            ],
             words=2,
         )
     if status.calls:
@@ -277,10 +296,8 @@ def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
         )
 
 
-def _clients(work: "Work") -> str:
-    """Returns the index or indices of the clients that a function runs for, or "-" for work on the server."""
-    if work.HasField("client"):
-        return f"{work.client}"
+def _clients(work: "Work | GetStatusResponse.Phase") -> str:
+    """Returns the index or indices of the clients of some work, or "-" for work on the server."""
     if work.clients <= 1:
         return f"{work.first_client}" if work.clients else "-"
     return f"{work.first_client} to {work.first_client + work.clients - 1}"

@@ -195,6 +195,8 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
         notes = [f"{counts.running} running"]
         if counts.failures:
             notes.append(f"{counts.failures} failed")
+        what = (counts.lost, "to run again"), (counts.moved, "moved"), (counts.twice, "run twice")
+        notes += [f"{count} {name}" for count, name in what if count]
         if work and work[0].seconds >= _LONG_SECONDS:
             notes.append(_shown(work[0]))
         return ProgressSnapshot(counts.done, counts.total, ", ".join(notes), printable(name))
@@ -290,6 +292,10 @@ class GuardedProgress(ObservedCounts):
         super()._change(done=-done, running=-running, failures=-failed)
         if (shown := self._shown) is not None and self._knows_more:
             self._call(lambda: shown.withdrawn(done, running, failed))
+
+    def elsewhere(self, lost: int = 0, moved: int = 0, twice: int = 0) -> None:
+        if (shown := self._shown) is not None and self._knows_more and not self._is_over:
+            self._call(lambda: shown.elsewhere(lost, moved, twice))
 
     def watch(self, worker: ReportsWork) -> None:
         if (shown := self._shown) is not None and self._knows_more and not self._is_over:

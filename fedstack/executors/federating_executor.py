@@ -20,7 +20,7 @@ from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
 from fedstack.executors.base.phase_sink import PhaseSink, fold_resident_columns
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import off_loop
-from fedstack.executors.concurrency.progress import observed_phase
+from fedstack.executors.concurrency.observed_phases import observed_phase
 from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.foundations.error_text import counted

@@ -469,7 +469,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work", "max_threads", "limit", "dispatcher", "data_worker")
+    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work", "max_threads", "limit", "phase", "dispatcher", "data_worker")
     class Calls(_message.Message):
         __slots__ = ("method", "code", "count")
         METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +507,25 @@ class GetStatusResponse(_message.Message):
         name: str
         value: float
         def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class Phase(_message.Message):
+        __slots__ = ("session", "first_client", "clients", "done", "running", "failed", "handed_in", "left")
+        SESSION_FIELD_NUMBER: _ClassVar[int]
+        FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        DONE_FIELD_NUMBER: _ClassVar[int]
+        RUNNING_FIELD_NUMBER: _ClassVar[int]
+        FAILED_FIELD_NUMBER: _ClassVar[int]
+        HANDED_IN_FIELD_NUMBER: _ClassVar[int]
+        LEFT_FIELD_NUMBER: _ClassVar[int]
+        session: str
+        first_client: int
+        clients: int
+        done: int
+        running: int
+        failed: int
+        handed_in: int
+        left: int
+        def __init__(self, session: _Optional[str] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., done: _Optional[int] = ..., running: _Optional[int] = ..., failed: _Optional[int] = ..., handed_in: _Optional[int] = ..., left: _Optional[int] = ...) -> None: ...
     class Dispatcher(_message.Message):
         __slots__ = ("datasets", "passes", "consumers", "worker")
         DATASETS_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +567,7 @@ class GetStatusResponse(_message.Message):
     WORK_FIELD_NUMBER: _ClassVar[int]
     MAX_THREADS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     DISPATCHER_FIELD_NUMBER: _ClassVar[int]
     DATA_WORKER_FIELD_NUMBER: _ClassVar[int]
     version: str
@@ -567,9 +587,10 @@ class GetStatusResponse(_message.Message):
     work: _containers.RepeatedCompositeFieldContainer[Work]
     max_threads: int
     limit: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Limit]
+    phase: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Phase]
     dispatcher: GetStatusResponse.Dispatcher
     data_worker: GetStatusResponse.DataWorker
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., max_threads: _Optional[int] = ..., limit: _Optional[_Iterable[_Union[GetStatusResponse.Limit, _Mapping]]] = ..., dispatcher: _Optional[_Union[GetStatusResponse.Dispatcher, _Mapping]] = ..., data_worker: _Optional[_Union[GetStatusResponse.DataWorker, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., max_threads: _Optional[int] = ..., limit: _Optional[_Iterable[_Union[GetStatusResponse.Limit, _Mapping]]] = ..., phase: _Optional[_Iterable[_Union[GetStatusResponse.Phase, _Mapping]]] = ..., dispatcher: _Optional[_Union[GetStatusResponse.Dispatcher, _Mapping]] = ..., data_worker: _Optional[_Union[GetStatusResponse.DataWorker, _Mapping]] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "details")

@@ -585,7 +585,15 @@ def test_status_shows_threads_and_which_functions_run_for_how_long_at_which_clie
     assert (found["abandoned_threads"], found["stalls"]) == (0, 0)
     assert found["resident_bytes"] > 10 << 20
     assert re.search(rf"\n\nfunction  session   +client +runs for\nlinger    {work['session']} +2 +\d+\.\d s\n", text)
-    assert after["work"] == []
+    (phase,) = found["phases"]
+    assert (phase["session"], phase["first_client"], phase["clients"]) == (work["session"], 0, 3)
+    assert (phase["done"] + phase["running"], phase["failed"], phase["left"]) == (3, 0, 0)
+    assert phase["handed_in"] <= phase["done"] <= 2
+    shown = (
+        rf"phase of +clients +done +running +failed +handed in +left to others\n{work['session']} +0 to 2 +\d +\d +0 "
+    )
+    assert re.search(shown, text)
+    assert (after["work"], after["phases"]) == ([], [])
 
 
 def test_status_goes_on_to_show_what_was_cancelled_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -724,7 +724,9 @@ def test_work_does_not_notice_that_there_is_no_standard_error(monkeypatch: pytes
         pass
 
 
-def test_a_line_says_how_many_clients_are_done_running_and_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_says_how_many_clients_are_done_failed_and_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     written, snapshots = io.StringIO(), list[Callable[[], ProgressSnapshot]]()
     monkeypatch.setattr(
         "fedstack.contexts.progress_display.display",
@@ -737,7 +739,15 @@ def test_a_line_says_how_many_clients_are_done_running_and_failed(monkeypatch: p
         counts.finished(2)
         counts.failed(1)
         LineDisplay("double", "clients").show(snapshots[0]())
-    assert written.getvalue() == "double: 2 of 10 clients done, 1 running, 1 failed\n"
+        counts.elsewhere(lost=3, moved=12)
+        counts.elsewhere(moved=1, twice=2)
+        LineDisplay("double", "clients").show(snapshots[0]())
+        counts.restart()
+        LineDisplay("double", "clients").show(snapshots[0]())
+    line = "double: 2 of 10 clients done, 1 running, 1 failed"
+    assert written.getvalue() == (
+        f"{line}\n{line}, 3 to run again, 13 moved, 2 run twice\ndouble: 0 of 0 clients done, 0 running\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,10 @@ class ClientCounter(Protocol):
         """Takes back clients that were counted, because they run again on another worker."""
         ...
 
+    def elsewhere(self, lost: int = 0, moved: int = 0, twice: int = 0) -> None:
+        """Adds clients that run again after a loss, that moved to another worker, or that run on two workers."""
+        ...
+
     def watch(self, worker: Any) -> None:
         """Registers a `progress.ReportsWork` that does work for the invocation."""
         ...

@@ -18,7 +18,7 @@ from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, one_blas_thread
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
-from fedstack.executors.concurrency.progress import name_of
+from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.transport.wire.frames import RunningClients
 

@@ -24,7 +24,7 @@ from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
-from fedstack.executors.concurrency.progress import observed_phase
+from fedstack.executors.concurrency.observed_phases import observed_phase
 from fedstack.executors.folds.aggregate_state import AggregateState, ChecksZeros
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.folds.fold_states import FoldState

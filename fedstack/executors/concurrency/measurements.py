@@ -9,7 +9,7 @@ import attrs
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import Program
-from fedstack.executors.concurrency.progress import name_of
+from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.foundations.caches import made_once
 from fedstack.transport.wire.frames import RunningClients
 

@@ -1,33 +1,26 @@
-"""Counts the clients of an invocation, tracks its running work, and emits the events of its phases.
+"""Counts the clients of an invocation, and tracks its running work.
 
-`ProgressCounts` contains the counts of an invocation. A `PhaseReport` updates them from the heartbeats of a worker, and
-`observed_phase` emits the events of a phase.
+`ProgressCounts` contains the counts of an invocation, and a `PhaseReport` updates them from the heartbeats of a worker.
 """
 
-import contextlib
 import heapq
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 
-from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
-from fedstack.computations.plan.program import Program
+from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.foundations.caches import made_once
-from fedstack.observe.events import NO_SPAN, ClientsChanged, Folded, PhaseEnded, PhaseStarted, Span
+from fedstack.observe.events import NO_SPAN, ClientsChanged, Span
 from fedstack.observe.observers import observers
 from fedstack.transport.wire.frames import Heartbeat, RunningClients
 
 _MOST_WORK = 8
-_MOST_NAMES = 4
-_MAX_NAME = 100
 
 
 class ReportsWork(Protocol):
@@ -50,13 +43,24 @@ class ProgressListener(Protocol):
 
 
 class ProgressCounts:
-    """The numbers of done, running and failed clients of an invocation, over all its phases so far."""
+    """The numbers of done, running and failed clients of an invocation, over all its phases so far.
+
+    Attributes:
+      total: The number of clients of the phases that have begun.
+      done: The number of clients that are done.
+      running: The number of clients that are running.
+      failures: The number of clients that failed.
+      lost: The number of clients that ran again, or will, because their worker was lost.
+      moved: The number of clients that moved from a busy worker to an idle one before they ran.
+      twice: The number of clients that ran on two workers at the same time.
+    """
 
     def __init__(self, listener: ProgressListener | None = None) -> None:
         self.total = 0
         self.done = 0
         self.running = 0
         self.failures = 0
+        self.lost = self.moved = self.twice = 0
         self._listener = listener
         self._lock = threading.Lock()
         # A worker stays in this set until it has finished, which may be after its caller has stopped waiting.
@@ -100,10 +104,25 @@ class ProgressCounts:
         """
         self._change(done=-done, running=-running, failures=-failed)
 
+    def elsewhere(self, lost: int = 0, moved: int = 0, twice: int = 0) -> None:
+        """Counts clients that do not run where they were assigned at first. The other counts stay the same.
+
+        Args:
+          lost: The number of clients that run again, because their worker was lost.
+          moved: The number of clients that moved from a busy worker to an idle one.
+          twice: The number of clients that run on an idle worker as well.
+        """
+        with self._lock:
+            self.lost += lost
+            self.moved += moved
+            self.twice += twice
+        if self._listener is not None:
+            self._listener.changed(self)
+
     def restart(self) -> None:
         """Resets the counts after a failed attempt, because the whole invocation is repeated."""
         with self._lock:
-            self.total = self.done = self.running = self.failures = 0
+            self.total = self.done = self.running = self.failures = self.lost = self.moved = self.twice = 0
             self._workers.clear()
         if self._listener is not None:
             self._listener.changed(self)
@@ -157,14 +176,6 @@ class ObservedCounts(ProgressCounts):
                     given_up=given_up,
                 )
             )
-
-
-@made_once
-def name_of(program: Program) -> str:
-    """Returns the names of the functions in a program, in the order in which they run."""
-    names = dict.fromkeys(step.operation.name[:_MAX_NAME] for step in program.steps)
-    shown = list(names)[:_MOST_NAMES]
-    return ", ".join(shown + ["…"] * (len(names) > len(shown)))
 
 
 # The maximum number of running clients that are kept from a heartbeat.
@@ -290,6 +301,10 @@ class PartProgress:
         self._change(-done, -running, -failed)
         self._progress.withdrawn(done, running, failed)
 
+    def elsewhere(self, lost: int = 0, moved: int = 0, twice: int = 0) -> None:
+        """Counts clients that run on another worker; see `ProgressCounts.elsewhere`."""
+        self._progress.elsewhere(lost, moved, twice)
+
     def watch(self, worker: ReportsWork) -> None:
         """Adds a worker whose running work is reported."""
         self._progress.watch(worker)
@@ -309,78 +324,3 @@ class PartProgress:
             self._done += done
             self._running += running
             self._failed += failed
-
-
-@attrs.define
-class PhaseNote:
-    """Data about a phase that is collected while the phase runs on a worker.
-
-    Attributes:
-      bytes_sent: The number of bytes sent to the worker.
-      bytes_received: The number of bytes of the worker's response.
-    """
-
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-    def folded(self, what: str, clients: int, seconds: float) -> None:
-        """Emits the event for the completed aggregations of the phase.
-
-        Args:
-          what: The URIs of the aggregations.
-          clients: The number of clients.
-          seconds: The time that was needed to compute the results.
-        """
-        observers.tell(Folded(**current_scope().span.ids, what=what, clients=clients, seconds=seconds))
-
-
-_UNOBSERVED = contextlib.nullcontext()
-
-
-def observed_phase(program: Program, clients: range, worker: str = "") -> AbstractContextManager[PhaseNote | None]:
-    """Returns a context manager that emits the events of a phase, or of a part of a phase.
-
-    The block of the context manager runs in the span of the phase. Without observers, the context manager does nothing.
-
-    Args:
-      program: The program of the clients.
-      clients: The indices of the clients.
-      worker: The address of the worker; empty for a phase that runs in this process.
-
-    Returns:
-      A context manager that yields a `PhaseNote`, or `None` without observers.
-    """
-    return _observed(program, clients, worker) if observers.present else _UNOBSERVED
-
-
-@contextlib.contextmanager
-def _observed(program: Program, clients: range, worker: str) -> Generator[PhaseNote]:
-    outer = current_scope()
-    span, note, error = outer.span.new_phase(), PhaseNote(), ""
-    known: dict[str, Any] = {
-        **outer.span.ids,
-        "phase": span.id,
-        "functions": name_of(program),
-        "first_client": clients.start,
-        "clients": len(clients),
-        "worker": worker,
-    }
-    observers.tell(PhaseStarted(**known))
-    begin = time.perf_counter()
-    try:
-        with attrs.evolve(outer, span=span).entered():
-            yield note
-    except BaseException as raised:
-        error = type(raised).__name__
-        raise
-    finally:
-        seconds = time.perf_counter() - begin
-        observers.tell(
-            PhaseEnded(
-                **known,
-                seconds=seconds,
-                bytes_sent=note.bytes_sent,
-                bytes_received=note.bytes_received,
-                error=error,
-            )
-        )

@@ -19,7 +19,8 @@ from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
-from fedstack.executors.concurrency.progress import PhaseNote, PhaseReport, observed_phase
+from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
+from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import write_phase, write_span

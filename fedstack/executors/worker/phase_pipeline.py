@@ -29,10 +29,11 @@ from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError
-from fedstack.executors.base.hand_ins import Contribution, HandIn, Leave
+from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway, Leave
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
+from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.folds.aggregations import partial_states
 from fedstack.executors.remote.phase_messages import (
     ReceivedPhase,
@@ -167,6 +168,8 @@ async def run(
     Returns:
       The contribution of all clients that are neither in the outbox nor left to other workers.
     """
+    if outbox is not None:
+        outbox.clients = admitted.phase.clients
     await host.admission.load(admitted.leaves)
     found, seconds = admitted.phase, admitted.request.hand_in_seconds
     # A stream of a sequence runs user code while it is written, which only `reply` can do.
@@ -177,6 +180,7 @@ async def run(
         packer = host.packer()
         response = write_result(found.phase, partial_states(found.phase, found.arguments), result, packer)
         response.handed_in = len(clients)
+        outbox.handed_in += len(clients)
         outbox.put(Parcel(response.SerializeToString(), packer.segments, host.chunk_bytes, is_last=False))
 
     hand_in = HandIn(take, max(_LEAST_SECONDS, seconds), outbox.is_free, outbox.begun)
@@ -188,12 +192,19 @@ class Outbox:
 
     Args:
       notify: A function that is called on the event loop after a parcel has been added.
+      counts: The numbers of clients that are done and running.
 
     Attributes:
+      clients: The clients that the server was asked to run; none until the phase has been read.
+      handed_in: The number of clients whose contributions have been added.
+      left: The number of clients that were left to other workers.
       leave: Asks for the last clients of the phase; `None` while they cannot be left to another worker.
     """
 
-    def __init__(self, notify: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None], counts: ProgressCounts) -> None:
+        self.counts = counts
+        self.clients = range(0)
+        self.handed_in = self.left = 0
         self._notify: Callable[[], None] | None = notify
         self._loop = asyncio.get_running_loop()
         self._parcels: deque[Parcel] = deque()
@@ -201,7 +212,14 @@ class Outbox:
 
     def begun(self, leave: Leave) -> None:
         """Records how to ask for the last clients of the phase."""
-        self.leave = leave
+
+        async def leave_and_note(rate: float) -> Headway | None:
+            headway = await leave(rate)
+            if headway is not None:
+                self.left = self.clients.stop - headway.stop
+            return headway
+
+        self.leave = leave_and_note
 
     def is_free(self) -> bool:
         """Returns whether all parcels have been sent."""

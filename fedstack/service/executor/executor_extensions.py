@@ -204,7 +204,7 @@ class ExecutorExtensions:
             return await self._core.run(session, run_phase(self._core, session, received, outbox))
 
         work = Work(receive_and_run(), interruptible=True)
-        outbox = Outbox(work.interrupt)
+        outbox = Outbox(work.interrupt, progress)
         try:
             async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
                 yield beat
@@ -254,6 +254,18 @@ class ExecutorExtensions:
             status.values += len(session)
             status.bytes += session.bytes
             status.running += session.running
+            for phase in session.phases:
+                counts = phase.counts
+                status.phase.add(
+                    session=session.id[:8],
+                    first_client=phase.clients.start,
+                    clients=len(phase.clients),
+                    done=counts.done,
+                    running=counts.running,
+                    failed=counts.failures,
+                    handed_in=phase.handed_in,
+                    left=phase.left,
+                )
         status.max_threads = max(status.max_threads, self._core.max_threads)
         status.abandoned_threads += self._core.abandoned.count
         add_limits(status, self._core.limits)

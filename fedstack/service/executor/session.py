@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Callable, Coroutine, Generator, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -246,7 +246,8 @@ class Session:
     @contextlib.contextmanager
     def listed(self, phase_id: str, outbox: Outbox) -> Generator[None, None, None]:
         """Lets `outbox_of` find a phase while the block runs, unless its id is empty."""
-        self._outboxes[phase_id] = outbox
+        if phase_id:
+            self._outboxes[phase_id] = outbox
         try:
             yield
         finally:
@@ -254,7 +255,12 @@ class Session:
 
     def outbox_of(self, phase_id: str) -> Outbox | None:
         """Returns the outbox of a running phase; `None` if no phase with the given id is running."""
-        return self._outboxes.get(phase_id) if phase_id else None
+        return self._outboxes.get(phase_id)
+
+    @property
+    def phases(self) -> Sequence[Outbox]:
+        """The outboxes of the running phases that have an id."""
+        return list(self._outboxes.values())
 
     @property
     def running(self) -> int:
