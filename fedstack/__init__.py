@@ -40,11 +40,14 @@ from fedstack.data.client_data import batches, client_seeds, from_generator
 from fedstack.data.client_tables import by_client
 from fedstack.errors import FedstackError
 from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
+from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.retry import RetryPolicy
 
 __all__ = [
     "ClientCredentials",
+    "ClientFailure",
+    "ClientFailures",
     "FedstackError",
     "LocalOptions",
     "RemoteOptions",

@@ -2,7 +2,8 @@
 
 The classes are grouped by the action that a user can take:
 
-* fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
+* fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`,
+  `ClientTimeoutError`, `TooManyClientFailuresError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
 * fix the calling program: `ClosedError`, `ClosureCancelledError`, `ContextError`;
 * fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `JournalError`, `MembershipError`,
@@ -74,6 +75,24 @@ class LeafError(FedstackError, RuntimeError):
         super().__init__(message)
         self.computation_name = computation_name
         self.client_index = client_index
+
+
+class TooManyClientFailuresError(FedstackError, RuntimeError):
+    """Raised if more clients have failed than the policy of the context tolerates.
+
+    The message lists the failures by kind, with the functions and the clients.
+
+    Attributes:
+      failures: The `ClientFailure` of each failed client, by the index of the client.
+      survivors: The number of clients that were left.
+    """
+
+    failures: Mapping[int, object] = MappingProxyType({})
+    survivors: int = 0
+
+
+class ClientTimeoutError(FedstackError, TimeoutError):
+    """Describes a client whose functions took longer than the `client_seconds` of the context's `ClientFailures`."""
 
 
 class TypeMismatchError(FedstackError, TypeError):

@@ -208,8 +208,11 @@ FACTORIES = {
         lambda: fedstack.remote_executor_factory(remote_stacks.pool()),
         without=["lazy arguments", "same process"],
     ),
-    "2 workers, plain verbs": remote_factory(
-        lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN), PASSES_ON
+    "2 workers, plain verbs": FactoryStack(
+        "remote",
+        lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN),
+        without=["client failures", "lazy arguments"],
+        tags=PASSES_ON,
     ),
     "3 workers that are lost": FactoryStack(
         "remote",

@@ -10,7 +10,7 @@ from fedstack.computations.plan.render import call_intrinsic, function_of, refer
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, FederatedType, StructType, computation_pb2
 from fedstack.computations.values.columns import Column, unshared
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
@@ -20,6 +20,7 @@ from fedstack.executors.federating_executor import LocalPhases
 from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.sequence_executor import SequenceEngine
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.caches import made_once
 from fedstack.foundations.error_text import with_place
 from fedstack.transport.wire.frames import Heartbeat
@@ -45,6 +46,11 @@ class PlainPhases(PhaseRunner):
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
+        if current_scope().of(Tolerance) is not None:
+            raise InvalidValueError(
+                f"Expected a worker that supports client_failures, found {self._remote.stub.address}, which is an "
+                "executor service without fedstack's extensions; use a worker of fedstack, or no client_failures"
+            )
         local = LocalPhases(self._server, SequenceEngine(self._calls), len(clients))
         with observed_phase(phase.program, clients, self._remote.stub.address):
             if _works_on_sequences(phase):

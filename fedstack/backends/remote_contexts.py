@@ -10,6 +10,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote.workers import Worker, Workers
+from fedstack.executors.survivors.client_failures import ClientFailures
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
 from fedstack.foundations.public_names import defaults_of, options_for, takes_options
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -34,7 +35,7 @@ def remote_executor_factory(
     """Returns a factory of executor stacks that run client work on workers, and server work in this process.
 
     Each client phase is divided evenly among the workers that are ready when the phase starts. If a worker is lost, the
-    current round fails, and the context repeats the round on the remaining workers with the same result.
+    clients whose results it has not handed in run again on the remaining workers, with the same result.
 
     Args:
       targets: The workers: addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of
@@ -82,6 +83,7 @@ class RemoteOptions(TypedDict, total=False):
       connect_seconds: How long to wait for the first worker, in seconds.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
       retry_policy: How to retry after retryable errors, such as the loss of a worker; by default up to five attempts.
+      client_failures: How many clients may fail; see `ClientFailures`. By default, an error of a client ends the call.
       progress: True to display the number of completed clients, or a function that displays it.
     """
 
@@ -93,6 +95,7 @@ class RemoteOptions(TypedDict, total=False):
     connect_seconds: float
     data_backend: DataBackend | None
     retry_policy: RetryPolicy | None
+    client_failures: ClientFailures | None
     progress: bool | Progress
 
 

@@ -33,7 +33,8 @@ from fedstack.executors.concurrency.leaf_threads import off_loop, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
-from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.remote.phase_messages import write_phase, write_tolerance
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.status import error_from_status
@@ -214,9 +215,10 @@ class TaskPhases(PhaseRunner):
         with observed_phase(phase.program, clients, str(self.place)) as note:
             place, content = await self._answered(PhaseAtClients(phase, inputs, arguments, clients), note)
             content = cast(worker_side.Content, await self.backend.fetch(content))
+            tolerance = current_scope().of(Tolerance)
 
             def read() -> PhaseResult:
-                result, response = worker_side.read_content(content, phase, arguments, clients)
+                result, response = worker_side.read_content(content, phase, arguments, clients, tolerance, place)
                 warn_of_differing(response.differing_module, place)
                 return result
 
@@ -247,13 +249,21 @@ class TaskPhases(PhaseRunner):
 
     async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
         """Runs a phase. Returns the process that ran the phase, and a reference to the contribution."""
-        header, parts = await self._written(part, note)
+        header, parts = await self._written(part, note, part.clients)
         task = Task(worker_side.run_phase, (self.settings, header, *parts), worker_side.answer_phase)
         with PhaseReport(current_scope().progress, len(part.clients) if part.phase.program.steps else 0) as report:
             return await self._done(task, part, report)
 
-    async def _written(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[bytes, list[object]]:
-        """Returns a phase as a serialized message, and the arguments with the message's segments."""
+    async def _written(
+        self, part: PhaseAtClients, note: PhaseNote | None, clients: range
+    ) -> tuple[bytes, list[object]]:
+        """Returns a phase as a serialized message, and the arguments with the message's segments.
+
+        Args:
+          part: The phase.
+          note: Counts the bytes.
+          clients: The clients whose results the receiver handles.
+        """
         reads, inputs = self.backend.reads, part.inputs
         packer = TaskPacker(self.shared, reads)
         if not reads and not inputs_are_here(inputs):
@@ -261,6 +271,7 @@ class TaskPhases(PhaseRunner):
         request = write_phase(
             part.phase, inputs, part.arguments, part.clients, packer, _portable, _portable, sends_code=True
         )
+        write_tolerance(request, current_scope().of(Tolerance), clients)
         header = request.SerializeToString()
         if note is not None:
             note.bytes_sent = len(header) + packer.segment_bytes
@@ -320,7 +331,7 @@ class MergedTasks(TaskPhases):
         running = [child.kept(part.at(clients)) for child, clients in zip(self._children, ranges)]
         contents = await all_in_order(running, LOSSES)
         nobody = part.at_none()
-        header, parts = await self._written(nobody, note)
+        header, parts = await self._written(nobody, note, part.clients)
         given = (self.settings, header, self._counts, *contents, *parts)
         return await self._done(
             Task(worker_side.run_merge, given, worker_side.answer_merge), nobody, PhaseReport(None, 0)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypedDict
 from fedstack._version import __version__
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import ClientCounter
+from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
@@ -33,7 +33,8 @@ from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.folds.aggregations import FoldArguments, partial_states
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.resource_factory import borrow
-from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
+from fedstack.executors.survivors.tolerance import Tolerance
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, enter_tolerance, reply
 from fedstack.executors.worker.receiving import Admission, receive
 from fedstack.foundations.segments import Memory, memory_of
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
@@ -163,6 +164,7 @@ async def _merge(
     host = _Host(process, itertools.chain.from_iterable(parts))
     received = await receive(incoming_of(Parcel(header)), PhaseRequest)
     admitted = await admit(received, host)
+    enter_tolerance(received.message)
     with host.lend(0) as engine:
         assert isinstance(engine, PhaseEngine), "a local stack runs phases here"
         await received.fill(admitted.unpacker)
@@ -184,11 +186,16 @@ class _Contributed(PhaseRunner):
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        return read_content(self._content, phase, arguments, clients)[0]
+        return read_content(self._content, phase, arguments, clients, current_scope().of(Tolerance))[0]
 
 
 def read_content(
-    content: Content, phase: Phase, arguments: FoldArguments, clients: range
+    content: Content,
+    phase: Phase,
+    arguments: FoldArguments,
+    clients: range,
+    tolerance: Tolerance | None,
+    place: str = "",
 ) -> tuple[PhaseResult, PhaseResponse]:
     """Reads the content of an answer.
 
@@ -198,7 +205,7 @@ def read_content(
     header, memory = content
     response = PhaseResponse.FromString(header)
     unpacker = Unpacker(memory, clients=len(clients))
-    received = read_result(phase, partial_states(phase, arguments), clients, response, unpacker)
+    received = read_result(phase, partial_states(phase, arguments), clients, response, unpacker, tolerance, place)
     unpacker.finish()
     return received.complete(), response
 

@@ -10,7 +10,9 @@ import contextlib
 import inspect
 import weakref
 from bdb import BdbQuit
-from typing import cast
+from typing import TYPE_CHECKING, TypedDict, cast
+
+import attrs
 
 from fedstack.computations.leaves.work_scope import Environment
 from fedstack.computations.types.language import (
@@ -24,10 +26,29 @@ from fedstack.contexts.invocation import Invoker
 from fedstack.contexts.progress_display import Progress, show_progress
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.coroutines import SyncDriver
+from fedstack.executors.survivors.client_failures import ClientFailures
 from fedstack.foundations.number_checks import check_bool
+from fedstack.foundations.public_names import takes_options
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.foundations.value_text import describe
 from fedstack.transport.peers.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from typing import Unpack  # for type checkers only: Python 3.10 does not have it
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of a context that can differ between contexts over the same executors.
+
+    Attributes:
+      retry_policy: How to retry after retryable errors.
+      client_failures: How many clients may fail; see `ClientFailures`. With `None`, an error of a client ends the call.
+      progress: True to show how many clients are done, or a function that displays the progress.
+    """
+
+    retry_policy: RetryPolicy | None
+    client_failures: ClientFailures | None
+    progress: bool | Progress | None
 
 
 class SyncExecutionContext(InForceInBlocks, SyncContext):
@@ -45,6 +66,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
       retry_policy: How to retry after retryable errors. By default, five attempts are made.
       progress: True to show how many clients are done, or a function that displays the progress.
       debug: Whether to keep all work on the caller's thread, so that a debugger can step into leaf functions.
+      client_failures: How many clients may fail; see `ClientFailures`. By default, an error of a client ends the call.
 
     Raises:
       InvalidValueError: If an argument has the wrong type.
@@ -57,6 +79,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
         retry_policy: RetryPolicy | None = None,
         progress: bool | Progress | None = False,
         debug: bool = False,
+        client_failures: ClientFailures | None = None,
     ) -> None:
         super().__init__()
         debug = check_bool("debug", debug)
@@ -65,8 +88,14 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
             _checked_policy(retry_policy),
             _chosen_progress(progress, debug),
             _installing(self),
+            _checked_failures(client_failures, debug),
         )
         self._debug = debug
+        self._options: CallOptions = {
+            "retry_policy": retry_policy,
+            "client_failures": client_failures,
+            "progress": progress,
+        }
         self._driver = SyncDriver(allow_loop=not debug)
         self._debugger: Environment = contextlib.nullcontext
         if debug:
@@ -78,6 +107,24 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
     def executor_factory(self) -> ExecutorFactory:
         """The factory that creates this context's executors."""
         return self._invoker.factory
+
+    @takes_options(CallOptions, retry_policy="unchanged", client_failures="unchanged", progress="unchanged")
+    def with_options(self, **options: "Unpack[CallOptions]") -> "SyncExecutionContext":
+        """Returns a context with other options over the same executors. Options that are not given stay the same.
+
+        The executors are closed together with this context. Closing the returned context leaves them open.
+
+        Args:
+          **options: See `CallOptions`.
+
+        Raises:
+          InvalidValueError: If the value of an option is invalid.
+          TypeError: If an option does not exist.
+        """
+        chosen: CallOptions = {**self._options, **options}
+        context = SyncExecutionContext(self.executor_factory, debug=self._debug, **chosen)
+        context.closes_executors = False
+        return context
 
     def invoke(self, comp: object, arg: object) -> object:
         """Runs a computation and returns its result in the containers that the result's type specifies."""
@@ -91,12 +138,12 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
             raise without_own_frames(error) from error.__cause__
 
     def close(self) -> None:
-        """Closes the executors and stops the context's threads. Idempotent.
+        """Closes the executors, unless another context owns them, and stops the context's threads. Idempotent.
 
         The method does not wait for running calls. They run to completion, and their executors are closed afterwards.
         """
         self._closed = True
-        self._invoker.close()
+        self._invoker.close(closes_factory=self.closes_executors)
         self._driver.close()
 
     def __repr__(self) -> str:
@@ -113,6 +160,7 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
       factory: The factory that creates the executors.
       retry_policy: How to retry after retryable errors. By default, five attempts are made.
       progress: True to show how many clients are done, or a function that displays the progress.
+      client_failures: How many clients may fail; see `ClientFailures`. By default, an error of a client ends the call.
 
     Raises:
       InvalidValueError: If an argument has the wrong type.
@@ -124,17 +172,41 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
         *,
         retry_policy: RetryPolicy | None = None,
         progress: bool | Progress | None = False,
+        client_failures: ClientFailures | None = None,
     ) -> None:
         super().__init__()
-        self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
-        self._invoker = Invoker(
-            factory, _checked_policy(retry_policy), _chosen_progress(progress), _installing(self._inside_leaves)
-        )
+        failures = _checked_failures(client_failures)
+        self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy, client_failures=failures)
+        inside = _installing(self._inside_leaves)
+        self._invoker = Invoker(factory, _checked_policy(retry_policy), _chosen_progress(progress), inside, failures)
+        self._options: CallOptions = {
+            "retry_policy": retry_policy,
+            "client_failures": client_failures,
+            "progress": progress,
+        }
 
     @property
     def executor_factory(self) -> ExecutorFactory:
         """The factory that creates this context's executors."""
         return self._invoker.factory
+
+    @takes_options(CallOptions, retry_policy="unchanged", client_failures="unchanged", progress="unchanged")
+    def with_options(self, **options: "Unpack[CallOptions]") -> "AsyncExecutionContext":
+        """Returns a context with other options over the same executors. Options that are not given stay the same.
+
+        The executors are closed together with this context. Closing the returned context leaves them open.
+
+        Args:
+          **options: See `CallOptions`.
+
+        Raises:
+          InvalidValueError: If the value of an option is invalid.
+          TypeError: If an option does not exist.
+        """
+        chosen: CallOptions = {**self._options, **options}
+        context = AsyncExecutionContext(self.executor_factory, **chosen)
+        context.closes_executors = context._inside_leaves.closes_executors = False
+        return context
 
     async def invoke(self, comp: object, arg: object) -> object:
         """Runs a computation and returns its result in the containers that the result's type specifies."""
@@ -149,13 +221,13 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
             raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     def close(self) -> None:
-        """Closes the executors. Idempotent.
+        """Closes the executors, unless another context owns them. Idempotent.
 
         The method does not wait for running calls. They run to completion, and their executors are closed afterwards.
         """
         self._closed = True
         self._inside_leaves.close()
-        self._invoker.close()
+        self._invoker.close(closes_factory=self.closes_executors)
 
     def __repr__(self) -> str:
         return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
@@ -191,6 +263,16 @@ def _checked_policy(policy: object) -> RetryPolicy:
             "fedstack.RetryPolicy(attempts=3)"
         )
     return policy
+
+
+def _checked_failures(policy: object, debug: bool = False) -> ClientFailures | None:
+    if policy is not None and not isinstance(policy, ClientFailures):
+        raise InvalidValueError(
+            f"Expected client_failures to be a fedstack.ClientFailures, found {describe(policy)}; for example, pass "
+            "fedstack.ClientFailures(tolerate=0.1)"
+        )
+    # A debugger needs the function on the caller's thread, and as much time as the user.
+    return attrs.evolve(policy, client_seconds=None) if debug and policy is not None else policy
 
 
 def _chosen_progress(progress: bool | Progress | None, debug: bool = False) -> Progress | None:

@@ -100,10 +100,15 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_
 
 
 class InForceInBlocks(ClosesOnExit):
-    """The base class of fedstack's contexts. Within a `with` block, the context is in force in the block's thread."""
+    """The base class of fedstack's contexts. Within a `with` block, the context is in force in the block's thread.
+
+    Attributes:
+      closes_executors: Whether closing the context closes its executors. Otherwise, another context owns them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.closes_executors = True
         explain_missing_contexts()
 
     def _closed_error(self) -> ClosedError:

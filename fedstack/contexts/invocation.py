@@ -30,11 +30,13 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
+from fedstack.contexts.absent_clients import split_absent
 from fedstack.contexts.progress_display import GuardedProgress, Progress, ProgressObserver, name_of_computation
 from fedstack.errors import (
     ClosedError,
     FedstackError,
     InvalidComputationError,
+    InvalidValueError,
     LostWorkersError,
     NoWorkersError,
     RetryLimitError,
@@ -44,6 +46,8 @@ from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.coroutines import need_event_loop, runs_inline, wait
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures
+from fedstack.executors.survivors.survivors import Survivors
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
 from fedstack.membership.ledger import InvocationLosses
@@ -111,6 +115,7 @@ class Invoker:
       progress: A function that returns the context manager to show the progress of an invocation; `None` to show no
         progress.
       environment: A function that returns a context manager to enter around leaf work; see `WorkScope`.
+      client_failures: Which failures of clients a call tolerates; `None` for none.
     """
 
     def __init__(
@@ -119,8 +124,10 @@ class Invoker:
         retry_policy: RetryPolicy,
         progress: Progress | None = None,
         environment: Environment = contextlib.nullcontext,
+        client_failures: ClientFailures | None = None,
     ) -> None:
         self.factory = factory
+        self._client_failures = client_failures
         self._environment = environment
         self._retry_policy = retry_policy
         self._observer = None if progress is None else ProgressObserver(progress)
@@ -154,8 +161,11 @@ class Invoker:
         try:
             payload: object = None
             cardinalities: Cardinalities = {}
+            absent: dict[int, ClientFailure] = {}
             if signature.parameter is not None:
                 check_takes_values(signature)
+                if self._client_failures is not None:
+                    arg, absent = split_absent(arg, signature.parameter)
                 payload = await self._normalized(arg, signature.parameter)
                 clients = count_clients(payload, signature.parameter)
                 if clients is not None:
@@ -164,9 +174,9 @@ class Invoker:
                         call.clients = clients
             if self._observer is None:
                 progress = None if call is None else GuardedProgress(call.span)
-                return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
+                return await self._retried(comp, signature, payload, absent, cardinalities, progress, losses, call)
             with self._observer.shown(comp, current_scope().span) as progress:
-                return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
+                return await self._retried(comp, signature, payload, absent, cardinalities, progress, losses, call)
         finally:
             set_scope(outer)
 
@@ -181,6 +191,7 @@ class Invoker:
         comp: ConcreteComputation,
         signature: FunctionType,
         payload: object,
+        absent: Mapping[int, ClientFailure],
         cardinalities: Cardinalities,
         progress: GuardedProgress | None,
         losses: InvocationLosses,
@@ -191,6 +202,8 @@ class Invoker:
         while True:
             if progress is not None:
                 change_scope(progress=progress)
+            if self._client_failures is not None:
+                set_scope(current_scope().adding(Survivors(self._client_failures, absent)))
             try:
                 with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)
@@ -237,12 +250,16 @@ class Invoker:
         lost.causes = causes
         return lost
 
-    def close(self) -> None:
-        """Closes the factory, if it has a `close` method. A fedstack factory waits for running invocations."""
+    def close(self, *, closes_factory: bool) -> None:
+        """Closes the factory, if it has a `close` method. A fedstack factory waits for running invocations.
+
+        Args:
+          closes_factory: Whether to close the factory.
+        """
         self._closed = True
         self._threads.close()
         close = getattr(self.factory, "close", None)
-        if callable(close):
+        if callable(close) and closes_factory:
             close()
 
 
@@ -295,12 +312,19 @@ def _has_many(arg: object) -> bool:
 
 
 async def _run(executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object) -> object:
+    survivors = current_scope().of(Survivors)
     if not isinstance(executor, VerbExecutor):
+        if survivors is not None:
+            raise InvalidValueError(
+                f"Expected an executor that supports client_failures, found {executor!r}, which runs one verb at a "
+                "time; use a factory of fedstack, such as local_executor_factory"
+            )
         return await _run_foreign(executor, comp, signature, payload)
     if not executor.drives_inline:
         await need_event_loop()
     result = await executor.prepared(comp)(payload)
-    return await executor.finish(lambda: to_result(result, signature.result), signature.result)
+    absent = {} if survivors is None else survivors.absent
+    return await executor.finish(lambda: to_result(result, signature.result, absent), signature.result)
 
 
 async def _run_foreign(

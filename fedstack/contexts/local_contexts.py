@@ -7,6 +7,7 @@ from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExec
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.survivors.client_failures import ClientFailures
 from fedstack.foundations.public_names import defaults_of, options_for, takes_options
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -27,6 +28,7 @@ class LocalOptions(TypedDict, total=False):
         functions that wait, the default is 32 or four per core, whichever is larger.
       data_backend: The backend for resolving `data` blocks that are not functions.
       retry_policy: How to retry after retryable errors. By default, five attempts are made.
+      client_failures: How many clients may fail; see `ClientFailures`. By default, an error of a client ends the call.
       progress: True to show how many clients are done, or a function that displays the progress.
       debug: True to run leaf functions sequentially on the caller's thread, for a debugger. Only for sync contexts.
     """
@@ -37,6 +39,7 @@ class LocalOptions(TypedDict, total=False):
     max_concurrent_clients: int | None
     data_backend: DataBackend | None
     retry_policy: RetryPolicy | None
+    client_failures: ClientFailures | None
     progress: bool | Progress
     debug: bool
 

@@ -10,7 +10,13 @@ from typing import TypeVar
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
-from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import (
+    DeadlineExceededError,
+    FedstackError,
+    InvalidValueError,
+    StaleSessionError,
+    WorkerUnavailableError,
+)
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
@@ -97,6 +103,7 @@ class Contributions:
         self._arguments = arguments
         self._clients = clients
         self._results: dict[int, PhaseResult] = {}
+        self._failures: dict[int, FedstackError] = {}
         self._states = {
             index: tree_state(fold, argument)
             for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
@@ -112,6 +119,7 @@ class Contributions:
             state.merge(result.partials[index])
             result.partials[index] = None
         self._results[clients.start] = result
+        self._failures.update(result.failures)
 
     async def folded(self) -> FoldedPhase:
         """Returns the merged contributions of all clients."""
@@ -133,7 +141,7 @@ class Contributions:
             concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
             for index, (_, member) in enumerate(self._phase.held)
         ]
-        return FoldedPhase(states, columns)
+        return FoldedPhase(states, columns, self._failures)
 
 
 def even_counts(clients: int, parts: int) -> list[int]:

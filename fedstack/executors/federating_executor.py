@@ -23,6 +23,7 @@ from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.observed_phases import observed_phase
 from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
 
 
@@ -59,7 +60,7 @@ class LocalPhases(PhaseEngine):
         sink = PhaseSink(phase, states, held)
         if len(held) < len(phase.folds) or phase.held:
             await self._run(phase, columns, clients, sink)
-        return FoldedPhase(states, sink.columns())
+        return FoldedPhase(states, sink.columns(), sink.failures)
 
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
@@ -71,7 +72,7 @@ class LocalPhases(PhaseEngine):
                 sink = PhaseSink(phase, states, held)
                 if len(held) < len(phase.folds) or phase.held:
                     await self._run(phase, columns, clients, sink)
-                return clients, FoldedPhase(states, sink.columns()).partials()
+                return clients, FoldedPhase(states, sink.columns(), sink.failures).partials()
             parts = HandInSink(phase, states, clients, hand_in, shared_bytes(columns))
             parts.watch()
             hand_in.begun(parts.leave)
@@ -88,7 +89,8 @@ class LocalPhases(PhaseEngine):
         """Returns the columns of the inputs and the states of the folds of a phase that begins."""
         states = [await self.new_state(fold, argument) for fold, argument in zip(phase.folds, arguments)]
         if (progress := current_scope().progress) is not None and phase.program.steps:
-            progress.expect(len(clients))
+            tolerance = current_scope().of(Tolerance)
+            progress.expect(len(clients) - len(tolerance.absent_in(clients) if tolerance else ()))
         return cast("Sequence[Column]", unshared(inputs)), states
 
     async def _run(self, phase: Phase, columns: Sequence[Column], clients: range, sink: PhaseSink) -> None:
@@ -106,6 +108,9 @@ class LocalPhases(PhaseEngine):
     ) -> frozenset[int]:
         """Folds long vectors in memory, split into ranges of elements; returns the indices of the completed folds."""
         done: set[int] = set()
+        tolerance = current_scope().of(Tolerance)
+        if tolerance is not None and tolerance.absent_in(clients):
+            return frozenset()
         for index, (fold, state) in enumerate(zip(phase.folds, states)):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
             if column is not None and _is_long(column, fold):

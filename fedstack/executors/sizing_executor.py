@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -11,6 +11,7 @@ from fedstack.computations.plan.program import Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
+from fedstack.errors import FedstackError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.phase_sink import ResultStream, Sink
 from fedstack.executors.base.verb_values import VerbValue
@@ -183,6 +184,12 @@ class _CountingSink:
 
     def stream(self, start: int) -> ResultStream:
         return _CountingStream(self._sink.stream(start), self._sizes, start)
+
+    def check(self, start: int, results: Sequence[Column]) -> None:
+        self._sink.check(start, results)
+
+    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
+        self._sink.skip(clients, failures)
 
     def claim(self, stop: int) -> int:
         return self._sink.claim(stop)

@@ -339,7 +339,7 @@ class Packed(_message.Message):
     def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,13 @@ class PhaseRequest(_message.Message):
         argument: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Input]
         function: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Function]
         def __init__(self, uri: _Optional[str] = ..., result: _Optional[_Iterable[int]] = ..., argument: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., function: _Optional[_Iterable[_Union[PhaseRequest.Function, _Mapping]]] = ...) -> None: ...
+    class Tolerance(_message.Message):
+        __slots__ = ("absent", "client_seconds")
+        ABSENT_FIELD_NUMBER: _ClassVar[int]
+        CLIENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        absent: _containers.RepeatedScalarFieldContainer[int]
+        client_seconds: float
+        def __init__(self, absent: _Optional[_Iterable[int]] = ..., client_seconds: _Optional[float] = ...) -> None: ...
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +388,7 @@ class PhaseRequest(_message.Message):
     SPAN_FIELD_NUMBER: _ClassVar[int]
     HAND_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
     clients: int
@@ -393,7 +401,8 @@ class PhaseRequest(_message.Message):
     span: Span
     hand_in_seconds: float
     id: str
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ...) -> None: ...
+    tolerance: PhaseRequest.Tolerance
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ...) -> None: ...
 
 class ShortenPhaseRequest(_message.Message):
     __slots__ = ("executor", "id", "clients_per_second")
@@ -424,7 +433,7 @@ class Span(_message.Message):
     def __init__(self, trace: _Optional[str] = ..., call: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened")
+    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -450,19 +459,28 @@ class PhaseResponse(_message.Message):
         weights: PhaseResponse.Tree
         value: _containers.RepeatedCompositeFieldContainer[Packed]
         def __init__(self, tree: _Optional[_Iterable[_Union[PhaseResponse.Tree, _Mapping]]] = ..., clients: _Optional[int] = ..., weights: _Optional[_Union[PhaseResponse.Tree, _Mapping]] = ..., value: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ...) -> None: ...
+    class Failure(_message.Message):
+        __slots__ = ("client", "status")
+        CLIENT_FIELD_NUMBER: _ClassVar[int]
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        client: int
+        status: Status
+        def __init__(self, client: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
     FOLD_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
     HANDED_IN_FIELD_NUMBER: _ClassVar[int]
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
     kept: _containers.RepeatedScalarFieldContainer[str]
     differing_module: _containers.RepeatedScalarFieldContainer[str]
     handed_in: int
     shortened: int
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ...) -> None: ...
+    failure: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -30,7 +30,7 @@ from fedstack.testing.rows import (
     sequences,
     values,
 )
-from fedstack.testing.rows.federated import aggregations, empty, folds, placements, secure, select
+from fedstack.testing.rows.federated import aggregations, empty, folds, placements, secure, select, survivors
 from fedstack.testing.subjects import ExecutorSubject, MakeExecutor, MakeFactory, StackSubject
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -47,6 +47,7 @@ _MODULES: Sequence[ModuleType] = (
     open_types,
     select,
     secure,
+    survivors,
     sequences,
     sequence_intrinsics,
     contexts,

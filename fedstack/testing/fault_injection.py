@@ -8,7 +8,7 @@ context = fedstack.contexts.SyncExecutionContext(factory, retry_policy=fedstack.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import attrs
@@ -17,7 +17,7 @@ import numpy as np
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import Column
-from fedstack.errors import InvalidValueError, WorkerUnavailableError
+from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.verb_values import VerbValue
@@ -239,6 +239,12 @@ class _Nowhere:
         pass
 
     def close(self) -> None:
+        pass
+
+    def check(self, start: int, results: Sequence[Column]) -> None:
+        pass
+
+    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
         pass
 
     def claim(self, stop: int) -> int:

@@ -8,7 +8,7 @@ import attrs
 
 from fedstack.testing.subjects import ExecutorSubject, Runner, StackSubject
 
-Need: TypeAlias = Literal["concurrency", "lazy arguments", "one attempt", "same process"]
+Need: TypeAlias = Literal["client failures", "concurrency", "lazy arguments", "one attempt", "same process"]
 Tag: TypeAlias = Literal["values", "errors", "timing"]
 
 
@@ -22,7 +22,8 @@ class Promise:
       check: A coroutine function that raises if the subject breaks the promise.
       of_executors: Whether the promise is checked on executors, through the verbs.
       of_stacks: Whether the promise is checked on stacks, through contexts.
-      needs: The features that the check needs and that not every subject has: `concurrency` (several leaf functions run
+      needs: The features that the check needs and that not every subject has: `client failures` (the whole stack
+        supports `ClientFailures`), `concurrency` (several leaf functions run
         at the same time), `one attempt` (no retry runs a leaf function again), `same process` (leaf functions run in
         the process that created them) and `lazy arguments` (sequences are passed to leaf functions lazily, not sent
         whole).

@@ -15,6 +15,7 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.contexts.in_force import use_context
+from fedstack.executors.survivors.client_failures import ClientFailures
 from fedstack.testing.expectations import plain
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -106,6 +107,7 @@ class StackSubject(Runner):
         self.default_num_clients = default_num_clients
         self._made: list[Any] = []
         self._context: AsyncExecutionContext | None = None
+        self._tolerating: ExecutorFactory | None = None
 
     def factory(self) -> ExecutorFactory:
         """Returns a new executor factory."""
@@ -132,6 +134,15 @@ class StackSubject(Runner):
             # The context only has to be in force during the call: the returned coroutine refers to it.
             called = computation(*arguments)
         return plain(await called)
+
+    async def run_tolerating(self, policy: ClientFailures, computation: ConcreteComputation, *arguments: object) -> Any:
+        """Runs a computation whose clients may fail, and returns the result as the context returns it."""
+        if self._tolerating is None:
+            self._tolerating = self.factory()
+        context = AsyncExecutionContext(self._tolerating, retry_policy=self._retry_policy, client_failures=policy)
+        with use_context(context):
+            called = computation(*arguments)
+        return await called
 
     def close(self) -> None:
         """Closes all contexts and factories that the subject created."""

@@ -127,8 +127,11 @@ def test_something_that_is_no_factory_is_refused_when_a_context_is_made(kind, fa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_thread": 3}, "other than clients_per_thread, .*, found max_thread; write max_concurrent_clients$"),
-        ({"colour": 3}, "other than clients_per_thread, .*, found colour; remove it$"),
+        (
+            {"max_thread": 3},
+            "other than client_failures, clients_per_thread, .*, found max_thread; write max_concurrent_clients$",
+        ),
+        ({"colour": 3}, "other than client_failures, clients_per_thread, .*, found colour; remove it$"),
     ],
 )
 def test_unknown_options_are_refused_with_those_that_there_are(options, message):

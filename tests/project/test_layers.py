@@ -32,6 +32,7 @@ ROOMS = (
     "transport/grpc",
     "membership",
     "executors/concurrency",
+    "executors/survivors",
     "executors/folds",
     "executors/base",
     "executors/remote",

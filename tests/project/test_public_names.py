@@ -9,6 +9,8 @@ import pytest
 PUBLIC_NAMES = {
     "fedstack": [
         "ClientCredentials",
+        "ClientFailure",
+        "ClientFailures",
         "FedstackError",
         "LocalOptions",
         "RemoteOptions",

@@ -167,6 +167,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "transport.wire.status._CLASSES": (CONSTANT, "errors"),
     "transport.wire.status._CODES": (CONSTANT, "errors"),
     "transport.wire.status._MEANINGS": (CONSTANT, "errors"),
+    "a service._core._inside_leaves._options": (CONSTANT, "options"),
     "a service._core._inside_leaves._invoker._threads._pool._jobs._items": (None, "calls that run"),
     "a service._core._inside_leaves._invoker._threads._pool._held": (None, "owners whose work runs"),
     "a service._core._inside_leaves._invoker._threads._pool._starting": (None, "threads that start"),

@@ -34,6 +34,7 @@ TITLES = {
     "open_types": "Narrower types",
     "select": "Selecting by key",
     "secure": "Secure sums",
+    "survivors": "Clients that fail",
     "sequences": "Sequences",
     "sequence_intrinsics": "Intrinsics over sequences",
     "contexts": "Contexts",

@@ -236,7 +236,8 @@ def test_rows_that_need_something_can_be_left_out(rows, need) -> None:
 @pytest.mark.parametrize("without", ["concurency", ["concurency"], 5])
 def test_what_no_row_needs_cannot_be_left_out(rows, without) -> None:
     with pytest.raises(
-        InvalidValueError, match=r"Expected `without` to be a list of names from \['concurrency', .*\], found"
+        InvalidValueError,
+        match=r"Expected `without` to be a list of names from \['client failures', 'concurrency', .*\], found",
     ):
         rows(without=without)
 

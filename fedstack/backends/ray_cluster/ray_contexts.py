@@ -8,6 +8,7 @@ from fedstack.computations.types.language_mistakes import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
+from fedstack.executors.survivors.client_failures import ClientFailures
 from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.foundations.public_names import defaults_of, takes_options
 from fedstack.foundations.value_text import describe
@@ -108,6 +109,7 @@ class RayOptions(TypedDict, total=False):
       default_num_clients: The number of clients for computations whose arguments do not determine it.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
       retry_policy: How to retry after retryable errors, such as the loss of an actor; by default up to five attempts.
+      client_failures: How many clients may fail; see `ClientFailures`. By default, an error of a client ends the call.
       progress: True to display the number of completed clients, or a function that displays it.
     """
 
@@ -122,6 +124,7 @@ class RayOptions(TypedDict, total=False):
     default_num_clients: int
     data_backend: DataBackend | None
     retry_policy: RetryPolicy | None
+    client_failures: ClientFailures | None
     progress: bool | Progress
 
 
@@ -131,9 +134,8 @@ _DEFAULTS = defaults_of(ray_executor_factory, SyncExecutionContext)
 def _made(options: RayOptions) -> dict[str, Any]:
     """Converts options to the arguments of a context."""
     given: dict[str, Any] = {**options}
-    policy, progress = given.pop("retry_policy", None), given.pop("progress", None)
-    factory = ray_executor_factory(**given)
-    return {"factory": factory, "retry_policy": policy, "progress": progress}
+    chosen = {name: given.pop(name, None) for name in ("retry_policy", "progress", "client_failures")}
+    return {"factory": ray_executor_factory(**given), **chosen}
 
 
 @takes_options(RayOptions, **_DEFAULTS)

@@ -187,6 +187,15 @@ def _array_bytes(payload: object) -> int:
     return sum(map(_array_bytes, cast("tuple[object, ...]", payload))) if isinstance(payload, tuple) else 0
 
 
+def bytes_per_client(column: Column) -> int:
+    """Returns the size of the arrays of a column's first client, in bytes, without arrays that all clients share."""
+    if isinstance(column, StructColumn):
+        return sum(map(bytes_per_client, column.fields))
+    if isinstance(column, ListColumn) and len(column) and isinstance(column.values[0], np.ndarray):
+        return column.values[0].nbytes
+    return 0
+
+
 def zip_columns(fields: Sequence[Column], size: int) -> Column:
     """Returns a column of structs whose fields are the given columns."""
     if all(isinstance(field, ConstantColumn) for field in fields):

@@ -7,8 +7,9 @@ names and a tuple otherwise, as in the language.
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import attrs
@@ -35,30 +36,43 @@ from fedstack.computations.values.sequences import check_one_order
 from fedstack.errors import InvalidComputationError
 
 Maker = Callable[[Sequence[object]], object]
+_NOBODY: Mapping[int, object] = MappingProxyType({})
 
 
-def to_result(payload: object, type_spec: Type) -> object:
+def to_result(payload: object, type_spec: Type, absent: Mapping[int, object] = _NOBODY) -> object:
     """Returns the Python value of a payload, with containers of the annotated type and arrays that the caller owns.
+
+    Args:
+      payload: The payload.
+      type_spec: The type of the payload.
+      absent: What lists with one value per client contain for some clients, by the index of the client.
 
     Raises:
       InvalidComputationError: If a struct has both named and unnamed members, which no container supports.
     """
-    return _converted(payload, type_spec, _own, result_maker)
+    return _converted(payload, type_spec, _own, result_maker, absent)
 
 
 def _converted(
-    payload: object, type_spec: Type, tensor: Callable[[object], object], maker: Callable[[StructType], Maker]
+    payload: object,
+    type_spec: Type,
+    tensor: Callable[[object], object],
+    maker: Callable[[StructType], Maker],
+    absent: Mapping[int, object] = _NOBODY,
 ) -> object:
     """Converts the tensors of a payload with `tensor`, and builds each struct with the maker of its type."""
     if isinstance(type_spec, TensorType):
         return tensor(payload)
     if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
-        return _converted(payload, type_spec.member, tensor, maker)
+        return _converted(payload, type_spec.member, tensor, maker, absent)
     if isinstance(type_spec, StructType):
         members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
-        return maker(type_spec)([_converted(member, t, tensor, maker) for member, (_, t) in members])
+        return maker(type_spec)([_converted(member, t, tensor, maker, absent) for member, (_, t) in members])
     if isinstance(type_spec, FederatedType):
-        return [_converted(item, type_spec.member, tensor, maker) for item in cast(Column, payload).items()]
+        items = [_converted(item, type_spec.member, tensor, maker) for item in cast(Column, payload).items()]
+        for client, failure in absent.items():
+            items[client] = failure
+        return items
     if isinstance(type_spec, SequenceType):
         elements = cast("Iterable[object]", payload)
         return [_converted(item, type_spec.element, tensor, maker) for item in elements]

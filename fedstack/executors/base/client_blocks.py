@@ -6,20 +6,21 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import attrs
-import numpy as np
 
 from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
-from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
+from fedstack.computations.values.columns import Column, bytes_per_client
 from fedstack.errors import FedstackError
 from fedstack.executors.base.phase_sink import Sink
+from fedstack.executors.base.tolerant_blocks import TolerantBlocks
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, one_blas_thread
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.transport.wire.frames import RunningClients
 
 _BLOCK_SECONDS = 0.004
@@ -134,6 +135,8 @@ class ClientBlocks:
         self.max_threads = min(one for one in bounds if one is not None)
         scope = current_scope()
         self.progress = scope.progress if program.steps else None
+        tolerance = scope.of(Tolerance)
+        self._tolerant = None if tolerance is None else TolerantBlocks(program, tolerance, sink, name_of(program))
         self._cores = scope.cores or CORES
         self._finished: threading.Event | None = None  # created when helpers are expected
         self._next = clients.start
@@ -167,6 +170,8 @@ class ClientBlocks:
         Raises:
           Exception: The error of the failed client with the lowest index.
         """
+        if self._tolerant is not None:
+            self._tolerant.use(threads)
         if self.progress is not None:
             self.progress.watch(self)
         known = self.measured.seconds_per_call
@@ -321,7 +326,8 @@ class ClientBlocks:
 
     def _is_streamed(self) -> bool:
         """Returns whether results are passed to the sink client by client."""
-        return self._streams and self.measured.result_bytes > _LARGE_BYTES
+        is_timed = self._tolerant is not None and self._tolerant.is_timed
+        return is_timed or (self._streams and self.measured.result_bytes > _LARGE_BYTES)
 
     def _run_block(self, block: _Block) -> float:
         """Runs a block and returns the time that it took, in seconds; 0 if the block failed."""
@@ -329,11 +335,16 @@ class ClientBlocks:
         offset = first - self.clients.start
         whole = size == len(self.clients)
         columns = self.inputs if whole else [column.slice(offset, offset + size) for column in self.inputs]
+        tolerant, clients = self._tolerant, range(first, block.stop)
+        present, failed = size if tolerant is None else tolerant.present(clients), 0
         try:
             if self.progress is not None:
-                self.progress.started(size)
-            columns = [column.here() for column in columns]
-            if block.is_counted:
+                self.progress.started(present)
+            columns = columns if tolerant is not None else [column.here() for column in columns]
+            if tolerant is not None:
+                failed = tolerant.run(columns, clients, streams=block.is_counted, block=block)
+                self.measured.result_bytes = tolerant.result_bytes or self.measured.result_bytes
+            elif block.is_counted:
                 stream = self.sink.stream(first)
                 add, run = stream.add, ProgramRunner(self.program).run
                 for done, inputs in enumerate(zip(*(column.items() for column in columns)), 1):
@@ -344,10 +355,10 @@ class ClientBlocks:
             else:
                 results = run_columns(self.program, columns, first, size)
                 if not self._done:
-                    self.measured.result_bytes = sum(map(_bytes_per_client, results))
+                    self.measured.result_bytes = sum(map(bytes_per_client, results))
                 self.sink.feed(first, results)
         except BaseException as error:
-            self._count_failure(block, first, error)
+            self._count_failure(block, first, error, size - present)
             with self._room:
                 del self._working[block.start]
                 # Ctrl-C takes precedence, whichever client it interrupted.
@@ -364,11 +375,13 @@ class ClientBlocks:
                 self._room.notify_all()
             reached = min(self._working, default=self._next)
         if self.progress is not None:
-            self.progress.finished(size)
+            self.progress.finished(present - failed)
+            if failed:
+                self.progress.failed(failed)
         self.sink.reached(reached)
         return seconds
 
-    def _count_failure(self, block: _Block, first: int, error: BaseException) -> None:
+    def _count_failure(self, block: _Block, first: int, error: BaseException, absent: int) -> None:
         """Counts the finished, failed and skipped clients of a failed block.
 
         If it is unknown which client failed, no client of the block is counted as finished.
@@ -380,18 +393,8 @@ class ClientBlocks:
         # no client is done.
         if not block.is_counted and found is not None and len(self.program.steps) == 1:
             first = min(max(found, block.start), block.stop)
-        done, left = first - block.start, block.stop - first
+        done, left = first - block.start, block.stop - first - absent
         if done:
             self.progress.finished(done)
         failed = min(left, 1) if isinstance(error, Exception) else 0
         self.progress.failed(failed, left - failed)
-
-
-def _bytes_per_client(column: Column) -> int:
-    if isinstance(column, StructColumn):
-        return sum(map(_bytes_per_client, column.fields))
-    if isinstance(column, ConstantColumn):
-        return 0
-    if isinstance(column, ListColumn) and len(column) and isinstance(column.values[0], np.ndarray):
-        return column.values[0].nbytes
-    return 0

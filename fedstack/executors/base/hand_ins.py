@@ -170,7 +170,7 @@ class HandInSink(PhaseSink):
                 finally:
                     del error  # breaks the reference cycle of the error and this frame
             left, self._first = range(self._first, self._stop), self._stop
-            return left, PhaseResult([state.partials() for state in self.states], self.columns())
+            return left, PhaseResult([state.partials() for state in self.states], self.columns(), self.failures)
 
     def _reached(self, client: int) -> None:
         left = range(self._first, self._stop)
@@ -207,7 +207,11 @@ class HandInSink(PhaseSink):
                     self.keep(clients.start, columns)
                 return None
             partials.append(taken)
-        return PhaseResult(partials, columns)
+        with self._lock:
+            failures = {client: error for client, error in self.failures.items() if client in clients}
+            for client in failures:
+                del self.failures[client]
+        return PhaseResult(partials, columns, failures)
 
     def _taken_columns(self, clients: range) -> list[Column] | None:
         """Removes and returns the kept columns of the first clients; `None` if they are not complete."""

@@ -5,7 +5,7 @@ The engines differ only in where a phase runs: on their own clients, or on other
 
 import abc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TypeVar, cast
 
 import attrs
@@ -28,6 +28,7 @@ from fedstack.executors.concurrency.observed_phases import observed_phase
 from fedstack.executors.folds.aggregate_state import AggregateState, ChecksZeros
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.survivors.survivors import Survivors
 from fedstack.foundations.error_text import with_place
 
 _T = TypeVar("_T")
@@ -42,14 +43,16 @@ class FoldedPhase:
     Attributes:
       states: The state of each fold.
       columns: The column of each kept result.
+      failures: The errors of the clients that have failed, by client.
     """
 
     states: Sequence[FoldState]
     columns: list[Column]
+    failures: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
 
     def partials(self) -> PhaseResult:
         """Returns the contribution in a form that can be merged into the states of other ranges."""
-        return PhaseResult([state.partials() for state in self.states], self.columns)
+        return PhaseResult([state.partials() for state in self.states], self.columns, self.failures)
 
 
 class PhaseRunner(abc.ABC):
@@ -188,13 +191,39 @@ class PhaseEngine(Engine, PhaseRunner):
         ]
         clients = range(self.clients)
         with observed_phase(phase.program, clients) as note:
-            folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
+            folded = await self._folded(phase, inputs, arguments, clients, run.refused(task))
             begin = time.perf_counter()
             totals = [await self._result(*each) for each in zip(phase.folds, arguments, folded.states)]
             if note is not None and totals:
                 what = ", ".join(dict.fromkeys(fold.uri for fold in phase.folds))
                 note.folded(what, len(clients), time.perf_counter() - begin)
         return [*totals, *folded.columns]
+
+    async def _folded(
+        self,
+        phase: Phase,
+        inputs: Sequence[object],
+        arguments: FoldArguments,
+        clients: range,
+        refused: Mapping[int, FedstackError],
+    ) -> FoldedPhase:
+        """Runs a phase for all clients, some of which may fail.
+
+        Args:
+          phase: The phase.
+          inputs: See `run_phase`.
+          arguments: The server's arguments to the folds.
+          clients: All clients.
+          refused: The errors of clients whose inputs are not allowed.
+        """
+        scope = current_scope()
+        survivors = scope.of(Survivors)
+        if survivors is None:
+            return await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
+        with scope.adding(survivors.tolerance(refused)).entered():
+            folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
+        survivors.settle({**refused, **folded.failures}, len(clients))
+        return folded
 
     def _checked(self, column: Column) -> Column:
         """Returns the column after checking that it has one value per client."""
@@ -235,20 +264,34 @@ class PhaseEngine(Engine, PhaseRunner):
         """
         column = as_column(run.read(task.keys), self.clients)
         keys = column.items() if column.is_here else await off_loop(column.items)
+        survivors = current_scope().of(Survivors)
+        refused = run.refused(task)
+        absent: Container[int] = () if survivors is None else {*survivors.absent, *refused}
+        failures = dict(refused)
         limit = int(cast(int, run.read(task.max_key)))
         if limit < 0:
             raise negative_bound(task.uri, "max_key", limit, "pass the largest key that a client may request")
         value = run.read(task.value)
         captures = [run.read(expression) for expression in task.captures]
         wanted: dict[int, object] = {}
-        lists = [np.asarray(item).tolist() for item in keys]
+        lists: list[list[int]] = [
+            [] if client in absent else np.asarray(item).tolist() for client, item in enumerate(keys)
+        ]
         for client, client_keys in enumerate(lists):
-            for key in client_keys:
-                if not 0 <= key <= limit:
-                    raise InvalidValueError(
-                        f"Expected keys from 0 to max_key ({limit}) for {task.uri}, found {key} at client {client}"
-                    )
-                wanted.setdefault(key, None)
+            wrong = next((key for key in client_keys if not 0 <= key <= limit), None)
+            if wrong is None:
+                wanted.update(dict.fromkeys(client_keys))
+                continue
+            error = InvalidValueError(
+                f"Expected keys from 0 to max_key ({limit}) for {task.uri}, found {wrong} at client {client}"
+            )
+            error.client_index = client
+            if survivors is None:
+                raise error
+            failures[client] = error
+            lists[client] = []
+        if survivors is not None and failures:
+            run.refuse(task, failures, survivors)
         function = await self.server.linked(task.function)
         for key in wanted:
             try:

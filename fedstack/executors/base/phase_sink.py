@@ -5,7 +5,7 @@ ranges of their elements in parallel, with one output per tensor.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 import attrs
@@ -14,7 +14,13 @@ import numpy as np
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
-from fedstack.computations.values.columns import Column, column_from_payloads, concatenate, empty_column
+from fedstack.computations.types.type_structure import zeros
+from fedstack.computations.values.columns import (
+    Column,
+    column_from_payloads,
+    concatenate,
+    empty_column,
+)
 from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.folds.fold_states import FoldState, FoldStream, TreeState
@@ -54,6 +60,23 @@ class Sink(Protocol):
         """Returns a stream that accepts the results of the clients from `start` on, one client at a time."""
         ...
 
+    def check(self, start: int, results: Sequence[Column]) -> None:
+        """Checks the results of consecutive clients, which may fail, before any of them is added; see `feed`.
+
+        Raises:
+          InvalidValueError: If a result of a client is not allowed.
+        """
+        ...
+
+    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
+        """Adds consecutive clients that are absent.
+
+        Args:
+          clients: The clients.
+          failures: The errors of those that have failed in this phase, by client.
+        """
+        ...
+
     def claim(self, stop: int) -> int:
         """Called before each block, in the order of the clients, with the index after the last client of the block.
 
@@ -74,10 +97,12 @@ class PhaseResult:
     Attributes:
       partials: For each fold, the partial results to pass to `FoldState.merge`.
       columns: The column of each kept result.
+      failures: The errors of the clients that have failed, by client.
     """
 
     partials: list[object]
     columns: list[Column]
+    failures: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
 
 
 class PhaseSink:
@@ -96,6 +121,7 @@ class PhaseSink:
         self.states = states
         self._skip = skip
         self._kept: list[dict[int, Column]] = [{} for _ in phase.held]
+        self.failures: dict[int, FedstackError] = {}
         self._lock = threading.Lock()
 
     def feed(self, start: int, results: Sequence[Column]) -> None:
@@ -113,6 +139,21 @@ class PhaseSink:
             if fold.results == tuple(range(results)):
                 return state.stream(start)  # the operands of the fold are exactly the results of a client
         return PhaseStream(self, start)
+
+    def check(self, start: int, results: Sequence[Column]) -> None:
+        """Checks the results of clients that may fail; see `Sink`."""
+        for fold, state in self.folded():
+            state.check(start, [results[position] for position in fold.results])
+
+    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
+        """Adds clients that are absent; see `Sink`. In kept columns, zeros fill their places."""
+        for _, state in self.folded():
+            state.skip(clients)
+        fillers = [column_from_payloads([zeros(member, 0)] * len(clients), member) for _, member in self.phase.held]
+        if fillers:
+            self.keep(clients.start, fillers)
+        with self._lock:
+            self.failures.update(failures)
 
     def claim(self, stop: int) -> int:
         """Returns `stop`, because all clients are wanted; see `Sink`."""

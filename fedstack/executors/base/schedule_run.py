@@ -1,8 +1,13 @@
-"""Runs each task of a schedule once. Tasks that do not depend on each other run concurrently."""
+"""Runs each task of a schedule once. Tasks that do not depend on each other run concurrently.
 
-from collections.abc import Iterable, Sequence
+In a call whose clients may fail, tasks run one after another, so that the result does not depend on time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol, cast
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import Function, Pack, Symbol, select
 from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.schedule import only_task, schedule
@@ -10,9 +15,11 @@ from fedstack.computations.plan.tasks import PhaseTask, Schedule, SelectTask, Se
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import contains_federated, fields_of, is_client_valued
 from fedstack.computations.values.columns import Column, ConstantColumn, SharedColumn, zip_columns
-from fedstack.errors import UnsupportedIntrinsicError
+from fedstack.errors import FedstackError, UnsupportedIntrinsicError
 from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by, runs_inline
+from fedstack.executors.survivors.survivors import Survivors
 
+_NOBODY: Mapping[int, FedstackError] = MappingProxyType({})
 # A placeholder for a member of an argument that was not pulled because no task reads it.
 UNPULLED = object()
 
@@ -48,6 +55,7 @@ class ScheduleValues:
         for slot, payload in tasks.constants:
             self.values[slot] = payload
         self._shared: dict[Expression, SharedColumn] = {}
+        self._refused: dict[int, Mapping[int, FedstackError]] = {}  # by slot and client
 
     def read(self, expression: Expression) -> object:
         """Returns the value of an expression. All slots that the expression reads must be filled."""
@@ -62,6 +70,28 @@ class ScheduleValues:
         if expression in self.schedule.shared:
             column = self._shared[expression] = SharedColumn(column)
         return column
+
+    def refuse(self, task: SelectTask, failures: Mapping[int, FedstackError], survivors: Survivors) -> None:
+        """Records that the values of some clients cannot be selected. They fail in the first phase that reads them.
+
+        Args:
+          task: The selection.
+          failures: The errors, by client.
+          survivors: The clients of the call. If no phase reads the values, the clients fail at once.
+        """
+        if any(task.target in other.reads for other in self.schedule.tasks):
+            self._refused[task.target] = failures
+        else:
+            survivors.settle(failures, self.clients or 0)
+
+    def refused(self, task: Task) -> Mapping[int, FedstackError]:
+        """Returns the errors of the clients that have no values for a task, by client."""
+        if not self._refused:
+            return _NOBODY
+        found: dict[int, FedstackError] = {}
+        for slot in sorted(self._refused.keys() & task.reads):
+            found = {**self._refused[slot], **found}
+        return found
 
     async def run_task(self, task: Task, runner: TaskRunner) -> None:
         """Runs a task whose inputs are available, and stores its results."""
@@ -119,11 +149,12 @@ class ScheduleRun(ScheduleValues):
         if self._makers.keys().isdisjoint(slots):
             return
         waiting = self._unfinished(slots)
-        if waiting and len(self._tasks) > 1 and runs_inline():
+        is_serial = current_scope().of(Survivors) is not None  # who fails in a phase is absent from the next one
+        if waiting and len(self._tasks) > 1 and (runs_inline() or is_serial):
             in_order, forks = self._needed(slots)
-            if forks and self._runs_functions():
+            if forks and self._runs_functions() and not is_serial:
                 await need_event_loop()
-            if runs_inline():
+            if runs_inline() or is_serial:
                 # In schedule order, so that the inputs of each task are available and a long chain does not nest calls.
                 for once in in_order:
                     await once.get()

@@ -20,6 +20,8 @@ _logger = logging.getLogger(__name__)
 # fixed tree. The number is part of the semantics: another one would change results.
 BLOCK_LEVEL = 3
 BLOCK = 1 << BLOCK_LEVEL
+# Stands for the value of an absent client.
+ABSENT = object()
 
 
 def split_blocks(clients: range) -> tuple[range, range, range]:
@@ -42,7 +44,7 @@ class AggregatePartials(NamedTuple):
 
     Attributes:
       nodes: The accumulators of aligned blocks, each of at least `BLOCK` clients.
-      values: The values of the clients that do not make up whole blocks, by client.
+      values: The values of the clients that do not make up whole blocks, by client; `ABSENT` for absent clients.
     """
 
     nodes: list[Partial]
@@ -61,11 +63,18 @@ class _MergeTree(TreeFold):
         self._merge = merge
 
     def _combine(self, left: Partial, right: Partial) -> Partial:
+        if left.value is None:
+            return right.above()
+        if right.value is None:
+            return left.above()
         merged = self._merge(left.value, right.value)
         return Partial(left.level + 1, left.position >> 1, cast(np.ndarray, merged), False)
 
     def total(self) -> Partial | None:
-        """Returns the combination of all blocks, from the smallest block up; `None` without blocks."""
+        """Returns the combination of all blocks, from the smallest block up; `None` without blocks.
+
+        The value of the combination is `None` if all clients are absent.
+        """
         remaining = self.partials()
         total = remaining.pop() if remaining else None
         while total is not None and remaining:
@@ -111,6 +120,11 @@ class AggregateState(FoldState):
         for some in (before, behind):
             self._keep({client: values[client - start] for client in some})
 
+    def skip(self, clients: range) -> None:
+        before, whole, behind = split_blocks(clients)
+        self._tree.skip(whole)
+        self._keep(dict.fromkeys([*before, *behind], ABSENT))
+
     def _fold(self, first: int, values: Sequence[object]) -> None:
         """Accumulates the values of consecutive blocks, and merges the results with those of other blocks."""
         accumulate, merge, nodes = self._accumulate, self._merge, list[tuple[int, int, object]]()
@@ -125,6 +139,15 @@ class AggregateState(FoldState):
             nodes.append((level, position, accumulator))
         self._tree.add([Partial(level, place, cast(np.ndarray, found), False) for level, place, found in nodes])
 
+    def _fold_kept(self, block: Mapping[int, object]) -> None:
+        """Folds a block whose values have been added one by one, and of which clients may be absent."""
+        clients = sorted(client for client, value in block.items() if value is not ABSENT)
+        accumulator = self._zero
+        for client in clients:
+            accumulator = self._accumulate(accumulator, block[client], client)
+        found = cast(np.ndarray, accumulator) if clients else None
+        self._tree.add([Partial(BLOCK_LEVEL, min(block) >> BLOCK_LEVEL, found, False)])
+
     def _keep(self, values: Mapping[int, object]) -> None:
         """Keeps values of incomplete blocks, and folds the blocks that they complete."""
         complete: list[dict[int, object]] = []
@@ -135,8 +158,7 @@ class AggregateState(FoldState):
                 if len(block) == BLOCK:
                     complete.append(self._values.pop(client >> BLOCK_LEVEL))
         for block in complete:
-            clients = sorted(block)
-            self._fold(clients[0], [block[client] for client in clients])
+            self._fold_kept(block)
 
     def partials(self) -> object:
         with self._lock:
@@ -166,11 +188,9 @@ class AggregateState(FoldState):
     def result(self) -> object:
         """Returns the accumulator of all clients, and calls the user's functions for it. Call this once."""
         for number in sorted(self._values):  # of all clients, only the last block may be incomplete
-            block = self._values.pop(number)
-            clients = sorted(block)
-            self._fold(clients[0], [block[client] for client in clients])
+            self._fold_kept(self._values.pop(number))
         total = self._tree.total()
-        return self._zero if total is None else total.value
+        return self._zero if total is None or total.value is None else total.value
 
     def warn_of_zero(self, total: object, type_spec: Type) -> None:
         """Logs a warning if merging zero with the result of `result` changes it."""

@@ -35,9 +35,12 @@ class SecureSumState(TreeState):
         return FoldStream(self, start)
 
     def feed(self, start: int, columns: Sequence[Column]) -> None:
+        self.check(start, columns)
+        super().feed(start, columns)
+
+    def check(self, start: int, columns: Sequence[Column]) -> None:
         for leaf, column, bound in zip(self.leaves, leaf_columns(columns[0], self.fold.member), self.bounds):
             self._check(start, column, bound, leaf)
-        super().feed(start, columns)
 
     def _check(self, start: int, column: Column, bound: object, leaf: LeafFold) -> None:
         for client, value in enumerate(column.items(), start):

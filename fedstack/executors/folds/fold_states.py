@@ -40,6 +40,17 @@ class FoldState(abc.ABC):
         """
 
     @abc.abstractmethod
+    def skip(self, clients: range) -> None:
+        """Adds consecutive clients that are absent: nothing stands in for them."""
+
+    def check(self, start: int, columns: Sequence[Column]) -> None:  # noqa: B027
+        """Checks the results of consecutive clients before they are added.
+
+        Raises:
+          InvalidValueError: If a client's result is not allowed.
+        """
+
+    @abc.abstractmethod
     def partials(self) -> object:
         """Returns the partial results, for the `merge` method of another state of the same aggregation."""
 
@@ -149,6 +160,10 @@ class TreeState(FoldState):
     def add_clients(self, clients: int) -> None:
         """Counts `clients` further clients if the result of the aggregation depends on the number of clients."""
 
+    def skip(self, clients: range) -> None:
+        for leaf in self.leaves if self.weights is None else [self.weights, *self.leaves]:
+            leaf.skip(clients)
+
     def stream(self, start: int) -> FoldStream:
         return TreeStream(self, start)
 
@@ -236,6 +251,7 @@ class MeanState(TreeState):
     def __init__(self, fold: Fold) -> None:
         super().__init__(fold, np.add, nan_of)
         self.count = 0
+        self._absent: set[int] = set()
         self._lock = threading.Lock()
         if fold.weight is not None:
             weight = cast(TensorType, fold.weight)
@@ -248,6 +264,11 @@ class MeanState(TreeState):
         with self._lock:
             self.count += clients
 
+    def skip(self, clients: range) -> None:
+        with self._lock:
+            self._absent.update(clients)
+        super().skip(clients)
+
     def partials(self) -> object:
         weights = self.weights.partials() if self.weights is not None else None
         return self.count, weights, super().partials()
@@ -257,9 +278,12 @@ class MeanState(TreeState):
         taken = _taken(folds, clients)
         if taken is None:
             return None
-        self.add_clients(-len(clients))
+        with self._lock:
+            present = len(clients) - sum(client in clients for client in self._absent)
+            self._absent = {client for client in self._absent if client not in clients}
+            self.count -= present
         weights = None if self.weights is None else taken.pop(0)
-        return len(clients), weights, taken
+        return present, weights, taken
 
     def merge(self, partials: object) -> None:
         count, weights, leaves = cast("tuple[int, list[Partial], object]", partials)

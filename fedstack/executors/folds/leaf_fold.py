@@ -100,6 +100,8 @@ class LeafFold(TreeFold):
         """Adds the partial results of blocks of clients that were folded elsewhere."""
         if self.open_shape:
             for partial in partials:
+                if partial.value is None:
+                    continue
                 self.check_shape(np.shape(partial.value), partial.position << partial.level)
         self.add(partials)
 

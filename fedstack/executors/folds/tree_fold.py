@@ -11,7 +11,7 @@ and `TreeFold` combines the results of both. `leaf_fold.py` selects the traversa
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -24,14 +24,18 @@ class Partial(NamedTuple):
     Attributes:
       level: The block has 2^level clients.
       position: The index of the block among the blocks of its level.
-      value: The result of the fold, a NumPy scalar or array.
+      value: The result of the fold, a NumPy scalar or array; `None` if all clients of the block are absent.
       owned: Whether the fold owns the array and may write to it.
     """
 
     level: int
     position: int
-    value: np.ndarray
+    value: np.ndarray | None
     owned: bool
+
+    def above(self) -> "Partial":
+        """Returns this partial result as that of the block of twice the size, whose other clients are absent."""
+        return self._replace(level=self.level + 1, position=self.position >> 1)
 
 
 class SpareBuffers:
@@ -78,6 +82,10 @@ class TreeFold:
             while (other := self._take_sibling(partial)) is not None:
                 partial = self._combine(other, partial) if partial.position & 1 else self._combine(partial, other)
 
+    def skip(self, clients: range) -> None:
+        """Adds clients that are absent. A block is the fold of the clients that are present."""
+        self.add([Partial(level, position, None, False) for level, position in aligned_blocks(clients)])
+
     def _take_sibling(self, partial: Partial) -> Partial | None:
         """Removes and returns the sibling of a partial result; stores the partial result if it has no sibling yet."""
         with self._lock:
@@ -114,7 +122,7 @@ class TreeFold:
             return sorted(self._partials.values(), key=lambda p: p.position << p.level)
 
     def result(self) -> np.ndarray | None:
-        """Returns the combination of the partial results, from the smallest block up; `None` without clients.
+        """Returns the combination of the partial results, from the smallest block up; `None` if nobody is present.
 
         The result is a separate array. Call this method only once, because it overwrites partial results.
         """
@@ -124,9 +132,15 @@ class TreeFold:
         total = remaining.pop()
         while remaining:
             total = self._combine(remaining.pop(), total)
+        if total.value is None:
+            return None
         return np.asarray(total.value) if total.owned else np.array(total.value)
 
     def _combine(self, left: Partial, right: Partial) -> Partial:
+        if left.value is None:
+            return right.above()
+        if right.value is None:
+            return left.above()
         value = combine(self.operation, left.value, left.owned, right.value, right.owned, self.spare)
         return Partial(left.level + 1, left.position >> 1, value, True)
 
@@ -178,7 +192,7 @@ def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: 
         start >>= 1
         level += 1
     if in_place:
-        return [Partial(one.level, one.position, one.value.copy(), True) for one in partials]
+        return [Partial(one.level, one.position, np.copy(cast(np.ndarray, one.value)), True) for one in partials]
     return partials
 
 

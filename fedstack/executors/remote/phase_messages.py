@@ -32,6 +32,7 @@ from fedstack.computations.values.columns import Column, ConstantColumn, SharedC
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import PhaseCopies
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
 from fedstack.observe.events import NO_SPAN, Span, is_id
@@ -137,6 +138,22 @@ def write_values(
             types = signature.inputs[len(signature.inputs) - len(captures) :]
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
                 packer.pack_shared(value.value, payload, type_spec)
+
+
+def write_tolerance(request: PhaseRequest, tolerance: Tolerance | None, clients: range) -> None:
+    """Adds to a request whether clients may fail, and which of the clients are absent."""
+    if tolerance is not None:
+        request.tolerance.absent.extend(tolerance.absent_in(clients))
+        request.tolerance.client_seconds = tolerance.client_seconds or 0.0
+        request.tolerance.SetInParent()
+
+
+def read_tolerance(request: PhaseRequest) -> Tolerance | None:
+    """Returns the conditions under which clients of a phase may fail, or are absent; `None` if none may fail."""
+    if not request.HasField("tolerance"):
+        return None
+    seconds = request.tolerance.client_seconds
+    return Tolerance(sorted(request.tolerance.absent), seconds if seconds > 0 else None)
 
 
 def write_span(span: Span, message: messages.Span) -> None:

@@ -3,6 +3,7 @@
 The reader checks all contributions, because a worker may send wrong ones.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,15 +14,20 @@ from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.ownership import whole_buffer
-from fedstack.errors import InvalidValueError
+from fedstack.errors import FedstackError, InvalidValueError, RemoteError
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.folds.aggregate_state import BLOCK, BLOCK_LEVEL, AggregatePartials, split_blocks
+from fedstack.executors.folds.aggregate_state import ABSENT, BLOCK, BLOCK_LEVEL, AggregatePartials, split_blocks
 from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
 from fedstack.executors.folds.leaf_fold import LeafFold
 from fedstack.executors.folds.tree_fold import Partial
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.proto.extensions_pb2 import PhaseResponse
+from fedstack.transport.wire.status import details_of, error_from_status
 
 _MAX_LEVEL = 62
+# The number of failures of clients that are sent with tracebacks, and the maximum size of each of the others, in bytes.
+_MOST_DETAILED = 100
+_BRIEF_BYTES = 1000
 
 
 def write_result(
@@ -49,8 +55,12 @@ def write_result(
         else:
             nodes, values = cast(AggregatePartials, partials)
             _write_tree(message.tree.add(), nodes, accumulator_type(fold), packer)
-            for client in sorted(values):
+            for client in sorted(client for client, value in values.items() if value is not ABSENT):
                 packer.pack(message.value.add(), values[client], fold.member)
+    for number, client in enumerate(sorted(result.failures)):
+        error = result.failures[client]
+        details = details_of(error) if number < _MOST_DETAILED else details_of(error, most_bytes=_BRIEF_BYTES)
+        response.failure.add(client=client).status.ParseFromString(details)
     for column, (_, member) in zip(result.columns, phase.held):
         packer.pack_column(response.held.add(), column, member, "a result of the clients")
     return response
@@ -71,11 +81,18 @@ def _write_trees(
 def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], type_spec: Type, packer: Packer) -> None:
     for partial in tree:
         written = message.partial.add(level=partial.level, position=partial.position)
-        packer.pack(written.value, partial.value, type_spec)
+        if partial.value is not None:
+            packer.pack(written.value, partial.value, type_spec)
 
 
 def read_result(
-    phase: Phase, states: Sequence[FoldState | None], clients: range, response: PhaseResponse, unpacker: Unpacker
+    phase: Phase,
+    states: Sequence[FoldState | None],
+    clients: range,
+    response: PhaseResponse,
+    unpacker: Unpacker,
+    tolerance: Tolerance | None = None,
+    address: str = "",
 ) -> "ReceivedResult":
     """Returns the contributions of a range of clients from a worker's response.
 
@@ -85,6 +102,8 @@ def read_result(
       clients: The clients of the request.
       response: The response.
       unpacker: Unpacks the values. It must have been created with the number of clients.
+      tolerance: The conditions under which clients may fail, or are absent; `None` if none may fail.
+      address: The address of the worker, for error messages.
 
     Returns:
       The contributions, which are complete once their bytes have been received.
@@ -99,10 +118,12 @@ def read_result(
             f"{len(response.fold)} aggregations and {len(response.held)} columns; check that the worker runs the same "
             "version of fedstack"
         )
+    failures = _read_failures(response, clients, tolerance, address)
+    missing = sorted([*failures, *(() if tolerance is None else tolerance.absent_in(clients))])
     trees: list[list[Partial]] = []
 
     def read(tree: PhaseResponse.Tree, leaf: LeafFold) -> list[Partial]:
-        trees.append(_read_tree(tree, leaf.partial_type, f"the fold of value{leaf.path}", clients, unpacker))
+        trees.append(_read_tree(tree, leaf.partial_type, f"the fold of value{leaf.path}", clients, missing, unpacker))
         return trees[-1]
 
     def read_all(message: PhaseResponse.Contribution, leaves: Sequence[LeafFold]) -> list[list[Partial]]:
@@ -116,19 +137,19 @@ def read_result(
     partials: list[object] = []
     for fold, state, message in zip(phase.folds, states, response.fold):
         if isinstance(state, MeanState):
-            if message.clients != len(clients):
+            if message.clients != len(clients) - len(missing):
                 raise _wrong_clients(clients, message.clients)
             weights = None if state.weights is None else read(message.weights, state.weights)
             partials.append((message.clients, weights, read_all(message, state.leaves)))
         elif isinstance(state, TreeState):
             partials.append(read_all(message, state.leaves))
         else:
-            partials.append(_read_aggregate(message, fold, clients, unpacker))
+            partials.append(_read_aggregate(message, fold, clients, missing, unpacker))
     columns = [
         unpacker.unpack_column(message, member, "a result of the clients")
         for message, (_, member) in zip(response.held, phase.held)
     ]
-    return ReceivedResult(PhaseResult(partials, columns), trees)
+    return ReceivedResult(PhaseResult(partials, columns, failures), trees)
 
 
 class ReceivedResult:
@@ -150,35 +171,61 @@ class ReceivedResult:
 
 def _owned(partial: Partial) -> Partial:
     """Returns a partial result that owns its array, if the array has memory of its own and is not part of a message."""
-    buffer = whole_buffer(partial.value) if np.ndim(partial.value) else None
+    buffer = None if partial.value is None or not np.ndim(partial.value) else whole_buffer(partial.value)
     return partial if buffer is None else partial._replace(value=buffer, owned=True)
 
 
+def _read_failures(
+    response: PhaseResponse, clients: range, tolerance: Tolerance | None, address: str
+) -> dict[int, FedstackError]:
+    """Returns the errors of the clients that have failed, by client."""
+    failures: dict[int, FedstackError] = {}
+    absent = () if tolerance is None else set(tolerance.absent_in(clients))
+    for message in response.failure:
+        client, status = message.client, message.status
+        if tolerance is None or client not in clients or client in absent or client in failures:
+            raise _wrong_clients(clients, f"a failure of client {client}")
+        error = error_from_status(status.code, status.message, status.SerializeToString(), address)
+        failures[client] = error if isinstance(error, FedstackError) else RemoteError(str(error))
+        failures[client].client_index = client
+    return failures
+
+
 def _read_aggregate(
-    message: PhaseResponse.Contribution, fold: Fold, clients: range, unpacker: Unpacker
+    message: PhaseResponse.Contribution, fold: Fold, clients: range, missing: Sequence[int], unpacker: Unpacker
 ) -> AggregatePartials:
     """Returns the contribution to a general aggregation."""
     before, whole, behind = split_blocks(clients)
     if len(message.tree) != 1 or any(partial.level < BLOCK_LEVEL for partial in message.tree[0].partial):
         raise _wrong_clients(clients, f"no tree over blocks of {BLOCK} clients")
-    nodes = _read_tree(message.tree[0], accumulator_type(fold), f"the {fold.uri}", whole, unpacker)
-    kept = [*before, *behind]
+    nodes = _read_tree(message.tree[0], accumulator_type(fold), f"the {fold.uri}", whole, missing, unpacker)
+    absent = set(missing)
+    kept = [client for client in (*before, *behind) if client not in absent]
     if len(message.value) != len(kept):
         raise _wrong_clients(clients, f"{len(message.value)} values instead of {len(kept)}")
     values = [unpacker.unpack(value, fold.member, f"a value of the {fold.uri}") for value in message.value]
-    return AggregatePartials(nodes, dict(zip(kept, values)))
+    nobody = dict.fromkeys([client for client in (*before, *behind) if client in absent], ABSENT)
+    return AggregatePartials(nodes, {**nobody, **dict(zip(kept, values))})
 
 
 def _read_tree(
-    tree: PhaseResponse.Tree, type_spec: Type, what: str, clients: range, unpacker: Unpacker
+    tree: PhaseResponse.Tree,
+    type_spec: Type,
+    what: str,
+    clients: range,
+    missing: Sequence[int],
+    unpacker: Unpacker,
 ) -> list[Partial]:
     partials: list[Partial] = []
     expected = clients.start
     for message in tree.partial:
         if message.level > _MAX_LEVEL or message.position << message.level != expected:
             raise _wrong_clients(clients, f"the fold of block {message.position} of 2^{message.level} clients")
-        expected += 1 << message.level
-        value = cast(np.ndarray, unpacker.unpack(message.value, type_spec, what))
+        first, expected = expected, expected + (1 << message.level)
+        absent = bisect_left(missing, expected) - bisect_left(missing, first)
+        if (absent == 1 << message.level) == message.HasField("value"):
+            raise _wrong_clients(clients, f"the fold of clients {first} to {expected - 1}, {absent} of them absent")
+        value = cast(np.ndarray, unpacker.unpack(message.value, type_spec, what)) if message.HasField("value") else None
         partials.append(Partial(message.level, message.position, value, False))
     if expected != clients.stop:
         raise _wrong_clients(clients, f"the fold of {expected - clients.start} of these clients")

@@ -23,11 +23,12 @@ from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_p
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.remote.phase_messages import write_phase, write_span
+from fedstack.executors.remote.phase_messages import write_phase, write_span, write_tolerance
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
@@ -146,6 +147,7 @@ class _PhaseRun:
         self._arguments = arguments
         self._clients = self._left = clients
         self._hand_in = hand_in
+        self._tolerance = current_scope().of(Tolerance)
         self._id = draw_id().hex() if hand_in.seconds else ""
 
     async def run(self, session: RemoteSession) -> Contribution:
@@ -177,7 +179,7 @@ class _PhaseRun:
             self._hand_in.begun(lambda rate: self._leave(session, rate))
             answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
             try:
-                last, response = await session.stub.io.run(self._received(answer, report, note))
+                last, response = await session.stub.io.run(self._received(answer, address, report, note))
             except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
                 copies.give_up()  # the peer may have kept inputs even though the response was not received
                 losses = current_scope().losses
@@ -191,7 +193,7 @@ class _PhaseRun:
         return last
 
     async def _received(
-        self, answer: Answer, report: PhaseReport, note: PhaseNote | None
+        self, answer: Answer, address: str, report: PhaseReport, note: PhaseNote | None
     ) -> tuple[Contribution, messages.PhaseResponse]:
         """Receives the responses, hands in all but the last, and returns the last with its contribution."""
         states, clients = partial_states(self._phase, self._arguments), self._left
@@ -203,7 +205,7 @@ class _PhaseRun:
                 unpacker = Unpacker(clients=len(part), for_results=True)
                 received = await sized(
                     len(header),
-                    lambda: read_result(self._phase, states, part, response, unpacker),  # noqa: B023
+                    lambda: read_result(self._phase, states, part, response, unpacker, self._tolerance, address),  # noqa: B023
                 )
                 if note is not None:
                     note.bytes_received += response.ByteSize() + sum(map(len, unpacker.buffers))
@@ -276,11 +278,13 @@ async def _written(
     packer = packer_for(session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
+    tolerance = current_scope().of(Tolerance)
 
     def write() -> messages.PhaseRequest:
         return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
 
     request = write() if inputs_are_here(inputs) else await off_loop(write)
+    write_tolerance(request, tolerance, clients)
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer

@@ -23,6 +23,7 @@ import attrs
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.leaves.work_scope import change_scope, current_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import CLIENTS, FederatedType, Type, computation_pb2
 from fedstack.computations.types.type_sizes import count_leaves
@@ -40,6 +41,7 @@ from fedstack.executors.remote.phase_messages import (
     check_first_client,
     computations_of,
     read_phase,
+    read_tolerance,
 )
 from fedstack.executors.remote.phase_results import write_result
 from fedstack.executors.worker.receiving import Admission, Received
@@ -170,6 +172,7 @@ async def run(
     """
     if outbox is not None:
         outbox.clients = admitted.phase.clients
+    enter_tolerance(admitted.request)
     await host.admission.load(admitted.leaves)
     found, seconds = admitted.phase, admitted.request.hand_in_seconds
     # A stream of a sequence runs user code while it is written, which only `reply` can do.
@@ -185,6 +188,13 @@ async def run(
 
     hand_in = HandIn(take, max(_LEAST_SECONDS, seconds), outbox.is_free, outbox.begun)
     return await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
+
+
+def enter_tolerance(request: PhaseRequest) -> None:
+    """Makes the conditions under which clients of a phase may fail part of the current scope."""
+    tolerance = read_tolerance(request)
+    if tolerance is not None:
+        change_scope(systems=current_scope().adding(tolerance).systems)
 
 
 class Outbox:

@@ -1,11 +1,12 @@
 """Simulated clients, each of which takes simulated time, several at a time on each worker."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import Column
+from fedstack.errors import FedstackError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.phase_sink import ResultStream, Sink
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
@@ -66,6 +67,12 @@ class _OneClient:
 
     def stream(self, start: int) -> ResultStream:
         return self._sink.stream(start)
+
+    def check(self, start: int, results: Sequence[Column]) -> None:
+        self._sink.check(start, results)
+
+    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
+        self._sink.skip(clients, failures)
 
     def claim(self, stop: int) -> int:
         return stop

@@ -183,16 +183,16 @@ def message_of(error: Exception) -> str:
     return shortened(text, _MAX_MESSAGE_BYTES if weight <= _MAX_MESSAGE_BYTES else _MAX_MESSAGE_BYTES // 3)
 
 
-def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
+def details_of(error: Exception, path: Sequence[str] = (), *, most_bytes: int = MAX_DETAILS_BYTES) -> bytes:
     """Returns the status details of a failed call, for `grpc-status-details-bin` in the trailing metadata.
 
     Args:
       error: The error of the call.
       path: The executors through which the error was raised, outermost first; by default the path of the error.
+      most_bytes: The maximum size of the details.
 
     Returns:
-      A serialized `Status` of at most `MAX_DETAILS_BYTES`. If necessary, the beginning of the traceback and the middle
-      of the message are removed.
+      A serialized `Status`. If necessary, the beginning of the traceback and the middle of the message are removed.
     """
     path = path or getattr(error, "executor_path", ())
     detail = ErrorDetail(
@@ -203,9 +203,9 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
         detail.computation_name = shortened(_clean(error.computation_name), _MAX_NAME_BYTES)
         if error.client_index is not None and error.client_index >= 0:
             detail.client_index = error.client_index
-    status = Status(code=code_of(error), message=message_of(error))
+    status = Status(code=code_of(error), message=shortened(message_of(error), most_bytes // 4))
     # 32 bytes are reserved for the tags and lengths of the following fields.
-    room = MAX_DETAILS_BYTES - status.ByteSize() - detail.ByteSize() - len(_DETAIL_TYPE) - 32
+    room = most_bytes - status.ByteSize() - detail.ByteSize() - len(_DETAIL_TYPE) - 32
     printed = _traceback_of(error)
     detail.message = shortened(_text_of(error), room - min(len(printed.encode()), _MIN_TRACEBACK_BYTES))
     detail.traceback = _last(printed, room - len(detail.message.encode()))

@@ -1,0 +1,162 @@
+"""Runs blocks of clients of which some may fail or be absent.
+
+A block runs over whole columns first. If a client fails, the clients of the block run again one by one, and so do those
+of all further blocks, unless the program prefers columns. Nothing stands in for a client that has failed or is absent.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from fedstack.computations.plan.interpreter import ProgramRunner, prefers_columns, run_columns
+from fedstack.computations.plan.program import Program
+from fedstack.computations.values.columns import Column, ListColumn, bytes_per_client
+from fedstack.errors import ClientTimeoutError, FedstackError
+from fedstack.executors.base.phase_sink import ResultStream, Sink
+from fedstack.executors.base.timed_calls import TimedCalls, TooLate
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.survivors.tolerance import Tolerance, is_own
+from fedstack.foundations.traceback_filter import without_frames
+
+
+class _Counted(Protocol):
+    """A block that counts its clients.
+
+    Attributes:
+      done: The number of clients that are done.
+    """
+
+    done: int
+
+
+class TolerantBlocks:
+    """The blocks of one phase. Several threads may run blocks at the same time.
+
+    Args:
+      program: The linked program.
+      tolerance: The conditions of the phase.
+      sink: Receives the results of the clients that are present, and the errors of those that fail.
+      name: The names of the functions, for error messages.
+
+    Attributes:
+      result_bytes: The size of the arrays that a client has yielded; 0 if it is not known.
+    """
+
+    def __init__(self, program: Program, tolerance: Tolerance, sink: Sink, name: str) -> None:
+        self._name = name
+        self._program = program
+        self._tolerance = tolerance
+        self._sink = sink
+        self._keeps_columns = prefers_columns(program)
+        self._runs_alone = False
+        self._threads: Callable[[], LeafThreads | None] = lambda: None
+        self.result_bytes = 0
+
+    def present(self, clients: range) -> int:
+        """Returns the number of clients that are present before the block runs."""
+        return len(clients) - len(self._tolerance.absent_in(clients))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the time of a client is limited, so that clients run one by one."""
+        return self._tolerance.client_seconds is not None
+
+    def use(self, threads: LeafThreads | None) -> None:
+        """Sets the threads on which clients run if their time is limited. Only a weak reference to them is kept."""
+        self._threads = (lambda: None) if threads is None else weakref.ref(threads)
+
+    def run(self, columns: Sequence[Column], clients: range, *, streams: bool, block: _Counted) -> int:
+        """Runs a block, and returns the number of clients that have failed.
+
+        Args:
+          columns: For each input of the program, a column of exactly the given clients.
+          clients: The clients of the block.
+          streams: Whether the clients run one by one in any case, because their results are large.
+          block: Counts the clients that are done.
+
+        Raises:
+          Exception: An error that is not a failure of a client.
+        """
+        failed = 0
+        for part, is_present in self._tolerance.parts(clients):
+            if not is_present:
+                self._sink.skip(part, {})
+                continue
+            start, stop = part.start - clients.start, part.stop - clients.start
+            own = columns if len(part) == len(clients) else [column.slice(start, stop) for column in columns]
+            if streams or (self._runs_alone and not self._keeps_columns) or not self._run_together(own, part):
+                failed += self._run_alone(own, part, start, block)
+        return failed
+
+    def _run_together(self, columns: Sequence[Column], clients: range) -> bool:
+        """Runs clients over whole columns, and returns whether none of them has failed."""
+        first = clients.start
+        try:
+            here = [column.here() for column in columns]
+            results = run_columns(self._program, here, first, len(clients))
+            self._sink.check(first, results)
+        except FedstackError as error:
+            if not is_own(error):
+                raise
+            self._runs_alone = True
+            return False
+        self.result_bytes = sum(map(bytes_per_client, results))
+        self._sink.feed(first, results)
+        return True
+
+    def _run_alone(self, columns: Sequence[Column], clients: range, before: int, block: _Counted) -> int:
+        """Runs clients one by one, and returns the number of clients that have failed."""
+        seconds = self._tolerance.client_seconds
+        if seconds is None:
+            return self._run_each(columns, clients, lambda call: call(), before, block)
+        with TimedCalls[list[object]](self._threads(), seconds) as timed:
+            return self._run_each(columns, clients, timed.call, before, block)
+
+    def _run_each(
+        self,
+        columns: Sequence[Column],
+        clients: range,
+        make: Callable[[Callable[[], list[object]]], list[object]],
+        before: int,
+        block: _Counted,
+    ) -> int:
+        run, sink, failed = ProgramRunner(self._program).run, self._sink, 0
+
+        def results_of(client: int) -> list[object]:
+            index = client - clients.start
+            alone = [column.slice(index, index + 1).here() for column in columns]
+            results = run([column.items()[0] for column in alone], client)
+            sink.check(client, [ListColumn([result]) for result in results])
+            return results
+
+        stream: ResultStream | None = None  # an empty one would stand where another block begins
+        for index, client in enumerate(clients):
+            try:
+                results = make(lambda client=client: results_of(client))
+            except (FedstackError, TooLate) as raised:
+                error = self._late(client) if isinstance(raised, TooLate) else raised
+                if not is_own(error):
+                    raise
+                error.client_index = client
+                if stream is not None:
+                    stream.close()
+                    stream = None
+                sink.skip(range(client, client + 1), {client: without_frames(error)})
+                failed += 1
+            else:
+                if stream is None:
+                    stream = sink.stream(client)
+                stream.add(results)
+            block.done = before + index + 1
+        if stream is not None:
+            stream.close()
+        return failed
+
+    def _late(self, client: int) -> ClientTimeoutError:
+        seconds = self._tolerance.client_seconds
+        error = ClientTimeoutError(
+            f"{self._name!r} took longer than client_seconds={seconds:g} at client {client}; allow more time, or find "
+            "out what the function waits for"
+        )
+        error.computation_name = self._name
+        return error

@@ -1,0 +1,116 @@
+"""Defines the policy for failed clients, and the value that stands for a failed client."""
+
+from typing import Any
+
+import attrs
+from attrs.validators import optional
+
+from fedstack.computations.values.deferred_column import refuse
+from fedstack.errors import InvalidValueError
+from fedstack.foundations.error_text import counted
+from fedstack.foundations.number_checks import (
+    check_number,
+    check_whole_number,
+    number_validator,
+    whole_number_of,
+    whole_number_validator,
+)
+
+
+def _check_tolerate(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if whole_number_of(value) is not None:
+        check_whole_number(attribute.name, value, 0)
+        return
+    check_number(attribute.name, value)
+    if value > 1.0:
+        raise InvalidValueError(
+            f"Expected {attribute.name} to be a number of clients, or a share of them from 0.0 to 1.0, found {value}; "
+            "pass 0.2 for a fifth of the clients, or 20 for 20 clients"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class ClientFailures:
+    """A policy for clients that fail: how many may fail before a call ends with an error.
+
+    A client that fails in a phase contributes to none of the aggregations of that phase and takes part in no later
+    phase. What earlier phases have aggregated from it stands. The result depends on who failed in which phase, and not
+    on where or when: it has the same bits for any number of workers. It differs from the result of a call without these
+    clients, because the others keep their positions in the tree along which results are folded.
+
+    A client fails if one of its functions or its sequence raises an error, if its result has the wrong type, or if a
+    value that it selects by or sums securely is out of range. Errors of the server's functions, of functions that
+    accumulate or merge, and of arguments end the call, as they do without a policy. So do lost workers, whose clients
+    run again.
+
+    In results, a list with one value per client has a `ClientFailure` in the place of each failed client.
+
+    Attributes:
+      tolerate: The maximum number of failed clients (an `int`), or their maximum share of all clients of the call (a
+        `float` from 0.0 to 1.0). By default, any number may fail.
+      min_clients: The minimum number of clients that must be left after each phase. With 0, all clients may fail: sums
+        are then 0 and means NaN.
+      client_seconds: The time that the functions of a client may take in a phase, in seconds, counted from the
+        beginning of the first function. A client that takes longer fails; its thread cannot be stopped, and is
+        abandoned. Clients then run one by one on each thread, and not as a batch. By default there is no limit. With
+        `debug=True`, the limit is ignored.
+    """
+
+    tolerate: float = attrs.field(default=1.0, validator=_check_tolerate)
+    min_clients: int = attrs.field(default=1, validator=whole_number_validator(0))
+    client_seconds: float | None = attrs.field(default=None, validator=optional(number_validator(positive=True)))
+
+    def most(self, clients: int) -> int:
+        """Returns the maximum number of failed clients.
+
+        Args:
+          clients: The number of clients of the call.
+        """
+        share = self.tolerate
+        # The share is rounded to 9 digits first: 0.29 of 100 clients are 29, although 0.29 * 100 < 29.
+        return int(round(share * clients, 9)) if whole_number_of(share) is None else int(share)
+
+    @property
+    def limits(self) -> str:
+        """The limits as text for error messages."""
+        share = f"{self.tolerate:.4g} of the clients" if isinstance(self.tolerate, float) else f"{self.tolerate}"
+        return f"tolerate={share}, min_clients={self.min_clients}"
+
+
+@attrs.frozen
+class ClientFailure:
+    """Stands for a client that failed, in the place of its value.
+
+    In the list of an argument, it stands for a client that does not take part in the call, so that the lists of one
+    call can be passed to another.
+
+    Attributes:
+      client: The index of the client; `None` for a client that does not take part.
+      phase: The number of the phase in which the client failed, counted from 0; `None` for a client that does not take
+        part.
+      error: The error; `None` for a client that does not take part.
+    """
+
+    client: int | None = None
+    phase: int | None = None
+    error: Exception | None = attrs.field(default=None, eq=lambda error: (type(error), str(error)))
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return "a client that does not take part"
+        return f"client {self.client} failed in phase {self.phase}: {self.error}"
+
+
+refuse(
+    f"{ClientFailure.__module__}.{ClientFailure.__qualname__}",
+    "a ClientFailure",
+    "set client_failures on the context, so that clients may be absent",
+)
+
+
+def named_some(clients: list[int], most: int = 10) -> str:
+    """Returns a phrase for some clients, of which only the first are named."""
+    shown = ", ".join(map(str, clients[:most]))
+    left = len(clients) - most
+    noun = "client" if len(clients) == 1 else "clients"
+    return f"{noun} {shown}" + (f" and {counted(left, 'other')}" if left > 0 else "")

@@ -1,0 +1,111 @@
+"""Keeps account of the clients of one call that have failed, and ends the call if there are too many."""
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from fedstack.computations.leaves.work_scope import SystemScope
+from fedstack.errors import FedstackError, TooManyClientFailuresError
+from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures, named_some
+from fedstack.executors.survivors.tolerance import Tolerance
+from fedstack.foundations.error_text import counted
+
+_logger = logging.getLogger(__name__)
+_NOBODY_LEFT = (
+    "No client is left after phase %d: sums are 0 and means NaN; check what all clients raise, and set min_clients"
+)
+# The maximum number of kinds of errors that a message lists.
+_MOST_KINDS = 10
+_RAISED = re.compile(r"'[^']*' raised (\w+)")
+# The number of failures whose errors keep their causes.
+_MOST_CAUSES = 100
+
+
+class Survivors(SystemScope):
+    """The clients of one attempt at a call. Phases of the call run one after another. Not thread-safe.
+
+    Args:
+      policy: The policy of the call.
+      absent: The clients that do not take part.
+
+    Attributes:
+      absent: The clients that have failed or do not take part, by index.
+      phase: The number of the next phase.
+    """
+
+    __slots__ = ("_policy", "absent", "phase")
+
+    def __init__(self, policy: ClientFailures, absent: Mapping[int, ClientFailure]) -> None:
+        self._policy = policy
+        self.absent = dict(absent)
+        self.phase = 0
+
+    def tolerance(self, refused: Iterable[int]) -> Tolerance:
+        """Returns the conditions for the next phase.
+
+        Args:
+          refused: Further clients that do not run in the phase.
+        """
+        return Tolerance(sorted({*self.absent, *refused}), self._policy.client_seconds)
+
+    def settle(self, failures: Mapping[int, FedstackError], clients: int) -> None:
+        """Records the failures of a phase whose clients have all run.
+
+        Args:
+          failures: The errors, by client.
+          clients: The number of clients of the call.
+
+        Raises:
+          TooManyClientFailuresError: If more clients have failed than the policy tolerates.
+        """
+        phase = self.phase
+        self.phase += 1
+        failures = {client: error for client, error in failures.items() if client not in self.absent}
+        for client in sorted(failures):
+            error = failures[client].with_traceback(None)
+            if len(self.absent) >= _MOST_CAUSES:
+                error.__cause__ = None
+            self.absent[client] = ClientFailure(client, phase, error)
+        failed = {client: one for client, one in self.absent.items() if one.error is not None}
+        left = clients - len(self.absent)
+        if failures and (len(failed) > self._policy.most(clients) or left < self._policy.min_clients):
+            raise too_many_failures(self._policy, failed, clients, left)
+        if failures:
+            _logger.info("%s failed in phase %d; %d left", counted(len(failures), "client"), phase, left)
+            if not left:
+                _logger.warning(_NOBODY_LEFT, phase)
+
+    def __repr__(self) -> str:
+        return f"<Survivors of phase {self.phase}, {len(self.absent)} absent>"
+
+
+def too_many_failures(
+    policy: ClientFailures, failed: Mapping[int, ClientFailure], clients: int, left: int
+) -> TooManyClientFailuresError:
+    """Returns the error for a call in which too many clients have failed."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for client in sorted(failed):
+        kinds[_kind(failed[client].error)].append(client)
+    lines = [f"  {named_some(some)}: {kind}" for kind, some in sorted(kinds.items(), key=lambda kind: kind[1][0])]
+    if len(lines) > _MOST_KINDS:
+        lines[_MOST_KINDS:] = [f"  … and {len(lines) - _MOST_KINDS} other kinds of errors"]
+    first = min(failed)
+    error = TooManyClientFailuresError(
+        f"Expected fewer clients to fail ({policy.limits}), found {counted(len(failed), 'failure')} among "
+        f"{counted(clients, 'client')}, so that {left} {'is' if left == 1 else 'are'} left; fix the functions or the "
+        f"data, or let the policy tolerate more:\n" + "\n".join(lines) + f"\nThe first: {failed[first].error}"
+    )
+    error.failures = dict(failed)
+    error.survivors = left
+    return error
+
+
+def _kind(error: Exception | None) -> str:
+    """Returns the kind of a failure: the class of the error that the function raised, and the function."""
+    if error is None:
+        return "absent"
+    name = getattr(error, "computation_name", "")
+    raised = _RAISED.match(str(error))  # the cause of an error that a worker sent has another class
+    shown = type(error).__name__ if raised is None else raised[1]
+    return f"{shown} in {name!r}" if name else shown

@@ -1,0 +1,135 @@
+"""Clients that take longer than allowed."""
+
+import threading
+import time
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack import ClientFailure, ClientFailures
+from fedstack.errors import ClientTimeoutError, ResourceLimitError, TooManyClientFailuresError
+from fedstack.executors.base.timed_calls import TimedCalls, TooLate
+from fedstack.executors.concurrency.jobs import AbandonedWork
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, without_threads
+
+INT = fl.TensorType(np.int32)
+INTS = fl.FederatedType(INT, fl.CLIENTS)
+# Long enough for a busy machine, since what is late waits for the test.
+SECONDS = 2.0
+
+
+class Gate:
+    """Where clients wait until the test lets them go."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def wait(self) -> None:
+        self.threads.append(threading.current_thread())
+        assert self.opened.wait(60)
+
+
+@pytest.fixture
+def gate():
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+def waiting_at(gate: Gate, *late: int):
+    @fedstack.python_computation([INT], INT)
+    def waits(x):
+        if x in late:
+            gate.wait()
+        if x < 0:
+            raise ValueError("negative")
+        return x
+
+    @fl.federated_computation(INTS)
+    def total(xs):
+        found = fl.federated_map(waits, xs)
+        return fl.federated_sum(found), found
+
+    return total
+
+
+@pytest.mark.parametrize("threads", [1, None])
+def test_a_client_that_takes_too_long_is_left_out(gate: Gate, threads: int | None) -> None:
+    policy = ClientFailures(client_seconds=SECONDS)
+    total = waiting_at(gate, 3)
+    with fedstack.create_sync_local_execution_context(client_failures=policy, max_concurrent_clients=threads):
+        found, each = total([1, -2, 3, 4, 5])
+        assert found == 10
+        assert isinstance(each[2], ClientFailure)
+        assert isinstance(each[2].error, ClientTimeoutError)
+        assert str(each[2].error).startswith("'waits' took longer than client_seconds=2 at client 2; allow more time")
+        assert "raised ValueError" in str(each[1].error)
+        assert gate.threads[0] is not threading.current_thread()
+        gate.opened.set()
+
+
+def test_late_clients_are_named_in_the_error(gate: Gate) -> None:
+    policy = ClientFailures(client_seconds=0.2, tolerate=0)
+    with fedstack.create_sync_local_execution_context(client_failures=policy):
+        with pytest.raises(TooManyClientFailuresError, match="client 0: ClientTimeoutError in 'waits'"):
+            waiting_at(gate, 1)([1, 2])
+        gate.opened.set()
+
+
+def test_a_debugger_has_time(gate: Gate) -> None:
+    policy = ClientFailures(client_seconds=0.001)
+    here = []
+
+    @fedstack.python_computation([INT], INT)
+    def slow(x):
+        here.append(threading.current_thread())
+        time.sleep(0.05)
+        return x
+
+    @fl.federated_computation(INTS)
+    def total(xs):
+        return fl.federated_sum(fl.federated_map(slow, xs))
+
+    with fedstack.create_sync_local_execution_context(client_failures=policy, debug=True):
+        assert total([1, 2]) == 3
+    assert set(here) == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, "1", float("nan"), True])
+def test_a_limit_is_a_positive_number(seconds: object) -> None:
+    with pytest.raises(fedstack.errors.InvalidValueError, match="client_seconds"):
+        ClientFailures(client_seconds=seconds)
+
+
+def test_calls_run_on_another_thread_that_is_replaced_when_one_is_late(gate: Gate) -> None:
+    threads = LeafThreads(1)
+    with TimedCalls[object](threads, SECONDS) as timed:
+        first = timed.call(threading.get_ident)
+        assert timed.call(threading.get_ident) == first != threading.get_ident()
+        with pytest.raises(ValueError, match="as it is"):
+            timed.call(lambda: (_ for _ in ()).throw(ValueError("as it is")))
+        with pytest.raises(TooLate):
+            timed.call(gate.wait)
+        assert timed.call(threading.get_ident) != first
+    gate.opened.set()
+    threads.close()
+
+
+def test_too_many_late_calls_end_the_work(gate: Gate) -> None:
+    threads = LeafThreads(1)
+    abandoned = AbandonedWork(1, lambda count: ResourceLimitError(f"{count} threads are on abandoned work"))
+    with fedstack.computations.leaves.work_scope.current_scope().replace(abandoned=abandoned).entered():
+        with pytest.raises(ResourceLimitError, match="on abandoned work"), TimedCalls[object](threads, 0.1) as timed:
+            for _ in range(3):
+                with pytest.raises(TooLate):
+                    timed.call(gate.wait)
+    gate.opened.set()
+    threads.close()
+
+
+def test_without_threads_there_is_no_limit() -> None:
+    with without_threads(), TimedCalls[int](LeafThreads(1), 0.0) as timed:
+        assert timed.call(threading.get_ident) == threading.get_ident()
