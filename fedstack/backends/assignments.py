@@ -249,6 +249,10 @@ class Assignments:
         for one in self._waiting:
             one.is_held = False
 
+    def skip(self, client: int) -> None:
+        """Records that a client has failed, so that it need not run again."""
+        self._no_longer_needed(range(client, client + 1), list(self.running))
+
     def _no_longer_needed(self, clients: range, running: Iterable[Assignment]) -> None:
         """Records that some clients need not run any more, and drops the assignments that have no others."""
         rest = [(one, _without(one.clients, clients)) for one in self._waiting]

@@ -154,6 +154,13 @@ class Backend(abc.ABC):
             return in_levels(runners, counts, caller.max_fanout, MergedTasks)
         return runners, counts
 
+    def guarding(self) -> int:
+        """Returns the number of workers that are ready and can run clients in child processes; by default 0.
+
+        Workers that are restarted when they end do not count, since they need no protection.
+        """
+        return 0
+
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
         """Searches for clients that end their worker, and returns whether the backend was able to search.
 

@@ -191,6 +191,16 @@ class Balance:
             self._asks[ask] = None
         return asks
 
+    def recall(self) -> list[Ask]:
+        """Returns requests to all workers for the clients that they have not begun."""
+        asked = {ask.assignment for ask in self._asks}
+        asks = [Ask(one, (), math.inf) for one in self._since if one.left and one not in asked]
+        for ask in asks:
+            ask.assignment.is_shared = True
+            self._asked.setdefault(ask.assignment, _Asked())
+            self._asks[ask] = None
+        return asks
+
     def copies(self, now: float) -> list[Assignment]:
         """Lets clients of silent and slow workers run twice, and returns the assignments to start at the time `now`."""
         self._note_idle(now)

@@ -14,10 +14,11 @@ import attrs
 
 from fedstack.backends.assignments import Assignment, Assignments
 from fedstack.backends.backend import Backend, Caller
+from fedstack.backends.phase_news import PhaseNews
 from fedstack.backends.rebalancing import Available, Rebalancing
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.errors import FedstackError, NoWorkersError, RemoteError
+from fedstack.errors import FedstackError, LeafError, NoWorkersError, RemoteError
 from fedstack.executors.base.hand_ins import HandIn, Leave
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
@@ -25,14 +26,16 @@ from fedstack.executors.composing_executor import LOSSES, Contributions, even_co
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all, wait
 from fedstack.executors.concurrency.progress import PartProgress
 from fedstack.executors.remote.phase_copies import note_length, sent_once
+from fedstack.executors.survivors.tolerance import Guarded, Tolerance
+from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
-from fedstack.observe.events import ClientsHandedIn, ClientsRetried
-from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
 # The minimum time between two contributions of a worker. The work of about half this time is lost with a worker.
 HAND_IN_SECONDS = 0.5
+# The system reports the exit status of a process shortly after its connections have broken.
+_REAPED_SECONDS = 0.05
 _T = TypeVar("_T")
 
 
@@ -55,7 +58,7 @@ class ElasticPhase:
         self._contributions = Contributions(engine, part.phase, part.arguments, part.clients)
         self._losses: InvocationLosses | None = scope.losses
         self._progress = scope.progress
-        self._span = scope.span
+        self._news_of = PhaseNews(scope.span, scope.progress if part.phase.program.steps else None)
         self._runners: dict[Hashable, PhaseRunner] = {}
         self._tasks: dict[asyncio.Task[None], Assignment | None] = {}
         self._loop = asyncio.get_running_loop()
@@ -66,13 +69,14 @@ class ElasticPhase:
         self._finding: asyncio.Task[None] | None = None
         self._search: asyncio.Task[None] | None = None
         self._must_search = False
+        self._tolerance = scope.of(Tolerance)
+        self._begun_with = 0
+        self._is_guarded = False
         self._failure: tuple[int, BaseException] | None = None
-        self._logged = ""
         self._rebalancing = Rebalancing(
             self._assignments,
             len(part.clients),
-            self._span,
-            self._progress if part.phase.program.steps else None,
+            self._news_of,
             backend.watch,
             self._available,
             self._task,
@@ -127,6 +131,7 @@ class ElasticPhase:
             self._news.set()
             return
         places = await self._backend.with_room(await self._backend.places(), len(clients))
+        self._begun_with = len(places)
         cuts_blocks = not any(fold.functions for fold in self._part.phase.folds)
         counts = even_counts(len(clients), len(places)) if cuts_blocks else whole_blocks(clients, len(places))
         runners, counts = self._backend.runners(self._part.phase, places, counts, self._caller)
@@ -209,11 +214,35 @@ class ElasticPhase:
         if losses is None or pause is None or (isinstance(error, NoWorkersError) and error.is_final):
             await self._give_up(error)
             return
-        self._tell(assignment, error, pause)
+        self._news_of.lost(assignment, error, pause)
         without_frames(error)
         self._assignments.lost(assignment, self._loop.time() + pause)
-        if losses.suspects(self._part.phase):
+        if self._is_guarded:
+            return
+        if await self._must_guard(losses):
+            self._is_guarded = True
+            _logger.info(
+                "Clients may have ended %s; the clients that are left run in child processes of the other workers",
+                counted(losses.count(self._part.phase), "worker"),
+            )
+            self._assignments.release()
+            self._rebalancing.recall()
+        elif losses.suspects(self._part.phase):
             self._suspect(losses)
+
+    async def _must_guard(self, losses: InvocationLosses) -> bool:
+        """Returns whether the workers must be protected from the clients that are left.
+
+        If failures are tolerated, a client that ends its process is one, and must not end further workers. Otherwise,
+        workers are protected that nobody would restart.
+        """
+        phase, backend = self._part.phase, self._backend
+        if not backend.searches_apart or not losses.count(phase):
+            return False
+        if self._tolerance is None:
+            return self._begun_with > 1 and backend.guarding() > 0
+        await wait(_REAPED_SECONDS)  # the exit status of a process of a pool tells whether it was killed from outside
+        return losses.count(phase) > 0
 
     async def _give_up(self, error: Exception) -> None:
         """Raises the error of a loss, after which the invocation is not repeated."""
@@ -227,33 +256,6 @@ class ElasticPhase:
                 if isinstance(other, LOSSES):
                     self._losses.causes.update(other.causes)
         raise error
-
-    def _tell(self, assignment: Assignment, error: Exception, pause: float) -> None:
-        """Logs a loss, and notifies observers."""
-        first, count = assignment.left[0].start, sum(map(len, assignment.left))
-        # The error is logged as text, because a stored log record must not keep the error's frames alive.
-        found = f"{type(error).__name__}: {error}"
-        _logger.warning(
-            "Running %s again in %.2f s after %s",
-            ", ".join(map(named, assignment.left)),
-            pause,
-            "the same error" if found == self._logged else found,
-        )
-        self._logged = found
-        if self._progress is not None and self._part.phase.program.steps:
-            self._progress.elsewhere(lost=count)
-        if observers.present:
-            observers.tell(
-                ClientsRetried(
-                    **self._span.ids,
-                    worker=str(assignment.worker),
-                    first_client=first,
-                    clients=count,
-                    attempt=assignment.losses + 1,
-                    pause=pause,
-                    error=type(error).__name__,
-                )
-            )
 
     def _run(self, started: Sequence[Assignment]) -> None:
         for assignment in started:
@@ -294,10 +296,13 @@ class ElasticPhase:
         hand_in = HandIn(take, HAND_IN_SECONDS, begun=begun, reached=reached)
         run = self._runners[assignment.worker].run_in_parts
         running = run(part.phase, part.inputs, part.arguments, part.clients, hand_in)
+        scope = current_scope()
+        scope = scope.adding(Guarded()) if self._is_guarded else scope
         if counts is None:
-            last = await running
+            with scope.entered():
+                last = await running
         else:
-            with current_scope().replace(progress=counts).entered():
+            with scope.replace(progress=counts).entered():
                 try:
                     last = await running
                 except LOSSES:
@@ -317,17 +322,13 @@ class ElasticPhase:
         try:
             if self._assignments.handed_in(assignment, clients):
                 self._contributions.add(clients, result)
-                if observers.present and assignment.left:
-                    self._tell_of(clients, assignment.worker)
+                if assignment.left:
+                    self._news_of.handed_in(clients, assignment.worker)
                 if counts is not None:
                     counts.settled(len(clients))
         except Exception as error:  # for example, arrays that do not fit together
             self._broken = self._broken or error
             self._news.set()
-
-    def _tell_of(self, clients: range, worker: Hashable) -> None:
-        ids, first, count = self._span.ids, clients.start, len(clients)
-        observers.tell(ClientsHandedIn(**ids, worker=str(worker), first_client=first, clients=count))
 
     async def _find_workers(self) -> None:
         """Finds the workers that are available after a loss."""
@@ -373,7 +374,16 @@ class ElasticPhase:
         losses, phase = self._losses, self._part.phase
         assert losses is not None, "suspects are found in the losses"
         work = lambda: self._backend.search(self._part, losses.suspects(phase), self._caller)  # noqa: E731
-        if await self._repeated(work, "Searching again"):
+        try:
+            searched = await self._repeated(work, "Searching again")
+        except LeafError as error:
+            client = error.client_index
+            if self._tolerance is None or client is None:
+                raise
+            searched = True
+            self._contributions.skip(client, without_frames(error))
+            self._assignments.skip(client)
+        if searched:
             losses.forget(phase)
         self._assignments.release()
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from fedstack.backends.backend import Backend
 from fedstack.backends.backend_executor import BackendExecutorFactory
-from fedstack.backends.memory_files import LEAST_BYTES, MemoryFile
 from fedstack.backends.task_phases import Task
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.data_executor import DataBackend
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.memory_files import LEAST_BYTES, MemoryFile
 from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.public_names import takes_options
 from fedstack.foundations.segments import Memory

@@ -10,12 +10,10 @@ import attrs
 
 from fedstack.backends.assignments import Assignment, Assignments
 from fedstack.backends.balance import SETTLED_SECONDS, Ask, Balance
-from fedstack.computations.leaves.work_scope import ClientCounter
+from fedstack.backends.phase_news import PhaseNews
 from fedstack.errors import DeadlineExceededError, FedstackError
 from fedstack.executors.base.hand_ins import Headway, Leave
 from fedstack.foundations.deadline import Deadline, timers_on
-from fedstack.observe.events import ClientsTakenOver, Span
-from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
 # A worker that does not answer within this time may be standing still.
@@ -41,8 +39,7 @@ class Rebalancing:
     Args:
       assignments: The assignments of the phase.
       clients: The number of clients of the phase.
-      span: The span of the phase.
-      progress: Counts the clients that are taken over; `None` if nobody counts.
+      news: Tells which clients have been taken over.
       watch: Subscribes a function to changes of the workers, and returns a function that unsubscribes it.
       find: Returns the workers that are available.
       task: Starts a task of the phase. When such a task has ended, there may be something to do in `turn`.
@@ -53,8 +50,7 @@ class Rebalancing:
         self,
         assignments: Assignments,
         clients: int,
-        span: Span,
-        progress: ClientCounter | None,
+        news: PhaseNews,
         watch: Callable[[Callable[[], None]], Callable[[], None]],
         find: Callable[[], Awaitable[Available]],
         task: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
@@ -64,8 +60,7 @@ class Rebalancing:
         self._loop = asyncio.get_running_loop()
         self._assignments = assignments
         self._balance = Balance(assignments, clients, self._loop.time(), hedging=hedging)
-        self._span = span
-        self._progress = progress
+        self._news = news
         self._find = find
         self._task = task
         self._leave: dict[Assignment, Leave] = {}
@@ -99,6 +94,11 @@ class Rebalancing:
         """Records that a worker has run its clients, was lost, or is no longer needed."""
         if self._leave.pop(assignment, None) is not None:
             self._balance.ended(assignment, self._loop.time())
+
+    def recall(self) -> None:
+        """Asks all workers for the clients that they have not begun, so that these are assigned again."""
+        for ask in self._balance.recall():
+            self._task(self._ask(ask, self._leave[ask.assignment]))
 
     def turn(self) -> Sequence[Assignment]:
         """Sends the requests that are due, and returns the assignments to start."""
@@ -159,24 +159,10 @@ class Rebalancing:
         self._balance.present(available.chosen, leaving)
 
     def _tell(self) -> None:
-        """Logs which clients have been taken over, and notifies observers."""
+        """Tells which clients have been taken over."""
         taken, self._balance.taken = self._balance.taken, []
         for one in taken:
-            _logger.info("%s", one)
-            if self._progress is not None:
-                count = len(one.clients)
-                self._progress.elsewhere(moved=0 if one.runs_twice else count, twice=count if one.runs_twice else 0)
-            if observers.present:
-                observers.tell(
-                    ClientsTakenOver(
-                        **self._span.ids,
-                        worker=str(one.worker),
-                        by="" if one.by is None else str(one.by),
-                        first_client=one.clients.start,
-                        clients=len(one.clients),
-                        runs_twice=one.runs_twice,
-                    )
-                )
+            self._news.taken_over(one)
 
     def __repr__(self) -> str:
         return f"<Rebalancing by {self._balance!r}>"

@@ -299,6 +299,7 @@ class TaskPhases(PhaseRunner):
                 f"Running clients {clients.start} to {clients.stop - 1} at {self.place} raised "
                 f"{type(error).__name__}: {error}"
             ) from error
+        report.left_out(said.get("failed", 0))
         if said["error"] is not None:
             error = error_from_status(*said["error"], said["place"])
             raise error from error.__cause__

@@ -70,12 +70,14 @@ class Note(TypedDict):
       error: The code, message and details of a status if the phase failed; otherwise `None`.
       seconds: The time that the phase took, in seconds.
       at_once: The maximum number of clients that ran at the same time.
+      failed: The number of clients that failed, if failures are tolerated.
     """
 
     place: str
     error: tuple[int, str, bytes] | None
     seconds: float
     at_once: int
+    failed: int
 
 
 # The serialized response to a phase, and the memory of its segments. Both are empty if the phase failed.
@@ -139,7 +141,7 @@ def _driven(settings: Settings, work: Coroutine[Any, Any, Answer]) -> Answer:
 async def _answered(
     settings: Settings, work: "Callable[[_Process], Awaitable[Parcel]]", progress: ClientCounter | None
 ) -> Answer:
-    note = Note(place=f"{socket.gethostname()}, process {os.getpid()}", error=None, seconds=0.0, at_once=0)
+    note = Note(place=f"{socket.gethostname()}, process {os.getpid()}", error=None, seconds=0.0, at_once=0, failed=0)
     begin, counts = time.perf_counter(), _MostRunning(progress)
     try:
         _check_versions(settings, note["place"])
@@ -147,6 +149,7 @@ async def _answered(
         with process.scope.replace(progress=counts, cores=settings["cores"]).entered():
             response = await work(process)
         note["seconds"], note["at_once"] = time.perf_counter() - begin, counts.most
+        note["failed"] = counts.failures
         return note, (response.header, memory_of(response.segments))
     except Exception as error:
         note["error"] = int(code_of(error)), message_of(error), details_of(error)
@@ -250,11 +253,12 @@ class _MostRunning:
 
     Attributes:
       most: The maximum number of clients that have run at the same time.
+      failures: The number of clients that have failed.
     """
 
     def __init__(self, progress: ClientCounter | None) -> None:
         self._progress = ProgressCounts() if progress is None else progress
-        self._running = self.most = 0
+        self._running = self.most = self.failures = 0
         self._lock = threading.Lock()
         self.expect, self.withdrawn = self._progress.expect, self._progress.withdrawn
         self.elsewhere, self.watch = self._progress.elsewhere, self._progress.watch
@@ -276,6 +280,7 @@ class _MostRunning:
         """Counts clients that failed, and started clients that were abandoned."""
         with self._lock:
             self._running -= clients + given_up
+            self.failures += clients
         self._progress.failed(clients, given_up)
 
 

@@ -137,6 +137,11 @@ class WorkersBackend(Backend):
     ) -> tuple[Sequence[PhaseRunner], Sequence[int]]:
         return [_WorkerPhases(self, worker, caller.server) for worker in places], counts
 
+    def guarding(self) -> int:
+        if self._restarts is not None:
+            return 0
+        return sum(worker.is_ready and worker.features.searches for worker in self.workers.members)
+
     async def search(self, part: PhaseAtClients, suspects: Sequence[Suspects], caller: Caller) -> bool:
         """Runs the search in child processes of a worker, so that no worker is lost; not all workers can search."""
         able = [worker for worker in await self.places() if worker.features.searches]

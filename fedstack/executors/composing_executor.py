@@ -5,7 +5,7 @@ Partial results are merged along the fixed tree over client indices.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
@@ -21,10 +21,10 @@ from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner, fold_threads
-from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.base.verb_executor import VerbExecutor, phases_of
 from fedstack.executors.concurrency.coroutines import all_in_order, need_event_loop, runs_inline
-from fedstack.executors.folds.aggregate_state import BLOCK
+from fedstack.executors.folds.aggregate_state import BLOCK, AggregateState
 from fedstack.executors.folds.aggregations import FoldArguments, slice_inputs, tree_state
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.foundations.error_text import counted
@@ -121,6 +121,10 @@ class Contributions:
         self._results[clients.start] = result
         self._failures.update(result.failures)
 
+    def skip(self, client: int, error: FedstackError) -> None:
+        """Adds a client that has failed outside of all contributions, because it has ended its worker."""
+        self.add(range(client, client + 1), failed_result(self._phase, self._arguments, client, error))
+
     async def folded(self) -> FoldedPhase:
         """Returns the merged contributions of all clients."""
         results = [self._results[start] for start in sorted(self._results)]
@@ -142,6 +146,21 @@ class Contributions:
             for index, (_, member) in enumerate(self._phase.held)
         ]
         return FoldedPhase(states, columns, self._failures)
+
+
+def failed_result(phase: Phase, arguments: FoldArguments, client: int, error: FedstackError) -> PhaseResult:
+    """Returns the contribution of a client that has failed."""
+    states: list[FoldState] = [
+        AggregateState(None, _never, _never) if fold.functions else tree_state(fold, argument)
+        for fold, argument in zip(phase.folds, arguments)
+    ]
+    sink = PhaseSink(phase, states)
+    sink.skip(range(client, client + 1), {client: error})
+    return FoldedPhase(states, sink.columns(), sink.failures).partials()
+
+
+def _never(*_: object) -> NoReturn:
+    raise AssertionError("a client that has failed is not accumulated")
 
 
 def even_counts(clients: int, parts: int) -> list[int]:

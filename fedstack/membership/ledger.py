@@ -136,6 +136,10 @@ class LossLedger:
         """Returns the number of workers that a unit of some work, such as a client of a phase, may have ended."""
         return sum(unit in lost.units for lost in self._counted(work))
 
+    def count(self, work: object) -> int:
+        """Returns the number of losses that some work may have caused."""
+        return len(self._counted(work))
+
     def is_suspected(self, work: object) -> bool:
         """Returns whether work that is a single unit must run with no other work on its worker."""
         return id(work) in self._lost and self.losses(work) >= SUSPECTED

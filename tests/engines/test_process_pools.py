@@ -19,9 +19,9 @@ from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, assert_same, bare
 
 import fedstack
 from fedstack.backends import pool_backend
-from fedstack.backends.memory_files import MemoryFile
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import LeafError, LostWorkersError, NoWorkersError
+from fedstack.foundations.memory_files import MemoryFile
 
 LIMIT = 100.0
 pytestmark = pytest.mark.fedstack_leak_check(False)  # the pool is for all tests

@@ -1,8 +1,10 @@
 """Computations for tests of faults. Workers import this module, so its functions travel by reference."""
 
 import os
+import signal
 import socket
 import struct
+import time
 
 import federated_language as fl
 import numpy as np
@@ -111,6 +113,37 @@ def visit_beside(visitor, model):
 )
 def mean_visit_beside(visitors, model):
     return fl.federated_mean(fl.federated_map(visit_beside, (visitors, fl.federated_broadcast(model))))
+
+
+@fedstack.python_computation([np.int32], np.float32)
+def step_or_end(x):
+    """Raises for -1, ends its process for -2, and is killed from outside for -3, after a moment as others."""
+    time.sleep(0.05)
+    if x == -1:
+        raise ValueError("a failure")
+    if x == -2:
+        os._exit(3)
+    if x == -3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return np.float32(np.sin(x) * np.float32(1e3))
+
+
+@fedstack.python_computation([np.float32, np.float32], np.float32)
+def join(state, x):
+    return np.float32(state * np.float32(0.5) + x)
+
+
+@fedstack.python_computation([np.float32], np.float32)
+def as_it_is(state):
+    return state
+
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def steps(xs):
+    """Folds that depend on the order, a list, and a second phase."""
+    found = fl.federated_map(step_or_end, xs)
+    joined = fl.federated_aggregate(found, np.float32(0), join, join, as_it_is)
+    return fl.federated_mean(found), joined, fl.federated_max(xs), found
 
 
 @fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.int32]), fl.CLIENTS))

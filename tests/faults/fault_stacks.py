@@ -33,12 +33,13 @@ def context_over(
     *,
     control_seconds: float = 5.0,
     retry_policy: fedstack.RetryPolicy | None = None,
+    client_failures: fedstack.ClientFailures | None = None,
     **options: Any,
 ) -> Iterator[SyncExecutionContext]:
     """Runs computations of the block over workers, which are given by their addresses or by stubs."""
     stubs = [stub_to(target, control_seconds) if isinstance(target, str) else target for target in targets]
     factory = fedstack.remote_executor_factory(stubs, **options)
-    context = SyncExecutionContext(factory, retry_policy=retry_policy)
+    context = SyncExecutionContext(factory, retry_policy=retry_policy, client_failures=client_failures)
     try:
         with fedstack.use_context(context):
             yield context

@@ -198,7 +198,7 @@ class PhaseReport:
     def __init__(self, progress: ClientCounter | None, clients: int) -> None:
         self._progress = progress
         self._clients = clients
-        self._begun = self._done = self._failed = self._handed_in = 0
+        self._begun = self._done = self._failed = self._handed_in = self._left_out = 0
         self._work: tuple[RunningClients, ...] = ()
         self._heard = 0.0
         self.running: list[int] = []
@@ -214,7 +214,8 @@ class PhaseReport:
     ) -> None:
         self._work = ()
         if kind is None:
-            self._reach(self._clients, self._clients - self._failed, self._failed)
+            failed = max(self._failed, self._left_out)
+            self._reach(self._clients, self._clients - failed, failed)
         else:
             # The worker's last heartbeat may be outdated, so the failed client is counted here if necessary.
             failed = max(self._failed, int(isinstance(error, FedstackError) and error.client_index is not None))
@@ -233,11 +234,16 @@ class PhaseReport:
         done = min(max(self._done, beat.done), begun - self._failed)
         self._reach(begun, done, min(max(self._failed, beat.failed), begun - done))
 
+    def left_out(self, clients: int) -> None:
+        """Records that a response leaves out some further clients, which have failed."""
+        self._left_out += clients
+
     def handed_in(self, clients: int) -> None:
         """Updates the progress after the contribution of the first clients has been received."""
         self._handed_in = clients
-        done = min(max(self._done, clients), self._clients - self._failed)
-        self._reach(max(self._begun, done + self._failed), done, self._failed)
+        failed = max(self._failed, self._left_out)
+        done = min(max(self._done, clients - failed), self._clients - failed)
+        self._reach(max(self._begun, done + failed), done, failed)
 
     def ends_after(self, clients: int) -> None:
         """Updates the progress after the worker has left all but the first clients to other workers."""

@@ -28,7 +28,7 @@ from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
-from fedstack.executors.survivors.tolerance import Tolerance
+from fedstack.executors.survivors.tolerance import Guarded, Tolerance
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
@@ -212,6 +212,7 @@ class _PhaseRun:
                 await (incoming.read_next if response.handed_in else incoming.read_into)(unpacker.buffers)
                 unpacker.finish()
                 self._left = range(part.stop, max(part.stop, self._left.stop))
+                report.left_out(len(response.failure))
                 if not response.handed_in:
                     report.ends_after(part.stop - clients.start)
                     return (part, received.complete()), response
@@ -278,13 +279,14 @@ async def _written(
     packer = packer_for(session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
-    tolerance = current_scope().of(Tolerance)
+    tolerance, is_guarded = current_scope().of(Tolerance), current_scope().of(Guarded) is not None
 
     def write() -> messages.PhaseRequest:
         return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
 
     request = write() if inputs_are_here(inputs) else await off_loop(write)
     write_tolerance(request, tolerance, clients)
+    request.guarded = is_guarded and peer.isolates and not peer.same_process
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer

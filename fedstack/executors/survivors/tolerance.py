@@ -56,6 +56,10 @@ class Tolerance(SystemScope):
             yield range(start, clients.stop), True
 
 
+class Guarded(SystemScope):
+    """The scope of clients that run in child processes of their worker, because they may end their process."""
+
+
 def is_own(error: BaseException) -> bool:
     """Returns whether an error that occurred while a client ran is a failure of this client."""
     if not isinstance(error, FedstackError) or isinstance(error, _OTHERS):

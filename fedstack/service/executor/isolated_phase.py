@@ -31,10 +31,9 @@ from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.receiving import Received
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.process_endings import LINES_KEPT, ending_of, users_lines_in, wait_for_end
-from fedstack.foundations.segments import Rows
 from fedstack.membership.search import Culprit, CulpritSearch, Ended
 from fedstack.proto.extensions_pb2 import PhaseRequest
-from fedstack.service.executor.isolation_child import LENGTH, ChildOptions
+from fedstack.service.executor.isolation_child import LENGTH, ChildOptions, views_of
 from fedstack.service.executor.service_core import ServiceCore
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ _PROGRAM = (
 )
 
 
-class _ForChildren(PhaseHost):
+class ForChildren(PhaseHost):
     """Admits phases that run in child processes, which have access only to the data sent to them."""
 
     def lend(self, clients: int) -> NoReturn:
@@ -66,9 +65,9 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
       LeafError: If a client, or several clients together, crash their process.
     """
     request = received.message
-    admitted = await admit(received, _ForChildren(host.admission))
+    admitted = await admit(received, ForChildren(host.admission))
     await received.fill(admitted.unpacker)
-    content = await off_loop(lambda: _content(request, admitted.phase))
+    content = await off_loop(lambda: content_of(request, admitted.phase))
     with host.lend(request.clients) as engine:
         leaf_threads = engine.leaf_threads
     clients, deadline = admitted.phase.clients, Deadline(core.limits.isolation_seconds)
@@ -98,7 +97,7 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
         raise _error_of(found)
 
 
-def _content(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
+def content_of(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
     """Returns the input for child processes: the phase, with each reference replaced by the elements it refers to."""
     folds = request.fold
     captures = [capture for fold in folds for function in fold.function for capture in function.capture]
@@ -107,8 +106,7 @@ def _content(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes |
     packer = Packer()
     write_values(request, received.phase, received.inputs, received.arguments, packer)
     header = request.SerializeToString()
-    views = [segment.views() if isinstance(segment, Rows) else [segment] for segment in packer.segments]
-    return [LENGTH.pack(len(header)), header, *itertools.chain.from_iterable(views)]
+    return [LENGTH.pack(len(header)), header, *itertools.chain.from_iterable(map(views_of, packer.segments))]
 
 
 def _error_of(found: Culprit) -> LeafError:
@@ -154,22 +152,13 @@ class IsolatedRun:
         with self._lock:
             if self._cancelled:
                 return None
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                # In a separate session, the child can be killed with its descendants, and Ctrl-C does not reach it.
-                start_new_session=True,
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-            )
+            process = self._process = start_child()
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [
-            _reading(process.stdout, lambda line: told.update(json.loads(line))),
-            _reading(process.stderr, lambda line: said.append(line.decode(errors="replace"))),
+            reading(process.stdout, lambda line: told.update(json.loads(line))),
+            reading(process.stderr, lambda line: said.append(line.decode(errors="replace"))),
         ]
         try:
             with contextlib.suppress(OSError):  # the child may already have ended
@@ -198,17 +187,36 @@ class IsolatedRun:
     def _kill(self) -> None:
         """Kills the child and its descendants, unless the child was already reaped and its id may have been reused."""
         with self._lock:
-            process = self._process
-            if process is None or process.returncode is not None:
-                return
-            with contextlib.suppress(OSError):
-                if hasattr(os, "killpg"):
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
+            if self._process is not None:
+                kill_child(self._process)
 
 
-def _reading(pipe: IO[bytes], take: Callable[[bytes], object]) -> threading.Thread:
+def start_child() -> "subprocess.Popen[bytes]":
+    """Starts a child process."""
+    return subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        # In a separate session, the child can be killed with its descendants, and Ctrl-C does not reach it.
+        start_new_session=True,
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+    )
+
+
+def kill_child(process: "subprocess.Popen[bytes]") -> None:
+    """Kills a child and its descendants, unless the child was already reaped and its id may have been reused."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+
+
+def reading(pipe: IO[bytes], take: Callable[[bytes], object]) -> threading.Thread:
     """Starts a thread that reads the lines of a pipe. It may outlive the child if the child's descendants do."""
 
     def read() -> None:

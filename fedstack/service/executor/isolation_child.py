@@ -5,6 +5,9 @@ follow the request. It reports to standard output, as lines of JSON: first each 
 run, then that it runs all clients together, and finally that it is done or has failed. If the child ends without a
 final report, the last reported work crashed the child. The results of clients never leave the child.
 
+A child that `serves` runs one range of clients after the other instead, and writes to standard output which clients
+are running, and what each range has contributed. If it ends during a range, one of the running clients crashed it.
+
 The child uses neither gRPC nor sockets, and admits only functions that the worker admits.
 """
 
@@ -13,15 +16,17 @@ import faulthandler
 import json
 import os
 import pickle
+import queue
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import attrs
 
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
@@ -29,17 +34,28 @@ from fedstack.computations.types.language import CLIENTS, ExecutorFactory, compu
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.factories import local_executor_factory
-from fedstack.executors.folds.aggregations import slice_inputs
+from fedstack.executors.folds.aggregations import partial_states, slice_inputs
 from fedstack.executors.remote.phase_messages import ReceivedPhase
-from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
+from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, enter_tolerance
 from fedstack.executors.worker.receiving import receive
+from fedstack.foundations.segments import Rows, Segment
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.held_values import phases_in
 from fedstack.service.executor.service_core import LimitedAdmission
 from fedstack.service.host.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
+from fedstack.transport.wire.status import details_of
 
 LENGTH = struct.Struct("<Q")
+# The first client of a range to run, and the index after the last.
+RANGE = struct.Struct("<QQ")
+# What a child that serves writes: one of these, followed by two numbers.
+WRITTEN = struct.Struct("<BQQ")
+# A client is about to run a function, or has run it; the second number is 0.
+BEGUN, ENDED = 0, 1
+# The answer to a range, or the failure of the phase. The numbers are the lengths of what follows: a header and data.
+DONE, FAILED = 2, 3
 # The child terminates itself this long after its time limit, in case the parent no longer exists.
 _SPARE_SECONDS = 5.0
 _MAX_NAME = 200
@@ -56,6 +72,7 @@ class ChildOptions:
       threads: The maximum number of threads.
       policy: The leaf computations that the child may load; the same as the worker's policy.
       limits: The limits of the worker.
+      serves: Whether the child serves ranges of clients, instead of running `clients` once.
     """
 
     clients: range
@@ -63,19 +80,24 @@ class ChildOptions:
     threads: int
     policy: CarrierPolicy
     limits: ServiceLimits
+    serves: bool = False
 
 
 class Told:
-    """Writes the reports of a child, one per line, and skips repeated reports."""
+    """Writes the reports of a child, one per line, and skips repeated reports.
+
+    Args:
+      file: The descriptor of the file for reports.
+    """
 
     def __init__(self, file: int) -> None:
-        self._file = file
+        self.file = file
         self._last: dict[str, object] = {}
 
     def __call__(self, **what: object) -> None:
         if what != self._last:
             self._last = what
-            os.write(self._file, json.dumps(what).encode() + b"\n")
+            os.write(self.file, json.dumps(what).encode() + b"\n")
 
 
 class _TellingLeaf(BoundOperation):
@@ -91,7 +113,10 @@ class _TellingLeaf(BoundOperation):
     def call(self, argument: object, client: int | None = None) -> object:
         at_client = {} if client is None else {"client": client}
         self._tell(**at_client, function=self.name[:_MAX_NAME])
-        return self._leaf.call(argument, client)
+        try:
+            return self._leaf.call(argument, client)
+        finally:
+            self._tell(**at_client)
 
 
 class _TellingLeaves(LoadedLeaves):
@@ -121,7 +146,8 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     """Runs the phase, and ends the process."""
     told = Told(os.dup(1))
     os.dup2(2, 1)  # the output of functions must not mix with the reports
-    faulthandler.dump_traceback_later(options.seconds + _SPARE_SECONDS, exit=True)
+    if not options.serves:  # the parent limits the time of a child that serves, and ends it
+        faulthandler.dump_traceback_later(options.seconds + _SPARE_SECONDS, exit=True)
     with suppress(OSError):
         # If memory runs out, the system should end this process and not the worker.
         Path("/proc/self/oom_score_adj").write_text(_MOST_LIKELY_VICTIM, encoding="ascii")
@@ -133,7 +159,7 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     os._exit(0)  # without exit handlers, which a worker would not run here either
 
 
-async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[..., None]) -> None:
+async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Told) -> None:
     (length,) = LENGTH.unpack(standard_input.read(LENGTH.size))
     received = await receive(incoming_of(Parcel(standard_input.read(length))), PhaseRequest)
     admission = LimitedAdmission(options.policy, options.limits)
@@ -146,8 +172,14 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
         for buffer in admitted.unpacker.buffers:
             buffer[:] = standard_input.read(len(buffer))
         admitted.unpacker.finish()
-        threading.Thread(target=_end_with_parent, args=(standard_input,), daemon=True).start()
+        ranges: queue.SimpleQueue[range] = queue.SimpleQueue()
+        threading.Thread(target=_read_ranges, args=(standard_input, ranges), daemon=True).start()
         await admission.load(admitted.leaves)
+    if options.serves:
+        with scope.replace(leaves=_TellingLeaves(admission.leaves, _telling_clients(tell.file))).entered():
+            enter_tolerance(received.message)
+            with os.fdopen(tell.file, "wb") as output:
+                await _serve(admitted.phase, host, ranges, output)
     with scope.replace(leaves=_TellingLeaves(admission.leaves, tell)).entered():
         await _run_clients(admitted.phase, host, options, tell)
 
@@ -167,10 +199,49 @@ async def _run_clients(
             await engine.run_phase(received.phase, inputs, received.arguments, clients)
 
 
-def _end_with_parent(standard_input: BinaryIO) -> None:
-    """Ends the process when its parent has ended or has closed the pipe."""
+def _telling_clients(file: int) -> Callable[..., None]:
+    """Returns a function that writes which clients run. Each call is a single write, which is not interleaved."""
+
+    def tell(client: int | None = None, function: str | None = None) -> None:
+        if client is not None:
+            os.write(file, WRITTEN.pack(ENDED if function is None else BEGUN, client, 0))
+
+    return tell
+
+
+async def _serve(
+    received: ReceivedPhase, host: PhaseHost, ranges: "queue.SimpleQueue[range]", output: BinaryIO
+) -> NoReturn:
+    """Runs one range of clients after the other, and writes the answers."""
+    while True:
+        clients = await asyncio.to_thread(ranges.get)
+        offset, packer = clients.start - received.clients.start, Packer()
+        inputs = slice_inputs(received.inputs, offset, offset + len(clients))
+        try:
+            with host.lend(len(clients)) as engine:
+                result = await engine.run_phase(received.phase, inputs, received.arguments, clients)
+            states = partial_states(received.phase, received.arguments)
+            header, kind = write_result(received.phase, states, result, packer).SerializeToString(), DONE
+        except Exception as error:
+            header, kind, packer = details_of(error), FAILED, Packer()
+        views = [view for segment in packer.segments for view in views_of(segment)]
+        output.write(WRITTEN.pack(kind, len(header), sum(len(view) for view in views)))
+        output.write(header)
+        output.writelines(views)
+        output.flush()
+
+
+def views_of(segment: Segment) -> Sequence[memoryview]:
+    """Returns the bytes of a segment, in order."""
+    return list(segment.views()) if isinstance(segment, Rows) else [segment]
+
+
+def _read_ranges(standard_input: BinaryIO, ranges: "queue.SimpleQueue[range]") -> None:
+    """Receives the ranges to serve, and ends the process when its parent has ended or has closed the pipe."""
     with suppress(OSError):
-        os.read(standard_input.fileno(), 1)  # not through the file object, whose lock this thread would hold
+        # The file has read ahead. It keeps its lock while it reads, so nothing else may use it from now on.
+        while len(read := standard_input.read(RANGE.size)) == RANGE.size:
+            ranges.put(range(*RANGE.unpack(read)))
     os._exit(1)
 
 

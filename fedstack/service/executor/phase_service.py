@@ -11,6 +11,7 @@ from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.worker.phase_pipeline import Outbox, PhaseHost, answer
 from fedstack.executors.worker.receiving import Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.service.executor.guarded_phase import run_guarded
 from fedstack.service.executor.held_values import create_known, known_payload, phases_in
 from fedstack.service.executor.isolated_phase import search_phase
 from fedstack.service.executor.service_core import ServiceCore
@@ -89,4 +90,6 @@ async def run_phase(core: ServiceCore, session: Session, received: Received[Phas
         await search_phase(core, host, received)
         return Parcel(b"")
     with session.listed(received.message.id, outbox):
+        if received.message.guarded:
+            return await run_guarded(core, host, received, outbox)
         return await answer(received, host, outbox)

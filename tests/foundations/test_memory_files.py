@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedstack.backends.memory_files import MemoryFile
+from fedstack.foundations.memory_files import MemoryFile
 from fedstack.foundations.segments import Rows
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has files in memory")

@@ -1,0 +1,219 @@
+"""Runs clients of a phase in child processes, so that a client that ends its process does not end the worker.
+
+A caller asks for this once clients of the phase have ended other workers. A child runs one range of clients after the
+other, and the worker passes on what each range has contributed. If the child ends, the clients that were running run
+again, each alone.
+A client that ends its process twice in a row, the second time in a new process, has failed. If failures are tolerated,
+the phase goes on without the client.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.errors import LeafError
+from fedstack.executors.base.hand_ins import Headway, estimated_rate, kept_until
+from fedstack.executors.composing_executor import failed_result
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, off_loop
+from fedstack.executors.concurrency.observed_phases import name_of
+from fedstack.executors.folds.aggregate_state import BLOCK
+from fedstack.executors.folds.aggregations import partial_states
+from fedstack.executors.remote.phase_messages import ReceivedPhase, read_tolerance
+from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.worker.phase_pipeline import Outbox, PhaseHost, admit
+from fedstack.executors.worker.receiving import Received
+from fedstack.foundations.process_endings import ending_of, users_lines_in
+from fedstack.membership.ledger import may_be_its_own
+from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse, Status
+from fedstack.service.executor.isolated_phase import ForChildren, content_of
+from fedstack.service.executor.isolation_child import ChildOptions, views_of
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.serving_child import Died, RangeAnswer, ServingChild
+from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.status import error_from_status
+
+# The number of clients of the first range, and of all. Ranges stop growing if they take this long.
+_FIRST, _MOST, _ENOUGH_SECONDS = 2 * BLOCK, 16 * BLOCK, 0.25
+# A client whose process is killed from outside runs again, but not more often than this: it may exhaust the memory.
+_MOST_KILLED = 3
+
+
+async def run_guarded(core: ServiceCore, host: PhaseHost, received: Received[PhaseRequest], outbox: Outbox) -> Parcel:
+    """Runs a phase in child processes, and returns the last response.
+
+    Args:
+      core: The shared state of the service.
+      host: The host on which the phase would run.
+      received: The request of the phase.
+      outbox: Receives the responses that precede the last one.
+
+    Raises:
+      LeafError: If a client ends its process and no failures are tolerated.
+    """
+    request = received.message
+    admitted = await admit(received, ForChildren(host.admission))
+    await received.fill(admitted.unpacker)
+    request.guarded = False
+    content = await off_loop(lambda: content_of(request, admitted.phase))
+    with host.lend(request.clients) as engine:
+        leaf_threads = engine.leaf_threads
+    most_threads = leaf_threads.max_threads if leaf_threads else CORES
+    options = ChildOptions(
+        admitted.phase.clients, 0.0, most_threads, CarrierPolicy(*core.policy.rules), core.limits, serves=True
+    )
+    async with core.isolated:
+        guarded = _Guarded(admitted.phase, request, lambda: ServingChild(options, content), outbox, host.chunk_bytes)
+        try:
+            return await guarded.run()
+        finally:
+            await guarded.close()
+
+
+class _Guarded:
+    """One run of a phase in child processes."""
+
+    def __init__(
+        self,
+        phase: ReceivedPhase,
+        request: PhaseRequest,
+        start: Callable[[], ServingChild],
+        outbox: Outbox,
+        chunk_bytes: int,
+    ) -> None:
+        self._phase = phase
+        self._start = start
+        self._outbox = outbox
+        self._chunk_bytes = chunk_bytes
+        self._tolerance = read_tolerance(request)
+        self._child = start()
+        self._threads = LeafThreads(1, work_ends=True)
+        self._next, self._stop = phase.clients.start, phase.clients.stop
+        self._running = 0
+        self._begun = time.monotonic()
+        self._responses: list[tuple[range, PhaseResponse, bytes]] = []
+
+    async def run(self) -> Parcel:
+        progress, size = current_scope().progress, _FIRST
+        if progress is not None:
+            progress.expect(len(self._phase.clients))
+        self._outbox.clients = self._phase.clients
+        self._outbox.begun(self._leave)
+        while True:
+            stop = min((self._next // BLOCK * BLOCK) + size, self._stop)
+            clients, begin = range(self._next, max(stop, self._next)), time.monotonic()
+            self._next, self._running = clients.stop, len(clients)
+            if progress is not None:
+                progress.started(len(clients))
+            responses = await self._responses_of(clients)
+            self._running = 0
+            failed = sum(len(response.failure) for _, response, _ in responses)
+            if progress is not None:
+                progress.finished(len(clients) - failed)
+                if failed:
+                    progress.failed(failed)
+            is_last = self._next >= self._stop
+            for index, (part, response, data) in enumerate(responses):
+                if is_last and index == len(responses) - 1:
+                    if self._stop != self._phase.clients.stop:
+                        response.shortened = len(part)
+                    return self._parcel(response, data, is_last=True)
+                response.handed_in = len(part)
+                self._outbox.handed_in += len(part)
+                self._outbox.put(self._parcel(response, data, is_last=False))
+            if time.monotonic() - begin < _ENOUGH_SECONDS:
+                size = min(2 * size, _MOST)
+
+    def _parcel(self, response: PhaseResponse, data: bytes, *, is_last: bool) -> Parcel:
+        segments = [memoryview(data)] if data else []
+        return Parcel(response.SerializeToString(), segments, self._chunk_bytes, is_last=is_last)
+
+    async def _leave(self, rate: float) -> Headway:
+        """Leaves clients that have not begun to another worker; see `Leave`."""
+        done = self._next - self._phase.clients.start - self._running
+        if rate > 0:
+            own = estimated_rate(done, self._running, time.monotonic() - self._begun, rate)
+            self._stop = kept_until(range(self._next, self._stop), self._running, own, rate)
+        return Headway(self._stop, done)
+
+    async def _responses_of(self, clients: range) -> Sequence[tuple[range, PhaseResponse, bytes]]:
+        """Runs clients, and returns the responses for them: one, or one for each if some of them end the child."""
+        answer = await self._answer(clients)
+        if not isinstance(answer, Died):
+            return [(clients, *_read(answer))]
+        suspects = sorted(set(answer.running) & set(clients)) or clients  # or it died before any client ran
+        found: list[tuple[range, PhaseResponse, bytes]] = []
+        start = clients.start
+        for client in suspects:
+            alone = range(client, client + 1)
+            if start < client:
+                found += await self._responses_of(range(start, client))
+            response = _read(answer) if isinstance(answer := await self._alone(alone), RangeAnswer) else None
+            found.append((alone, *(response or self._failed(client, answer))))
+            start = client + 1
+        return [*found, *(await self._responses_of(range(start, clients.stop)))] if start < clients.stop else found
+
+    async def _alone(self, client: range) -> RangeAnswer | Died:
+        """Runs a client alone, until it ends a new process or none."""
+        killed = 0
+        while True:
+            is_new = self._child.is_new
+            answer = await self._answer(client)
+            if not isinstance(answer, Died):
+                return answer
+            if not may_be_its_own(answer.status):
+                killed += 1
+            if killed == _MOST_KILLED or (is_new and may_be_its_own(answer.status)):
+                return answer
+
+    async def _answer(self, clients: range) -> RangeAnswer | Died:
+        """Runs clients in the child. If the child has ended, the next clients run in another one."""
+        answer = await self._threads.run(lambda: self._child.run(clients), self._child.kill)
+        if answer is None:
+            raise asyncio.CancelledError
+        if isinstance(answer, Died):
+            self._child.close()
+            self._child = self._start()
+        return answer
+
+    def _failed(self, client: int, died: RangeAnswer | Died) -> tuple[PhaseResponse, bytes]:
+        """Returns the response for a client that has ended its process.
+
+        Raises:
+          LeafError: If failures are not tolerated.
+        """
+        assert isinstance(died, Died), "another answer is a response"
+        phase, name = self._phase.phase, name_of(self._phase.phase.program)
+        error = LeafError(
+            f"{name!r} crashed its process with {ending_of(died.status)}; at client {client}"
+            f"{users_lines_in(died.said)}",
+            computation_name=name,
+            client_index=client,
+        )
+        if self._tolerance is None:
+            raise error
+        states = partial_states(phase, self._phase.arguments)
+        result = failed_result(phase, self._phase.arguments, client, error)
+        packer = Packer()
+        response = write_result(phase, states, result, packer)
+        return response, b"".join(bytes(view) for segment in packer.segments for view in views_of(segment))
+
+    async def close(self) -> None:
+        """Ends the child."""
+        await off_loop(self._child.close)
+        self._threads.close()
+
+
+def _read(answer: RangeAnswer) -> tuple[PhaseResponse, bytes]:
+    """Returns the response of a child.
+
+    Raises:
+      Exception: The error of the phase.
+    """
+    if answer.failed:
+        status = Status.FromString(answer.header)
+        error = error_from_status(status.code, status.message, answer.header, "a child process")
+        raise error from error.__cause__
+    return PhaseResponse.FromString(answer.header), answer.data
