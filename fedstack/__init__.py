@@ -41,6 +41,7 @@ from fedstack.data.client_tables import by_client
 from fedstack.errors import FedstackError
 from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures
+from fedstack.executors.survivors.outcomes import client_outcomes
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -55,6 +56,7 @@ __all__ = [
     "__version__",
     "batches",
     "by_client",
+    "client_outcomes",
     "client_seeds",
     "create_async_local_execution_context",
     "create_async_ray_execution_context",

@@ -321,7 +321,7 @@ class ElasticPhase:
         """Adds a contribution that a worker has handed in."""
         try:
             if self._assignments.handed_in(assignment, clients):
-                self._contributions.add(clients, result)
+                self._contributions.add(clients, result, str(assignment.worker))
                 if assignment.left:
                     self._news_of.handed_in(clients, assignment.worker)
                 if counts is not None:

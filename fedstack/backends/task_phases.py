@@ -271,7 +271,7 @@ class TaskPhases(PhaseRunner):
         request = write_phase(
             part.phase, inputs, part.arguments, part.clients, packer, _portable, _portable, sends_code=True
         )
-        write_tolerance(request, current_scope().of(Tolerance), clients)
+        write_tolerance(request, current_scope(), clients)
         header = request.SerializeToString()
         if note is not None:
             note.bytes_sent = len(header) + packer.segment_bytes

@@ -27,6 +27,7 @@ from fedstack.executors.concurrency.coroutines import all_in_order, need_event_l
 from fedstack.executors.folds.aggregate_state import BLOCK, AggregateState
 from fedstack.executors.folds.aggregations import FoldArguments, slice_inputs, tree_state
 from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.survivors.outcomes import Ran
 from fedstack.foundations.error_text import counted
 
 # Errors that are not caused by clients. They are raised without waiting for other children, so that the phase can be
@@ -104,6 +105,7 @@ class Contributions:
         self._clients = clients
         self._results: dict[int, PhaseResult] = {}
         self._failures: dict[int, FedstackError] = {}
+        self._ran: list[Ran] = []
         self._states = {
             index: tree_state(fold, argument)
             for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
@@ -113,13 +115,20 @@ class Contributions:
         # merged as soon as it is received.
         self._at_once = {index: state for index, state in self._states.items() if state.merges_in_any_order}
 
-    def add(self, clients: range, result: PhaseResult) -> None:
-        """Adds the contribution of a range of clients."""
+    def add(self, clients: range, result: PhaseResult, worker: str = "") -> None:
+        """Adds the contribution of a range of clients.
+
+        Args:
+          clients: The clients.
+          result: The contribution.
+          worker: The worker that has run the clients; empty for this process.
+        """
         for index, state in self._at_once.items():
             state.merge(result.partials[index])
             result.partials[index] = None
         self._results[clients.start] = result
         self._failures.update(result.failures)
+        self._ran += [(some, where or worker, seconds) for some, where, seconds in result.ran]
 
     def skip(self, client: int, error: FedstackError) -> None:
         """Adds a client that has failed outside of all contributions, because it has ended its worker."""
@@ -145,7 +154,7 @@ class Contributions:
             concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
             for index, (_, member) in enumerate(self._phase.held)
         ]
-        return FoldedPhase(states, columns, self._failures)
+        return FoldedPhase(states, columns, self._failures, self._ran)
 
 
 def failed_result(phase: Phase, arguments: FoldArguments, client: int, error: FedstackError) -> PhaseResult:

@@ -60,7 +60,7 @@ class LocalPhases(PhaseEngine):
         sink = PhaseSink(phase, states, held)
         if len(held) < len(phase.folds) or phase.held:
             await self._run(phase, columns, clients, sink)
-        return FoldedPhase(states, sink.columns(), sink.failures)
+        return FoldedPhase(states, sink.columns(), sink.failures, sink.ran)
 
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
@@ -72,7 +72,7 @@ class LocalPhases(PhaseEngine):
                 sink = PhaseSink(phase, states, held)
                 if len(held) < len(phase.folds) or phase.held:
                     await self._run(phase, columns, clients, sink)
-                return clients, FoldedPhase(states, sink.columns(), sink.failures).partials()
+                return clients, FoldedPhase(states, sink.columns(), sink.failures, sink.ran).partials()
             parts = HandInSink(phase, states, clients, hand_in, shared_bytes(columns))
             parts.watch()
             hand_in.begun(parts.leave)

@@ -188,6 +188,9 @@ class _CountingSink:
     def check(self, start: int, results: Sequence[Column]) -> None:
         self._sink.check(start, results)
 
+    def took(self, clients: range, seconds: float) -> None:
+        self._sink.took(clients, seconds)
+
     def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
         self._sink.skip(clients, failures)
 

@@ -339,7 +339,7 @@ class Packed(_message.Message):
     def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +390,7 @@ class PhaseRequest(_message.Message):
     ID_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     GUARDED_FIELD_NUMBER: _ClassVar[int]
+    TELLS_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
     clients: int
@@ -404,7 +405,8 @@ class PhaseRequest(_message.Message):
     id: str
     tolerance: PhaseRequest.Tolerance
     guarded: bool
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ...) -> None: ...
+    tells: bool
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ...) -> None: ...
 
 class ShortenPhaseRequest(_message.Message):
     __slots__ = ("executor", "id", "clients_per_second")
@@ -435,7 +437,7 @@ class Span(_message.Message):
     def __init__(self, trace: _Optional[str] = ..., call: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure")
+    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure", "ran")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +470,15 @@ class PhaseResponse(_message.Message):
         client: int
         status: Status
         def __init__(self, client: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
+    class Ran(_message.Message):
+        __slots__ = ("first_client", "clients", "seconds")
+        FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        SECONDS_FIELD_NUMBER: _ClassVar[int]
+        first_client: int
+        clients: int
+        seconds: float
+        def __init__(self, first_client: _Optional[int] = ..., clients: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
     FOLD_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
@@ -475,6 +486,7 @@ class PhaseResponse(_message.Message):
     HANDED_IN_FIELD_NUMBER: _ClassVar[int]
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    RAN_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
     kept: _containers.RepeatedScalarFieldContainer[str]
@@ -482,7 +494,8 @@ class PhaseResponse(_message.Message):
     handed_in: int
     shortened: int
     failure: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ...) -> None: ...
+    ran: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Ran]
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., ran: _Optional[_Iterable[_Union[PhaseResponse.Ran, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -244,6 +244,9 @@ class _Nowhere:
     def check(self, start: int, results: Sequence[Column]) -> None:
         pass
 
+    def took(self, clients: range, seconds: float) -> None:
+        pass
+
     def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
         pass
 

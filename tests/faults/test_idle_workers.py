@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = 18
 MODEL = np.ones(1_000_000, np.float32)
+# On a busy machine, a worker that is only slow may seem to stand still, and its client would run twice.
+NO_HEDGING = fedstack.RetryPolicy(hedging=False)
 
 
 def bits(value: object) -> bytes:
@@ -54,7 +56,7 @@ def opened(doors: Callable[[], Door]) -> Door:
 def test_an_idle_worker_runs_what_a_slow_one_has_not_begun(fleet: Fleet, door: Door, opened: Door) -> None:
     fast, slow = fleet.start(threads=1), fleet.start(threads=1)
     clients, diary = arguments(opened, (9, door)), Diary()
-    with context_over([fast.target, slow.target]), observe.add_observer(diary):
+    with context_over([fast.target, slow.target], retry_policy=NO_HEDGING), observe.add_observer(diary):
         running = Background(lambda: mean_visit(clients))
         eventually(lambda: len(opened.visitors) == CLIENTS - 1)
         door.open()
@@ -73,7 +75,7 @@ def test_a_large_value_that_clients_share_is_not_sent_again_with_clients_that_mo
 ) -> None:
     fast, slow = fleet.start(threads=1), fleet.start(threads=1)
     clients, diary = arguments(opened, (9, door)), Diary()
-    with context_over([fast.target, slow.target]), observe.add_observer(diary):
+    with context_over([fast.target, slow.target], retry_policy=NO_HEDGING), observe.add_observer(diary):
         running = Background(lambda: mean_visit_beside(clients, MODEL))
         eventually(lambda: len(opened.visitors) == CLIENTS - 1)
         door.open()
@@ -106,8 +108,7 @@ def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(
 def test_without_hedging_clients_do_not_run_twice(fleet: Fleet, door: Door, opened: Door, caplog) -> None:
     left, still = fleet.start(threads=1), fleet.start(threads=1)
     clients, diary = arguments(opened, (9, door)), Diary()
-    policy = fedstack.RetryPolicy(hedging=False)
-    with context_over([left.target, still.target], retry_policy=policy), observe.add_observer(diary):
+    with context_over([left.target, still.target], retry_policy=NO_HEDGING), observe.add_observer(diary):
         running = Background(lambda: mean_visit(clients))
         door.wait_for(running, still.pid)
         still.stop()
@@ -130,14 +131,15 @@ def test_a_worker_that_comes_back_in_the_midst_of_a_phase_takes_part(
         first.wait_for(running, busy.pid)
         second.wait_for(running, lost.pid)
         back = fleet.restart(lost, threads=1)
-        eventually(lambda: set(opened.visitors) == {back.pid})
+        known = {busy.pid, lost.pid}
+        eventually(lambda: set(opened.visitors) - known)  # a child of the worker that is back
         first.open()
         second.open()
         found = running.result()
         eventually(lambda: counts(diary) == (CLIENTS, 0))
         assert bits(found) == bits(locally(mean_visit, clients))
     assert "Running clients 9 to 17 again" in caplog.text
-    assert any(event.by == back.target for event in diary.of(ClientsTakenOver))
+    assert any(event.worker == back.target for event in diary.of(PhaseEnded))
 
 
 def test_a_worker_that_is_to_stop_ends_what_it_has_begun_and_leaves_the_rest(door: Door, opened: Door) -> None:

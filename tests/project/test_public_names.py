@@ -18,6 +18,7 @@ PUBLIC_NAMES = {
         "__version__",
         "batches",
         "by_client",
+        "client_outcomes",
         "client_seeds",
         "create_async_local_execution_context",
         "create_async_ray_execution_context",

@@ -331,10 +331,9 @@ class ClientBlocks:
 
     def _run_block(self, block: _Block) -> float:
         """Runs a block and returns the time that it took, in seconds; 0 if the block failed."""
-        first, size = block.start, block.stop - block.start
-        offset = first - self.clients.start
-        whole = size == len(self.clients)
-        columns = self.inputs if whole else [column.slice(offset, offset + size) for column in self.inputs]
+        first, size, offset = block.start, block.stop - block.start, block.start - self.clients.start
+        parts = None if size == len(self.clients) else [one.slice(offset, offset + size) for one in self.inputs]
+        columns = self.inputs if parts is None else parts
         tolerant, clients = self._tolerant, range(first, block.stop)
         present, failed = size if tolerant is None else tolerant.present(clients), 0
         try:
@@ -378,6 +377,7 @@ class ClientBlocks:
             self.progress.finished(present - failed)
             if failed:
                 self.progress.failed(failed)
+        self.sink.took(clients, seconds)
         self.sink.reached(reached)
         return seconds
 

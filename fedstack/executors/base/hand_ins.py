@@ -170,7 +170,8 @@ class HandInSink(PhaseSink):
                 finally:
                     del error  # breaks the reference cycle of the error and this frame
             left, self._first = range(self._first, self._stop), self._stop
-            return left, PhaseResult([state.partials() for state in self.states], self.columns(), self.failures)
+            partials = [state.partials() for state in self.states]
+            return left, PhaseResult(partials, self.columns(), self.failures, self.ran)
 
     def _reached(self, client: int) -> None:
         left = range(self._first, self._stop)
@@ -211,7 +212,8 @@ class HandInSink(PhaseSink):
             failures = {client: error for client, error in self.failures.items() if client in clients}
             for client in failures:
                 del self.failures[client]
-        return PhaseResult(partials, columns, failures)
+            ran, self.ran = self.ran, []  # also those of clients behind the range: where they are told does not matter
+        return PhaseResult(partials, columns, failures, ran)
 
     def _taken_columns(self, clients: range) -> list[Column] | None:
         """Removes and returns the kept columns of the first clients; `None` if they are not complete."""

@@ -28,6 +28,7 @@ from fedstack.executors.concurrency.observed_phases import observed_phase
 from fedstack.executors.folds.aggregate_state import AggregateState, ChecksZeros
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.survivors.outcomes import Ran, Telling
 from fedstack.executors.survivors.survivors import Survivors
 from fedstack.foundations.error_text import with_place
 
@@ -44,15 +45,17 @@ class FoldedPhase:
       states: The state of each fold.
       columns: The column of each kept result.
       failures: The errors of the clients that have failed, by client.
+      ran: The clients that ran together, and how long, while somebody asks.
     """
 
     states: Sequence[FoldState]
     columns: list[Column]
     failures: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
+    ran: Sequence[Ran] = ()
 
     def partials(self) -> PhaseResult:
         """Returns the contribution in a form that can be merged into the states of other ranges."""
-        return PhaseResult([state.partials() for state in self.states], self.columns, self.failures)
+        return PhaseResult([state.partials() for state in self.states], self.columns, self.failures, self.ran)
 
 
 class PhaseRunner(abc.ABC):
@@ -191,7 +194,7 @@ class PhaseEngine(Engine, PhaseRunner):
         ]
         clients = range(self.clients)
         with observed_phase(phase.program, clients) as note:
-            folded = await self._folded(phase, inputs, arguments, clients, run.refused(task))
+            folded = await self._folded(phase, inputs, arguments, clients, run, run.refused(task))
             begin = time.perf_counter()
             totals = [await self._result(*each) for each in zip(phase.folds, arguments, folded.states)]
             if note is not None and totals:
@@ -205,6 +208,7 @@ class PhaseEngine(Engine, PhaseRunner):
         inputs: Sequence[object],
         arguments: FoldArguments,
         clients: range,
+        run: ScheduleValues,
         refused: Mapping[int, FedstackError],
     ) -> FoldedPhase:
         """Runs a phase for all clients, some of which may fail.
@@ -214,15 +218,22 @@ class PhaseEngine(Engine, PhaseRunner):
           inputs: See `run_phase`.
           arguments: The server's arguments to the folds.
           clients: All clients.
+          run: The run of the schedule.
           refused: The errors of clients whose inputs are not allowed.
         """
         scope = current_scope()
-        survivors = scope.of(Survivors)
+        survivors, telling = scope.of(Survivors), scope.of(Telling)
         if survivors is None:
-            return await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
+            folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
+            if telling is not None:
+                telling.record(run.next_phase(), folded.ran, {}, (), len(clients))
+            return folded
         with scope.adding(survivors.tolerance(refused)).entered():
             folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
-        survivors.settle({**refused, **folded.failures}, len(clients))
+        failures = {**refused, **folded.failures}
+        if telling is not None:
+            telling.record(survivors.phase, folded.ran, failures, survivors.absent, len(clients))
+        survivors.settle(failures, len(clients))
         return folded
 
     def _checked(self, column: Column) -> Column:

@@ -26,6 +26,7 @@ from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.folds.fold_states import FoldState, FoldStream, TreeState
 from fedstack.executors.folds.leaf_fold import LeafFold, leaf_columns
 from fedstack.executors.folds.tree_fold import BlockFold, Partial, SpareBuffers, aligned_blocks
+from fedstack.executors.survivors.outcomes import Ran, Telling
 
 
 class ResultStream(Protocol):
@@ -85,6 +86,10 @@ class Sink(Protocol):
         """
         ...
 
+    def took(self, clients: range, seconds: float) -> None:
+        """Called after each block, with its clients and the time that they took, in seconds."""
+        ...
+
     def reached(self, client: int) -> None:
         """Called after each block: the results of all clients before `client` have been added, unless one failed."""
         ...
@@ -98,11 +103,13 @@ class PhaseResult:
       partials: For each fold, the partial results to pass to `FoldState.merge`.
       columns: The column of each kept result.
       failures: The errors of the clients that have failed, by client.
+      ran: The clients that ran together, and how long, while somebody asks.
     """
 
     partials: list[object]
     columns: list[Column]
     failures: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
+    ran: Sequence[Ran] = ()
 
 
 class PhaseSink:
@@ -122,6 +129,8 @@ class PhaseSink:
         self._skip = skip
         self._kept: list[dict[int, Column]] = [{} for _ in phase.held]
         self.failures: dict[int, FedstackError] = {}
+        self.ran: list[Ran] = []
+        self._tells = current_scope().of(Telling) is not None
         self._lock = threading.Lock()
 
     def feed(self, start: int, results: Sequence[Column]) -> None:
@@ -158,6 +167,11 @@ class PhaseSink:
     def claim(self, stop: int) -> int:
         """Returns `stop`, because all clients are wanted; see `Sink`."""
         return stop
+
+    def took(self, clients: range, seconds: float) -> None:
+        """Records how long clients took, while somebody asks; see `Sink`."""
+        if self._tells:
+            self.ran.append((clients, "", seconds))
 
     def reached(self, client: int) -> None:
         """Does nothing; see `Sink`."""

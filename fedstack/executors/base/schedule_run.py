@@ -55,6 +55,7 @@ class ScheduleValues:
         for slot, payload in tasks.constants:
             self.values[slot] = payload
         self._shared: dict[Expression, SharedColumn] = {}
+        self._phases = 0
         self._refused: dict[int, Mapping[int, FedstackError]] = {}  # by slot and client
 
     def read(self, expression: Expression) -> object:
@@ -70,6 +71,11 @@ class ScheduleValues:
         if expression in self.schedule.shared:
             column = self._shared[expression] = SharedColumn(column)
         return column
+
+    def next_phase(self) -> int:
+        """Returns the number of a phase, counted in the order in which phases end."""
+        self._phases += 1
+        return self._phases - 1
 
     def refuse(self, task: SelectTask, failures: Mapping[int, FedstackError], survivors: Survivors) -> None:
         """Records that the values of some clients cannot be selected. They fail in the first phase that reads them.

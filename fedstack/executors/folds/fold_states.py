@@ -279,8 +279,8 @@ class MeanState(TreeState):
         if taken is None:
             return None
         with self._lock:
+            # The absent clients stay known, because what has been taken may be merged again.
             present = len(clients) - sum(client in clients for client in self._absent)
-            self._absent = {client for client in self._absent if client not in clients}
             self.count -= present
         weights = None if self.weights is None else taken.pop(0)
         return present, weights, taken

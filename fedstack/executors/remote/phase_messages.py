@@ -14,6 +14,7 @@ from google.protobuf import any_pb2
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carriers import code_version
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program, read_by_one
@@ -32,6 +33,7 @@ from fedstack.computations.values.columns import Column, ConstantColumn, SharedC
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import PhaseCopies
+from fedstack.executors.survivors.outcomes import Telling
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
@@ -140,8 +142,9 @@ def write_values(
                 packer.pack_shared(value.value, payload, type_spec)
 
 
-def write_tolerance(request: PhaseRequest, tolerance: Tolerance | None, clients: range) -> None:
-    """Adds to a request whether clients may fail, and which of the clients are absent."""
+def write_tolerance(request: PhaseRequest, scope: WorkScope, clients: range) -> None:
+    """Adds to a request what the scope says: who may fail or is absent, and whether to tell of each client."""
+    request.tells, tolerance = scope.of(Telling) is not None, scope.of(Tolerance)
     if tolerance is not None:
         request.tolerance.absent.extend(tolerance.absent_in(clients))
         request.tolerance.client_seconds = tolerance.client_seconds or 0.0

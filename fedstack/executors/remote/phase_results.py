@@ -20,6 +20,7 @@ from fedstack.executors.folds.aggregate_state import ABSENT, BLOCK, BLOCK_LEVEL,
 from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
 from fedstack.executors.folds.leaf_fold import LeafFold
 from fedstack.executors.folds.tree_fold import Partial
+from fedstack.executors.survivors.outcomes import Ran
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.proto.extensions_pb2 import PhaseResponse
 from fedstack.transport.wire.status import details_of, error_from_status
@@ -28,6 +29,9 @@ _MAX_LEVEL = 62
 # The number of failures of clients that are sent with tracebacks, and the maximum size of each of the others, in bytes.
 _MOST_DETAILED = 100
 _BRIEF_BYTES = 1000
+# The maximum number of clients that are said to have run together.
+_MOST_TOLD = 1 << 20
+_MOST_INDEX = 1 << 62
 
 
 def write_result(
@@ -61,6 +65,8 @@ def write_result(
         error = result.failures[client]
         details = details_of(error) if number < _MOST_DETAILED else details_of(error, most_bytes=_BRIEF_BYTES)
         response.failure.add(client=client).status.ParseFromString(details)
+    for clients, _, seconds in result.ran:
+        response.ran.add(first_client=clients.start, clients=len(clients), seconds=seconds)
     for column, (_, member) in zip(result.columns, phase.held):
         packer.pack_column(response.held.add(), column, member, "a result of the clients")
     return response
@@ -145,11 +151,16 @@ def read_result(
             partials.append(read_all(message, state.leaves))
         else:
             partials.append(_read_aggregate(message, fold, clients, missing, unpacker))
+    # Told by the worker, so the numbers are limited: they may be of clients that it has already handed in.
+    ran: list[Ran] = []
+    for one in response.ran:
+        first = min(one.first_client, _MOST_INDEX)
+        ran.append((range(first, first + min(one.clients, _MOST_TOLD)), "", one.seconds))
     columns = [
         unpacker.unpack_column(message, member, "a result of the clients")
         for message, (_, member) in zip(response.held, phase.held)
     ]
-    return ReceivedResult(PhaseResult(partials, columns, failures), trees)
+    return ReceivedResult(PhaseResult(partials, columns, failures, ran), trees)
 
 
 class ReceivedResult:

@@ -279,14 +279,14 @@ async def _written(
     packer = packer_for(session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
-    tolerance, is_guarded = current_scope().of(Tolerance), current_scope().of(Guarded) is not None
+    scope = current_scope()
 
     def write() -> messages.PhaseRequest:
         return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
 
     request = write() if inputs_are_here(inputs) else await off_loop(write)
-    write_tolerance(request, tolerance, clients)
-    request.guarded = is_guarded and peer.isolates and not peer.same_process
+    write_tolerance(request, scope, clients)
+    request.guarded = scope.of(Guarded) is not None and peer.isolates and not peer.same_process
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer

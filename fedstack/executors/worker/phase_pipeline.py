@@ -44,6 +44,7 @@ from fedstack.executors.remote.phase_messages import (
     read_tolerance,
 )
 from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.survivors.outcomes import Telling
 from fedstack.executors.worker.receiving import Admission, Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.frames import CHUNK_BYTES
@@ -191,10 +192,11 @@ async def run(
 
 
 def enter_tolerance(request: PhaseRequest) -> None:
-    """Makes the conditions under which clients of a phase may fail part of the current scope."""
+    """Makes what a request says about clients that fail, and whether to tell of each, part of the current scope."""
     tolerance = read_tolerance(request)
-    if tolerance is not None:
-        change_scope(systems=current_scope().adding(tolerance).systems)
+    added = [*([] if tolerance is None else [tolerance]), *([Telling()] if request.tells else [])]
+    if added:
+        change_scope(systems=current_scope().adding(*added).systems)
 
 
 class Outbox:

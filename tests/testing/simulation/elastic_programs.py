@@ -71,13 +71,9 @@ def seconds_of(seed: int, number: int, client: int) -> float:
     return chance.expovariate(4.0) if chance.random() < 0.9 else chance.uniform(1.0, 3.0)
 
 
-def elastic_rounds(seed: int, faults: SimulatedFaults | None = None) -> SimulatedCluster:
-    """Plays rounds on a cluster that the seed draws; each ends, with the bits of a local run, or the first error."""
-    chance = random.Random(seed)
-    workers, clients = chance.randint(1, 5), chance.randint(1, 60)
-    failing = [chance.sample(range(clients), chance.choice([0, 0, 0, 1, 2]) % (clients + 1)) for _ in range(ROUNDS)]
-    wanted = [expected(number, clients) for number in range(ROUNDS)]  # before threads are simulated
-    rough = SimulatedFaults(
+def rough_faults(chance: random.Random) -> SimulatedFaults:
+    """Draws what happens to workers and messages."""
+    return SimulatedFaults(
         slow_rate=chance.choice([0.0, 0.02]),
         lost_rate=chance.choice([0.0, 0.02]),
         answer_lost_rate=chance.choice([0.0, 0.02]),
@@ -88,6 +84,15 @@ def elastic_rounds(seed: int, faults: SimulatedFaults | None = None) -> Simulate
         stall_seconds=chance.choice([float("inf"), 20.0, 8.0]),
         resume_seconds=(0.05, 20.0),
     )
+
+
+def elastic_rounds(seed: int, faults: SimulatedFaults | None = None) -> SimulatedCluster:
+    """Plays rounds on a cluster that the seed draws; each ends, with the bits of a local run, or the first error."""
+    chance = random.Random(seed)
+    workers, clients = chance.randint(1, 5), chance.randint(1, 60)
+    failing = [chance.sample(range(clients), chance.choice([0, 0, 0, 1, 2]) % (clients + 1)) for _ in range(ROUNDS)]
+    wanted = [expected(number, clients) for number in range(ROUNDS)]  # before threads are simulated
+    rough = rough_faults(chance)
     cluster = SimulatedCluster(
         workers,
         seed,
@@ -112,6 +117,80 @@ def elastic_rounds(seed: int, faults: SimulatedFaults | None = None) -> Simulate
             else:
                 assert not failing[number], f"round {number} has no error of {failing[number]}"
                 assert found == wanted[number], f"round {number} has other bits"
+            cluster.say(f"round {number} has ended")
+        context.close()
+
+    cluster.run(program)
+    return cluster
+
+
+@fedstack.python_computation([np.float32, np.float32], np.float32)
+def picky_difference(value, mean):
+    """Fails for the values that `wobble` makes of some clients: in the second phase, since it has the mean."""
+    if value > 900:
+        raise KeyError(f"at {value}")
+    return value - mean
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def surviving_spread(values):
+    """Like `spread`, with clients that fail in the second phase, too."""
+    wobbled = fl.federated_map(wobble, values)
+    mean = fl.federated_broadcast(fl.federated_mean(wobbled))
+    differences = fl.federated_map(picky_difference, (wobbled, mean))
+    return (
+        fl.federated_aggregate(wobbled, np.float32(0.3), mixed, mixed, reported),
+        fl.federated_sum(differences),
+        fl.federated_aggregate(differences, np.float32(0.3), mixed, mixed, reported),
+        fl.federated_mean(differences, wobbled),
+        differences,
+    )
+
+
+def told(result: object) -> tuple[bytes, dict[int, tuple[int, str]]]:
+    """Returns the bits of a result, and who failed in which phase with which error."""
+    *totals, differences = result
+    failed = {one.client: (one.phase, str(one.error)) for one in differences if isinstance(one, fedstack.ClientFailure)}
+    left = [one for one in differences if not isinstance(one, fedstack.ClientFailure)]
+    return b"".join(np.asarray(part).tobytes() for part in (*totals, *left)), failed
+
+
+def surviving_rounds(seed: int, faults: SimulatedFaults | None = None) -> SimulatedCluster:
+    """Plays rounds whose clients fail, under a policy that tolerates it; each ends with the bits of a local run."""
+    chance = random.Random(f"survivors {seed}")
+    workers, clients = chance.randint(1, 5), chance.randint(1, 60)
+    policy = fedstack.ClientFailures(min_clients=0)
+    rounds = []
+    for number in range(ROUNDS):
+        share = chance.choice([0.0, 0.05, 0.3, 1.0])
+        failing = [client for client in range(clients) if chance.random() < share]
+        rounds.append(values_of(number, clients, failing))
+    with fedstack.create_sync_local_execution_context(client_failures=policy):
+        wanted = [told(surviving_spread(values)) for values in rounds]  # before threads are simulated
+    cluster = SimulatedCluster(
+        workers,
+        seed,
+        faults or rough_faults(chance),
+        client_seconds=seconds_of,
+        speeds=[chance.choice([1.0, 1.0, 1.0, 0.25]) for _ in range(workers)],
+        slots=chance.choice([1, 2, 8]),
+    )
+
+    async def program(cluster: SimulatedCluster) -> None:
+        factory = fedstack.remote_executor_factory(cluster.stubs(), connect_seconds=300.0)
+        context = fedstack.contexts.AsyncExecutionContext(
+            factory, retry_policy=fedstack.RetryPolicy(attempts=1000, longest_pause=0.5), client_failures=policy
+        )
+        for number, values in enumerate(rounds):
+            cluster.round = number
+            with fedstack.use_context(context):
+                found, failed = told(await surviving_spread(values))
+            bits_wanted, failed_wanted = wanted[number]
+            assert failed.keys() == failed_wanted.keys(), f"round {number}: {failed} failed instead of {failed_wanted}"
+            assert {one: what[0] for one, what in failed.items()} == {
+                one: what[0] for one, what in failed_wanted.items()
+            }
+            assert found == bits_wanted, f"round {number} has other bits"
             cluster.say(f"round {number} has ended")
         context.close()
 

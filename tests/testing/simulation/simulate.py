@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from data_programs import fatal_passes, rough_passes
-from elastic_programs import elastic_rounds
+from elastic_programs import elastic_rounds, surviving_rounds
 from programs import PROGRAMS, rough_run
 
 from fedstack.testing import SimulationError
@@ -21,6 +21,7 @@ _AT_ONCE = 10
 RUNS = {
     **{name: functools.partial(rough_run, name) for name in PROGRAMS},
     "elastic_rounds": elastic_rounds,
+    "surviving_rounds": surviving_rounds,
     "passes": rough_passes,
     "passes_over_fatal_elements": fatal_passes,
 }

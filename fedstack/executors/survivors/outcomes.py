@@ -1,0 +1,153 @@
+"""Records what became of each client, while somebody asks."""
+
+import contextlib
+import importlib
+import itertools
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import attrs
+
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
+from fedstack.errors import ClientTimeoutError
+
+# The clients that ran together: the clients, the worker, and the time that they took, in seconds.
+Ran = tuple[range, str, float]
+
+
+@attrs.frozen
+class ClientOutcome:
+    """What became of a client in one phase of a call.
+
+    Attributes:
+      call: The number of the call within the block, counted from 0.
+      phase: The number of the phase within the call, counted from 0.
+      client: The index of the client.
+      kind: `done`, `failed`, `late` (it took longer than `client_seconds`) or `absent` (it failed in an earlier phase,
+        or does not take part).
+      worker: The worker that ran the client; empty for a client that ran in this process, or did not run.
+      seconds: The time that the client took, in seconds. For clients that ran as a batch, this is an equal share of the
+        time of the batch. `None` if it is not known.
+      error: The error of the client; `None` for a client that is done or absent.
+    """
+
+    call: int
+    phase: int
+    client: int
+    kind: str
+    worker: str = ""
+    seconds: float | None = None
+    error: Exception | None = attrs.field(default=None, eq=lambda error: (type(error), str(error)))
+
+
+class ClientOutcomes(Sequence[ClientOutcome]):
+    """The outcomes of the calls of a block, in order of call, phase and client."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[ClientOutcome] = []
+        self._calls = itertools.count()
+
+    def next_call(self) -> int:
+        """Returns the number of a call that begins."""
+        return next(self._calls)
+
+    def add(self, outcomes: Iterable[ClientOutcome]) -> None:
+        """Adds outcomes. May be called on any thread."""
+        self._outcomes += outcomes
+
+    def of_kind(self, kind: str) -> list[ClientOutcome]:
+        """Returns the outcomes of a kind, such as `failed`."""
+        return [one for one in self if one.kind == kind]
+
+    def to_frame(self) -> Any:
+        """Returns the outcomes as a pandas data frame, one row each, with the error as text.
+
+        Raises:
+          ImportError: If pandas is not installed.
+        """
+        pandas: Any = importlib.import_module("pandas")
+        names = [field.name for field in attrs.fields(ClientOutcome)]
+        rows = [[getattr(one, name) for name in names[:-1]] + [one.error and str(one.error)] for one in self]
+        return pandas.DataFrame(rows, columns=names)
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientOutcome: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ClientOutcome]: ...
+    def __getitem__(self, index: int | slice) -> ClientOutcome | Sequence[ClientOutcome]:
+        return sorted(self._outcomes, key=lambda one: (one.call, one.phase, one.client))[index]
+
+    def __repr__(self) -> str:
+        return f"<ClientOutcomes of {len(self)} runs of clients>"
+
+
+@contextlib.contextmanager
+def client_outcomes() -> Generator[ClientOutcomes, None, None]:
+    """Records what becomes of each client of the calls in the block: done, failed, late or absent.
+
+    ```
+    with fedstack.client_outcomes() as outcomes:
+        result = train_round(model, clients)
+    outcomes.to_frame().sort_values("seconds").tail()
+    ```
+
+    Calls that the block makes in other threads are not recorded. Blocks can be nested; the inner one records.
+
+    Yields:
+      The outcomes, which grow with each phase of a call.
+    """
+    outcomes = ClientOutcomes()
+    with current_scope().adding(Telling(outcomes)).entered():
+        yield outcomes
+
+
+@attrs.frozen(eq=False)
+class Telling(SystemScope):
+    """Part of the scope of phases that tell which clients ran where, and how long.
+
+    Attributes:
+      outcomes: Where the outcomes are recorded; `None` on a worker.
+      call: The number of the call; `None` outside of calls.
+    """
+
+    outcomes: ClientOutcomes | None = None
+    call: int | None = None
+
+    def of_invocation(self) -> "Telling | None":
+        # A computation that a function of a client calls is part of the outcome of the client.
+        if self.outcomes is None or self.call is not None:
+            return None
+        return Telling(self.outcomes, self.outcomes.next_call())
+
+    def record(
+        self, phase: int, ran: Iterable[Ran], failures: Mapping[int, Exception], absent: Iterable[int], clients: int
+    ) -> None:
+        """Records the outcomes of a phase.
+
+        Args:
+          phase: The number of the phase.
+          ran: The clients that ran.
+          failures: The errors of the clients that failed, by client.
+          absent: The clients that did not run.
+          clients: The number of clients.
+        """
+        if self.outcomes is None or self.call is None:
+            return
+        call = self.call
+        places = {client: (worker, seconds / len(some)) for some, worker, seconds in ran for client in some}
+        gone = set(absent)
+
+        def outcome(client: int) -> ClientOutcome:
+            if client in gone:
+                return ClientOutcome(call, phase, client, "absent")
+            (worker, took), error = places.get(client, ("", None)), failures.get(client)
+            return ClientOutcome(call, phase, client, _kind(error), worker, took, error)
+
+        self.outcomes.add(map(outcome, range(clients)))
+
+
+def _kind(error: Exception | None) -> str:
+    return "done" if error is None else "late" if isinstance(error, ClientTimeoutError) else "failed"

@@ -1,0 +1,101 @@
+"""What became of each client, told while somebody asks."""
+
+import math
+
+import federated_language as fl
+import numpy as np
+import pytest
+import remote_stacks
+
+import fedstack
+from fedstack import ClientFailure, ClientFailures
+from fedstack.contexts import SyncExecutionContext
+from fedstack.errors import LeafError
+from fedstack.executors.survivors.outcomes import ClientOutcome
+
+INT = fl.TensorType(np.int32)
+INTS = fl.FederatedType(INT, fl.CLIENTS)
+
+
+@fedstack.python_computation([INT], INT)
+def positive(x):
+    if x < 0:
+        raise ValueError("negative")
+    return x
+
+
+@fedstack.python_computation([INT, INT], INT)
+def below(x, most):
+    if x == 5:
+        raise KeyError("five")
+    return most - x
+
+
+@fl.federated_computation(INTS)
+def total(xs):
+    kept = fl.federated_map(positive, xs)
+    most = fl.federated_broadcast(fl.federated_max(kept))
+    return fl.federated_sum(fl.federated_map(below, (kept, most)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers():
+    remote_stacks.start_servers()
+    yield
+    remote_stacks.stop_servers()
+
+
+@pytest.mark.fedstack_leak_check(False)
+@pytest.mark.parametrize(
+    "make", [fedstack.local_executor_factory, lambda: remote_stacks.in_memory_workers(2), remote_stacks.lossy_workers]
+)
+def test_each_client_of_each_phase_is_told_of(make) -> None:
+    policy = fedstack.RetryPolicy(attempts=100, first_pause=0.001, longest_pause=0.01)
+    values = [1, -2, ClientFailure(), 4, 5, *range(6, 12)]
+    with SyncExecutionContext(make(), client_failures=ClientFailures(), retry_policy=policy):
+        with fedstack.client_outcomes() as outcomes:
+            total(values)
+            total([1, 2])
+        total([1])
+    found = [(one.call, one.phase, one.client, one.kind) for one in outcomes]
+    first = [(0, 0, client, {1: "failed", 2: "absent"}.get(client, "done")) for client in range(11)]
+    second = [(0, 1, client, {1: "absent", 2: "absent", 4: "failed"}.get(client, "done")) for client in range(11)]
+    assert found == [*first, *second, *[(1, phase, client, "done") for phase in range(2) for client in range(2)]]
+    assert "negative" in str(outcomes[1].error)
+    assert {one.worker != "" for one in outcomes if one.kind != "absent"} == {
+        make is not fedstack.local_executor_factory
+    }
+    assert all(one.seconds >= 0 for one in outcomes if one.kind != "absent")
+    assert all(one.seconds is None for one in outcomes.of_kind("absent"))
+
+
+def test_without_a_policy_clients_that_are_done_are_told_of() -> None:
+    with fedstack.create_sync_local_execution_context(), fedstack.client_outcomes() as outcomes:
+        total([1, 2])
+        with pytest.raises(LeafError):
+            total([-1])
+    assert [(one.call, one.phase, one.client, one.kind) for one in outcomes] == [
+        (0, phase, client, "done") for phase in range(2) for client in range(2)
+    ]
+
+
+def test_nobody_is_told_of_when_nobody_asks() -> None:
+    with fedstack.create_sync_local_execution_context():
+        with fedstack.client_outcomes() as outcomes:
+            pass
+        total([1])
+    assert len(outcomes) == 0
+
+
+def test_outcomes_are_a_data_frame() -> None:
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+        with fedstack.client_outcomes() as outcomes:
+            total([1, -2])
+    frame = outcomes.to_frame()
+    assert list(frame.columns) == ["call", "phase", "client", "kind", "worker", "seconds", "error"]
+    assert list(frame["kind"]) == ["done", "failed", "done", "absent"]
+    assert "negative" in frame["error"][1]
+    assert frame["error"].isna().tolist() == [True, False, True, True]
+    assert math.isnan(frame["seconds"][3])
+    assert "<ClientOutcomes of 4" in repr(outcomes)
+    assert outcomes[:1] == [ClientOutcome(0, 0, 0, "done", "", outcomes[0].seconds)]
