@@ -183,6 +183,23 @@ class ClientsRetried(Event):
 
 
 @attrs.frozen(kw_only=True)
+class ClientFailed(Event):
+    """A client has failed and is left out, because the call tolerates failures. Told once all clients have run.
+
+    Attributes:
+      client: The index of the client.
+      number: The number of the phase within the call, counted from 0.
+      error: The class name of the error.
+      message: The message of the error.
+    """
+
+    client: int
+    number: int
+    error: str
+    message: str
+
+
+@attrs.frozen(kw_only=True)
 class ClientsChanged(Event):
     """A block of a call's clients has started or ended.
 

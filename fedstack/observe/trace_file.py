@@ -19,6 +19,7 @@ from fedstack.observe.events import (
     CallEnded,
     CallRetried,
     CallStarted,
+    ClientFailed,
     ClientsChanged,
     ClientsHandedIn,
     ClientsRetried,
@@ -85,6 +86,7 @@ class TraceTracks:
             CallStarted: lambda e: self._begin(e, e.call, "calls", e.computation or "call"),
             CallRetried: self._retried,
             CallEnded: self._call_ended,
+            ClientFailed: lambda e: self._of_call(e, "client failed"),
             ClientsHandedIn: lambda e: self._of_call(e, "clients handed in"),
             ClientsRetried: lambda e: self._of_call(e, "clients retried"),
             ClientsTakenOver: lambda e: self._of_call(e, "clients taken over"),
@@ -138,7 +140,7 @@ class TraceTracks:
         if self._clients.pop(event.call, None) is not None and track is not None:
             self._count(event.time, track, Counter())
 
-    def _of_call(self, event: ClientsHandedIn | ClientsRetried | ClientsTakenOver, name: str) -> None:
+    def _of_call(self, event: Event, name: str) -> None:
         self._instant(event, self._open.get(event.call) or self._first("other"), name)
 
     def _retried(self, event: CallRetried) -> None:

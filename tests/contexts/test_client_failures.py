@@ -8,9 +8,10 @@ import federated_language as fl
 import numpy as np
 import pytest
 from federated_language.framework import RetryableError
+from watching import Diary
 
 import fedstack
-from fedstack import ClientFailure, ClientFailures
+from fedstack import ClientFailure, ClientFailures, observe
 from fedstack.contexts import AsyncExecutionContext, ProgressCounts, SyncExecutionContext
 from fedstack.errors import (
     ClosedError,
@@ -19,6 +20,7 @@ from fedstack.errors import (
     TooManyClientFailuresError,
     TypeMismatchError,
 )
+from fedstack.observe import ClientFailed
 
 INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -215,6 +217,15 @@ def test_progress_counts_failed_clients_once_and_absent_ones_not_at_all() -> Non
         total([1, -2, ClientFailure(), 3])
     (counts,) = made
     assert (counts.total, counts.done, counts.running, counts.failures) == (3, 2, 0, 1)
+
+
+def test_observers_are_told_of_clients_that_fail() -> None:
+    diary = Diary()
+    with local(client_failures=ClientFailures()), observe.add_observer(diary):
+        total([1, -2, ClientFailure(), -3])
+    told = diary.of(ClientFailed)
+    assert [(one.client, one.number, one.error) for one in told] == [(1, 0, "LeafError"), (3, 0, "LeafError")]
+    assert "-2 is negative" in told[0].message
 
 
 def test_failed_clients_keep_no_values_alive() -> None:

@@ -57,6 +57,7 @@ PUBLIC_NAMES = {
         "CallEnded",
         "CallRetried",
         "CallStarted",
+        "ClientFailed",
         "ClientsChanged",
         "ClientsHandedIn",
         "ClientsRetried",

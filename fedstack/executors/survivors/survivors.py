@@ -5,11 +5,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from fedstack.computations.leaves.work_scope import SystemScope
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.errors import FedstackError, TooManyClientFailuresError
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures, named_some
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
+from fedstack.observe.events import ClientFailed
+from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
 _NOBODY_LEFT = (
@@ -67,6 +69,9 @@ class Survivors(SystemScope):
             if len(self.absent) >= _MOST_CAUSES:
                 error.__cause__ = None
             self.absent[client] = ClientFailure(client, phase, error)
+            if observers.present:
+                ids, name, text = current_scope().span.ids, type(error).__name__, str(error)
+                observers.tell(ClientFailed(**ids, client=client, number=phase, error=name, message=text))
         failed = {client: one for client, one in self.absent.items() if one.error is not None}
         left = clients - len(self.absent)
         if failures and (len(failed) > self._policy.most(clients) or left < self._policy.min_clients):
