@@ -1,6 +1,7 @@
 """Runs one call of a computation, from its argument to its result, on an executor leased from a factory."""
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -128,6 +129,7 @@ class Invoker:
     ) -> None:
         self.factory = factory
         self._client_failures = client_failures
+        self._calls = itertools.count()
         self._environment = environment
         self._retry_policy = retry_policy
         self._observer = None if progress is None else ProgressObserver(progress)
@@ -197,13 +199,13 @@ class Invoker:
         losses: InvocationLosses,
         call: ObservedCall | None,
     ) -> object:
-        pauses = self._retry_policy.pauses()
+        pauses, number = self._retry_policy.pauses(), next(self._calls)
         logged = ""
         while True:
             if progress is not None:
                 change_scope(progress=progress)
             if self._client_failures is not None:
-                set_scope(current_scope().adding(Survivors(self._client_failures, absent)))
+                set_scope(current_scope().adding(Survivors(self._client_failures, absent, number)))
             try:
                 with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)

@@ -228,9 +228,12 @@ class PhaseEngine(Engine, PhaseRunner):
             if telling is not None:
                 telling.record(run.next_phase(), folded.ran, {}, (), len(clients))
             return folded
+        replayed = survivors.replayed(len(clients))
+        refused = {**refused, **replayed}
         with scope.adding(survivors.tolerance(refused)).entered():
             folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
         failures = {**refused, **folded.failures}
+        survivors.check_replayed(failures, replayed)
         if telling is not None:
             telling.record(survivors.phase, folded.ran, failures, survivors.absent, len(clients))
         survivors.settle(failures, len(clients))

@@ -3,10 +3,11 @@
 from typing import Any
 
 import attrs
-from attrs.validators import optional
+from attrs.validators import instance_of, optional
 
 from fedstack.computations.values.deferred_column import refuse
 from fedstack.errors import InvalidValueError
+from fedstack.executors.survivors.outcomes import ClientOutcomes
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.number_checks import (
     check_number,
@@ -54,11 +55,15 @@ class ClientFailures:
         beginning of the first function. A client that takes longer fails; its thread cannot be stopped, and is
         abandoned. Clients then run one by one on each thread, and not as a batch. By default there is no limit. With
         `debug=True`, the limit is ignored.
+      replay: The outcomes of earlier calls, from `fedstack.client_outcomes`. The first call of the context is then the
+        first of these calls, and so on: the clients that failed or were late fail again, in the same phase and without
+        being called, so that the results have the same bits. No other client may fail.
     """
 
     tolerate: float = attrs.field(default=1.0, validator=_check_tolerate)
     min_clients: int = attrs.field(default=1, validator=whole_number_validator(0))
     client_seconds: float | None = attrs.field(default=None, validator=optional(number_validator(positive=True)))
+    replay: ClientOutcomes | None = attrs.field(default=None, validator=optional(instance_of(ClientOutcomes)), eq=False)
 
     def most(self, clients: int) -> int:
         """Returns the maximum number of failed clients.

@@ -3,13 +3,17 @@
 import contextlib
 import importlib
 import itertools
+import json
+import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, overload
+from pathlib import Path
+from typing import Any, cast, overload
 
 import attrs
 
+from fedstack import errors
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
-from fedstack.errors import ClientTimeoutError
+from fedstack.errors import ClientTimeoutError, FedstackError, InvalidValueError, LeafError
 
 # The clients that ran together: the clients, the worker, and the time that they took, in seconds.
 Ran = tuple[range, str, float]
@@ -40,6 +44,23 @@ class ClientOutcome:
     error: Exception | None = attrs.field(default=None, eq=lambda error: (type(error), str(error)))
 
 
+_NAMES = [field.name for field in attrs.fields(ClientOutcome)]
+_FORMAT = "fedstack client outcomes 1"
+
+
+def _written(error: Exception | None) -> tuple[str | None, str | None]:
+    return (None, None) if error is None else (type(error).__name__, str(error))
+
+
+def _read(name: object, message: object) -> FedstackError | None:
+    """Returns an error of fedstack with a text."""
+    if name is None:
+        return None
+    kind: object = getattr(errors, str(name), None)
+    is_ours = isinstance(kind, type) and issubclass(kind, FedstackError)
+    return cast("type[FedstackError]", kind if is_ours else LeafError)(str(message))
+
+
 class ClientOutcomes(Sequence[ClientOutcome]):
     """The outcomes of the calls of a block, in order of call, phase and client."""
 
@@ -66,9 +87,54 @@ class ClientOutcomes(Sequence[ClientOutcome]):
           ImportError: If pandas is not installed.
         """
         pandas: Any = importlib.import_module("pandas")
-        names = [field.name for field in attrs.fields(ClientOutcome)]
-        rows = [[getattr(one, name) for name in names[:-1]] + [one.error and str(one.error)] for one in self]
-        return pandas.DataFrame(rows, columns=names)
+        rows = [[getattr(one, name) for name in _NAMES[:-1]] + [one.error and str(one.error)] for one in self]
+        return pandas.DataFrame(rows, columns=_NAMES)
+
+    def save(self, path: "str | os.PathLike[str]") -> None:
+        """Writes the outcomes to a file, as JSON. An error is written as its class and its text.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        rows = [[*[getattr(one, name) for name in _NAMES[:-1]], *_written(one.error)] for one in self]
+        content = json.dumps({"format": _FORMAT, "columns": [*_NAMES[:-1], "error", "message"], "rows": rows})
+        unfinished = Path(f"{os.fspath(path)}.unfinished")
+        unfinished.write_text(content, encoding="utf-8")
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: "str | os.PathLike[str]") -> "ClientOutcomes":
+        """Reads outcomes that `save` has written.
+
+        Raises:
+          InvalidValueError: If the file does not contain outcomes.
+          OSError: If the file cannot be read.
+        """
+        found = cls()
+        try:
+            content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise ValueError(f"the format {content['format']!r}")
+            found.add(
+                ClientOutcome(
+                    int(call), int(phase), int(client), str(kind), str(worker), seconds, _read(error, message)
+                )
+                for call, phase, client, kind, worker, seconds, error, message in content["rows"]
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidValueError(
+                f"Expected the outcomes of clients in {os.fspath(path)}, found {type(error).__name__}: {error}; pass a "
+                "file that ClientOutcomes.save has written"
+            ) from error
+        return found
+
+    def phases_of(self, call: int) -> Sequence[Mapping[int, ClientOutcome]]:
+        """Returns the outcomes of each phase of a call, by client."""
+        phases: dict[int, dict[int, ClientOutcome]] = {}
+        for one in self._outcomes:
+            if one.call == call:
+                phases.setdefault(one.phase, {})[one.client] = one
+        return [phases.get(number, {}) for number in range(max(phases, default=-1) + 1)]
 
     def __len__(self) -> int:
         return len(self._outcomes)

@@ -3,10 +3,10 @@
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
-from fedstack.errors import FedstackError, TooManyClientFailuresError
+from fedstack.errors import FedstackError, InvalidValueError, TooManyClientFailuresError
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures, named_some
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
@@ -30,16 +30,18 @@ class Survivors(SystemScope):
     Args:
       policy: The policy of the call.
       absent: The clients that do not take part.
+      call: The number of the call within the context, to find the outcomes to replay.
 
     Attributes:
       absent: The clients that have failed or do not take part, by index.
       phase: The number of the next phase.
     """
 
-    __slots__ = ("_policy", "absent", "phase")
+    __slots__ = ("_policy", "_replayed", "absent", "phase")
 
-    def __init__(self, policy: ClientFailures, absent: Mapping[int, ClientFailure]) -> None:
+    def __init__(self, policy: ClientFailures, absent: Mapping[int, ClientFailure], call: int = 0) -> None:
         self._policy = policy
+        self._replayed = None if policy.replay is None else policy.replay.phases_of(call)
         self.absent = dict(absent)
         self.phase = 0
 
@@ -50,6 +52,36 @@ class Survivors(SystemScope):
           refused: Further clients that do not run in the phase.
         """
         return Tolerance(sorted({*self.absent, *refused}), self._policy.client_seconds)
+
+    def replayed(self, clients: int) -> Mapping[int, FedstackError]:
+        """Returns the errors of the clients that fail in the next phase because they failed in the replayed call.
+
+        Raises:
+          InvalidValueError: If the replayed call was another one.
+        """
+        if self._replayed is None:
+            return {}
+        if self.phase >= len(self._replayed) or len(self._replayed[self.phase]) != clients:
+            found = len(self._replayed[self.phase]) if self.phase < len(self._replayed) else 0
+            raise InvalidValueError(
+                f"Expected the outcomes of {counted(clients, 'client')} in phase {self.phase} of the call to replay, "
+                f"found {found}; replay calls of the same computations, with the same clients, in the same order"
+            )
+        outcomes = self._replayed[self.phase].values()
+        return {one.client: one.error for one in outcomes if isinstance(one.error, FedstackError)}
+
+    def check_replayed(self, failures: Iterable[int], replayed: Container[int]) -> None:
+        """Checks that only clients have failed that failed in the replayed call.
+
+        Raises:
+          InvalidValueError: If another client has failed.
+        """
+        others = [] if self._replayed is None else [client for client in failures if client not in replayed]
+        if others:
+            raise InvalidValueError(
+                f"Expected only those clients to fail that failed in the replayed call, found a failure of "
+                f"{named_some(sorted(others))} in phase {self.phase}; replay the call with the same data and functions"
+            )
 
     def settle(self, failures: Mapping[int, FedstackError], clients: int) -> None:
         """Records the failures of a phase whose clients have all run.

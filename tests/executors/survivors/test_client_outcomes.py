@@ -10,7 +10,7 @@ import remote_stacks
 import fedstack
 from fedstack import ClientFailure, ClientFailures
 from fedstack.contexts import SyncExecutionContext
-from fedstack.errors import LeafError
+from fedstack.errors import InvalidValueError, LeafError
 from fedstack.executors.survivors.outcomes import ClientOutcome
 
 INT = fl.TensorType(np.int32)
@@ -99,3 +99,65 @@ def test_outcomes_are_a_data_frame() -> None:
     assert math.isnan(frame["seconds"][3])
     assert "<ClientOutcomes of 4" in repr(outcomes)
     assert outcomes[:1] == [ClientOutcome(0, 0, 0, "done", "", outcomes[0].seconds)]
+
+
+@pytest.mark.fedstack_leak_check(False)
+def test_a_replay_has_the_same_bits_and_does_not_call_who_failed(tmp_path) -> None:
+    calls: list[int] = []
+    times = [0]
+
+    @fedstack.python_computation([INT], np.float32)
+    def flaky(x):
+        calls.append(int(x))
+        if x % 5 == 2 and times[0] == 0:
+            raise ValueError(f"{x} failed this time")
+        return np.float32(np.sin(x) * 1e3)
+
+    @fl.federated_computation(INTS)
+    def mean(xs):
+        found = fl.federated_map(flaky, xs)
+        return fl.federated_mean(found), found
+
+    values = list(range(23))
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+        with fedstack.client_outcomes() as outcomes:
+            first, second = mean(values), mean(values[:7])
+    outcomes.save(tmp_path / "outcomes.json")
+    loaded = fedstack.executors.survivors.outcomes.ClientOutcomes.load(tmp_path / "outcomes.json")
+    assert list(loaded) == list(outcomes)
+    times[0] = 1
+    calls.clear()
+    policy = ClientFailures(replay=loaded)
+    for make in (fedstack.local_executor_factory, lambda: remote_stacks.in_memory_workers(3)):
+        with SyncExecutionContext(make(), client_failures=policy):
+            again, once_more = mean(values), mean(values[:7])
+            with pytest.raises(
+                InvalidValueError, match="Expected the outcomes of 7 clients in phase 0 .*, found 0; replay"
+            ):
+                mean(values[:7])
+        assert again[0].tobytes() == first[0].tobytes()
+        assert once_more[0].tobytes() == second[0].tobytes()
+        assert [str(one) for one in again[1]] == [str(one) for one in first[1]]
+    assert not any(client % 5 == 2 for client in calls)
+
+
+def test_a_replay_of_other_calls_is_refused(tmp_path) -> None:
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+        with fedstack.client_outcomes() as outcomes:
+            total([1, -2, 3])
+    for values, message in (
+        ([1, -2], "Expected the outcomes of 2 clients in phase 0 of the call to replay, found 3"),
+        ([1, -2, -3], "found a failure of client 2 in phase 0"),
+    ):
+        with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
+            with pytest.raises(InvalidValueError, match=message):
+                total(values)
+    for content in (
+        "{",
+        "[]",
+        '{"format": "another", "rows": []}',
+        '{"format": "fedstack client outcomes 1", "rows": [[1]]}',
+    ):
+        (tmp_path / "file").write_text(content)
+        with pytest.raises(InvalidValueError, match="Expected the outcomes of clients in .*file, found"):
+            type(outcomes).load(tmp_path / "file")
