@@ -41,7 +41,7 @@ from fedstack.data.client_tables import by_client
 from fedstack.errors import FedstackError
 from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures
-from fedstack.executors.survivors.outcomes import client_outcomes
+from fedstack.executors.survivors.outcomes import ClientOutcomes, client_outcomes
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -49,6 +49,7 @@ __all__ = [
     "ClientCredentials",
     "ClientFailure",
     "ClientFailures",
+    "ClientOutcomes",
     "FedstackError",
     "LocalOptions",
     "RemoteOptions",

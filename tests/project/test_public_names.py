@@ -11,6 +11,7 @@ PUBLIC_NAMES = {
         "ClientCredentials",
         "ClientFailure",
         "ClientFailures",
+        "ClientOutcomes",
         "FedstackError",
         "LocalOptions",
         "RemoteOptions",

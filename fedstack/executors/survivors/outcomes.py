@@ -44,7 +44,7 @@ class ClientOutcome:
     error: Exception | None = attrs.field(default=None, eq=lambda error: (type(error), str(error)))
 
 
-_NAMES = [field.name for field in attrs.fields(ClientOutcome)]
+_NAMES = tuple(field.name for field in attrs.fields(ClientOutcome))
 _FORMAT = "fedstack client outcomes 1"
 
 
@@ -88,7 +88,7 @@ class ClientOutcomes(Sequence[ClientOutcome]):
         """
         pandas: Any = importlib.import_module("pandas")
         rows = [[getattr(one, name) for name in _NAMES[:-1]] + [one.error and str(one.error)] for one in self]
-        return pandas.DataFrame(rows, columns=_NAMES)
+        return pandas.DataFrame(rows, columns=list(_NAMES))
 
     def save(self, path: "str | os.PathLike[str]") -> None:
         """Writes the outcomes to a file, as JSON. An error is written as its class and its text.
@@ -116,10 +116,8 @@ class ClientOutcomes(Sequence[ClientOutcome]):
             if content["format"] != _FORMAT:
                 raise ValueError(f"the format {content['format']!r}")
             found.add(
-                ClientOutcome(
-                    int(call), int(phase), int(client), str(kind), str(worker), seconds, _read(error, message)
-                )
-                for call, phase, client, kind, worker, seconds, error, message in content["rows"]
+                ClientOutcome(int(call), int(phase), int(client), str(kind), str(worker), took, _read(error, message))
+                for call, phase, client, kind, worker, took, error, message in content["rows"]
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidValueError(
