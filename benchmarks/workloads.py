@@ -7,6 +7,7 @@ import attrs
 from benchmarks import (
     broadcast,
     bystanders,
+    client_failures,
     client_files,
     coordinator,
     data_losses,
@@ -56,6 +57,7 @@ WORKLOADS = (
     Workload("waiting", "clients that only wait, at first and again; floor: as many as possible at once", waiting.run),
     Workload("lost-workers", "rounds while workers are killed; floor: undisturbed rounds", lost_workers.run),
     Workload("slow-workers", "rounds with a slow or stopped worker; floor: a list schedule", slow_workers.run),
+    Workload("client-failures", "rounds whose clients may fail; floor: no policy, the others", client_failures.run),
     Workload("sequences", "functions of sequences; floor: the same in loops, over a worker with pickle", sequences.run),
     Workload("datasets", "int64 scalars through a dataset; floor: bare loops over blocks", datasets.run),
     Workload("client-files", "clients' rows out of Parquet files as one array; floor: pyarrow", client_files.run),

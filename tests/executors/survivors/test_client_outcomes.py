@@ -88,6 +88,7 @@ def test_nobody_is_told_of_when_nobody_asks() -> None:
 
 
 def test_outcomes_are_a_data_frame() -> None:
+    pytest.importorskip("pandas")
     with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
         with fedstack.client_outcomes() as outcomes:
             total([1, -2])
