@@ -31,6 +31,7 @@ PAGES = (
     "docs/tutorial.md",
     "docs/datasets.md",
     "docs/contexts.md",
+    "docs/failures.md",
     "docs/recipes.md",
     "docs/troubleshooting.md",
     "docs/testing.md",
