@@ -24,6 +24,7 @@ from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.coroutines import gather, need_event_loop
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.foundations.number_checks import check_number, number_validator, whole_number_validator
 from fedstack.foundations.value_text import describe
 from fedstack.testing.tracing_executor import check_executor_below
@@ -87,6 +88,8 @@ class FaultPlan:
       error_rate: The probability that a client fails before it starts, from 0 to 1.
       drop_rate: The probability that a client's result is lost after its work, from 0 to 1.
       failures_in_a_row: The maximum number of consecutive phases that fail. The phase after them succeeds.
+      dropout_rate: The probability that a client does not take part in a round, from 0 to 1; see `present`.
+      delay: The mean of the time that a client takes longer, in seconds; see `delays` and `client_seconds`.
       error: An exception class, or a function that returns an exception for a message. By default the error is
         retryable.
       injected: The faults injected so far. Clients without a delay, an error or a lost result are left out.
@@ -99,6 +102,8 @@ class FaultPlan:
     latency: float = attrs.field(default=0.0, validator=number_validator())
     error_rate: float = attrs.field(default=0.0, validator=rate_validator)
     drop_rate: float = attrs.field(default=0.0, validator=rate_validator)
+    dropout_rate: float = attrs.field(default=0.0, validator=rate_validator)
+    delay: float = attrs.field(default=0.0, validator=number_validator())
     failures_in_a_row: int = attrs.field(default=3, validator=whole_number_validator(0))
     error: Callable[[str], Exception] = attrs.field(default=WorkerUnavailableError, validator=_makes_errors)
     injected: list[Fault] = attrs.field(factory=list[Fault], init=False, eq=False, repr=False)
@@ -115,6 +120,36 @@ class FaultPlan:
     def none(cls) -> "FaultPlan":
         """Returns a plan without faults."""
         return cls()
+
+    def present(self, values: Sequence[Any], number: int) -> list[Any]:
+        """Returns the values of a round's clients, with a `ClientFailure` in the place of each client that drops out.
+
+        Dropouts depend only on the seed, the round and the client, so that they are the same on any stack.
+
+        Args:
+          values: The values of all clients.
+          number: The number of the round.
+        """
+        return [
+            ClientFailure() if self._chance(number, client, 0).random() < self.dropout_rate else value
+            for client, value in enumerate(values)
+        ]
+
+    def delays(self, clients: int, number: int) -> list[float]:
+        """Returns how much longer each client takes in a round, in seconds, to pass to functions that wait.
+
+        Args:
+          clients: The number of clients.
+          number: The number of the round.
+        """
+        return [self.client_seconds(self.seed, number, client) for client in range(clients)]
+
+    def client_seconds(self, seed: int, number: int, client: int) -> float:
+        """Returns how long a client takes, for the option `client_seconds` of a `SimulatedCluster`."""
+        return float(attrs.evolve(self, seed=seed)._chance(number, client, 1).exponential(self.delay or 0.0))
+
+    def _chance(self, number: int, client: int, what: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, number, client, what])
 
     def next_phase(self, clients: range) -> list[Fault]:
         """Returns the fault of each of the clients in the next phase."""

@@ -164,3 +164,35 @@ def test_its_repr_shows_the_plan_and_the_target() -> None:
     )
     assert "seed=3" in repr(executor)
     assert "over <LeafExecutor>" in repr(executor)
+
+
+def test_dropouts_and_delays_depend_on_seed_round_and_client_alone() -> None:
+    plan, values = FaultPlan(seed=3, dropout_rate=0.3, delay=0.5), list(range(200))
+    first, again, other = plan.present(values, 0), plan.present(values[:100], 0), plan.present(values, 1)
+    gone = [client for client, value in enumerate(first) if isinstance(value, fedstack.ClientFailure)]
+    assert 40 < len(gone) < 80
+    assert again == first[:100]
+    assert other != first
+    assert all(value == client for client, value in enumerate(first) if client not in gone)
+    delays = plan.delays(200, 4)
+    assert delays[:10] == plan.delays(10, 4)
+    assert delays[7] == plan.client_seconds(3, 4, 7) != plan.client_seconds(4, 4, 7)
+    assert 0.3 < sum(delays) / 200 < 0.8
+    assert FaultPlan(seed=3).delays(2, 0) == [0.0, 0.0]
+
+
+def test_rounds_with_dropouts_are_the_same_on_any_stack() -> None:
+    plan = FaultPlan(seed=1, dropout_rate=0.4)
+    totals = []
+    for parts in (1, 3):
+        factory = fedstack.contexts.ResourceManagingExecutorFactory(lambda found, parts=parts: composed(found, parts))
+        with SyncExecutionContext(factory, client_failures=fedstack.ClientFailures(tolerate=0)):
+            totals.append([TOTAL(plan.present(list(range(30)), number)) for number in range(3)])
+    assert totals[0] == totals[1]
+    assert len(set(totals[0])) == 3
+
+
+def composed(cardinalities, parts: int):
+    import stacks
+
+    return stacks.composed(cardinalities[stacks.CLIENTS], parts)
