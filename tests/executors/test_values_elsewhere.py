@@ -267,3 +267,12 @@ class TestReading:
         column = normalize_argument([], fl.FederatedType(np.int32, fl.CLIENTS))
         assert column.is_here
         assert len(column.here()) == 0
+
+
+def test_a_client_whose_value_is_lost_is_left_out(shelf) -> None:
+    placed = [shelf.put(value) for value in given(20)]
+    placed[7] = shelf.put(KeyError("gone"))
+    with fedstack.create_sync_local_execution_context(client_failures=fedstack.ClientFailures()):
+        found = totals(placed)
+    assert [client for client, one in enumerate(found) if isinstance(one, fedstack.ClientFailure)] == [7]
+    assert "lost a value" in str(found[7].error)

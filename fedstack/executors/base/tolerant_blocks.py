@@ -93,6 +93,9 @@ class TolerantBlocks:
         first = clients.start
         try:
             here = [column.here() for column in columns]
+        except FedstackError:
+            return False  # whose values cannot be read shows when each client runs alone
+        try:
             results = run_columns(self._program, here, first, len(clients))
             self._sink.check(first, results)
         except FedstackError as error:
@@ -124,7 +127,11 @@ class TolerantBlocks:
 
         def results_of(client: int) -> list[object]:
             index = client - clients.start
-            alone = [column.slice(index, index + 1).here() for column in columns]
+            try:
+                alone = [column.slice(index, index + 1).here() for column in columns]
+            except FedstackError as error:
+                error.client_index = client  # the values are the client's own, wherever they are
+                raise
             results = run([column.items()[0] for column in alone], client)
             sink.check(client, [ListColumn([result]) for result in results])
             return results

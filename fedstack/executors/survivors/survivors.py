@@ -106,7 +106,7 @@ class Survivors(SystemScope):
                 observers.tell(ClientFailed(**ids, client=client, number=phase, error=name, message=text))
         failed = {client: one for client, one in self.absent.items() if one.error is not None}
         left = clients - len(self.absent)
-        if failures and (len(failed) > self._policy.most(clients) or left < self._policy.min_clients):
+        if self.absent and (len(failed) > self._policy.most(clients) or left < self._policy.min_clients):
             raise too_many_failures(self._policy, failed, clients, left)
         if failures:
             _logger.info("%s failed in phase %d; %d left", counted(len(failures), "client"), phase, left)
@@ -127,11 +127,12 @@ def too_many_failures(
     lines = [f"  {named_some(some)}: {kind}" for kind, some in sorted(kinds.items(), key=lambda kind: kind[1][0])]
     if len(lines) > _MOST_KINDS:
         lines[_MOST_KINDS:] = [f"  … and {len(lines) - _MOST_KINDS} other kinds of errors"]
-    first = min(failed)
+    first = f"\nThe first: {failed[min(failed)].error}" if failed else ""
+    colon = ":\n" if failed else ""
     error = TooManyClientFailuresError(
         f"Expected fewer clients to fail ({policy.limits}), found {counted(len(failed), 'failure')} among "
         f"{counted(clients, 'client')}, so that {left} {'is' if left == 1 else 'are'} left; fix the functions or the "
-        f"data, or let the policy tolerate more:\n" + "\n".join(lines) + f"\nThe first: {failed[first].error}"
+        f"data, or let the policy tolerate more{colon}" + "\n".join(lines) + first
     )
     error.failures = dict(failed)
     error.survivors = left

@@ -99,6 +99,13 @@ def test_the_last_clients_may_be_required() -> None:
         survivors.settle({1: error_of(1)}, 3)
 
 
+def test_clients_that_are_absent_from_the_start_are_not_left() -> None:
+    absent = {client: ClientFailure() for client in range(8)}
+    Survivors(ClientFailures(tolerate=0, min_clients=2), absent).settle({}, 10)
+    with pytest.raises(TooManyClientFailuresError, match="0 failures among 10 clients, so that 2 are left.*more$"):
+        Survivors(ClientFailures(tolerate=0, min_clients=3), absent).settle({}, 10)
+
+
 def test_that_nobody_is_left_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     survivors = Survivors(ClientFailures(min_clients=0), {})
     survivors.settle({0: error_of(0)}, 1)
