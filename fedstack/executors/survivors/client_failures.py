@@ -3,7 +3,7 @@
 from typing import Any
 
 import attrs
-from attrs.validators import instance_of, optional
+from attrs.validators import optional
 
 from fedstack.computations.values.deferred_column import refuse
 from fedstack.errors import InvalidValueError
@@ -16,6 +16,7 @@ from fedstack.foundations.number_checks import (
     whole_number_of,
     whole_number_validator,
 )
+from fedstack.foundations.value_text import describe
 
 
 def _check_tolerate(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -27,6 +28,14 @@ def _check_tolerate(_: object, attribute: "attrs.Attribute[Any]", value: Any) ->
         raise InvalidValueError(
             f"Expected {attribute.name} to be a number of clients, or a share of them from 0.0 to 1.0, found {value}; "
             "pass 0.2 for a fifth of the clients, or 20 for 20 clients"
+        )
+
+
+def _check_replay(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    if not isinstance(value, ClientOutcomes):
+        raise InvalidValueError(
+            f"Expected {attribute.name} to be a fedstack.ClientOutcomes, found {describe(value)}; pass what "
+            "fedstack.client_outcomes() or fedstack.ClientOutcomes.load(path) has returned"
         )
 
 
@@ -63,7 +72,7 @@ class ClientFailures:
     tolerate: float = attrs.field(default=1.0, validator=_check_tolerate)
     min_clients: int = attrs.field(default=1, validator=whole_number_validator(0))
     client_seconds: float | None = attrs.field(default=None, validator=optional(number_validator(positive=True)))
-    replay: ClientOutcomes | None = attrs.field(default=None, validator=optional(instance_of(ClientOutcomes)), eq=False)
+    replay: ClientOutcomes | None = attrs.field(default=None, validator=optional(_check_replay), eq=False)
 
     def most(self, clients: int) -> int:
         """Returns the maximum number of failed clients.
@@ -78,8 +87,7 @@ class ClientFailures:
     @property
     def limits(self) -> str:
         """The limits as text for error messages."""
-        share = f"{self.tolerate:.4g} of the clients" if isinstance(self.tolerate, float) else f"{self.tolerate}"
-        return f"tolerate={share}, min_clients={self.min_clients}"
+        return f"tolerate={self.tolerate}, min_clients={self.min_clients}"
 
 
 @attrs.frozen

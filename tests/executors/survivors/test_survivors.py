@@ -33,6 +33,11 @@ def test_what_is_neither_a_number_nor_a_share_is_refused(tolerate: object) -> No
         ClientFailures(tolerate=tolerate)
 
 
+def test_what_are_no_outcomes_cannot_be_replayed() -> None:
+    with pytest.raises(InvalidValueError, match="Expected replay to be a fedstack.ClientOutcomes, found list"):
+        ClientFailures(replay=[1])
+
+
 @pytest.mark.parametrize("least", [-1, 0.5, "2", True])
 def test_the_least_number_of_clients_is_a_whole_number(least: object) -> None:
     with pytest.raises(InvalidValueError, match="min_clients"):
@@ -87,7 +92,7 @@ def test_the_error_lists_failures_by_kind_with_the_first_clients() -> None:
     text = str(caught.value)
     assert "clients 0, 1, 2, 3, 4, 5, 6, 8, 9, 10 and 19 others: ValueError in 'step'" in text
     assert "client 7: KeyError in 'step'" in text
-    assert "tolerate=0.1 of the clients, min_clients=1" in text
+    assert "tolerate=0.1, min_clients=1" in text
     assert caught.value.survivors == 10
     assert list(caught.value.failures) == list(range(30))
 
