@@ -121,17 +121,12 @@ class Backend(abc.ABC):
     async def share(self, memory: list[Memory]) -> object:
         """Stores arrays that all workers receive, and returns the object that replaces the arrays in task arguments.
 
-        This method is called once for all tasks of a phase, and again if the engine has lost the object. By default,
-        the arrays are sent with each task.
+        This method is called once for all tasks of a phase. By default, the arrays are sent with each task.
 
         Args:
           memory: The arrays, and rows of arrays. Each can be pickled and has its size in bytes as `nbytes`.
         """
         return memory
-
-    def has_lost(self, shared: Any) -> bool:
-        """Returns whether the engine no longer has the arrays of an object that `share` has returned."""
-        return False
 
     async def fetch(self, content: Any) -> object:
         """Returns the second item of the pair that a function returned, given the item that `run` returned instead."""

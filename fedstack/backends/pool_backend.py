@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any, cast
@@ -23,7 +22,6 @@ from fedstack.transport.peers.io_loop import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
 MakesExecutor = Callable[[], Executor]
-_logger = logging.getLogger(__name__)
 _JOIN_SECONDS = 10.0
 _ENDED = "ended, likely because of a client function (os._exit, a crash, or lack of memory)"
 _NEVER_ANSWERED = (
@@ -86,10 +84,6 @@ class PoolBackend(Backend):
         except BrokenExecutor as error:
             raise self._broken(executor, place, error, was_taken=future is not None) from error
         except CancelledError as error:
-            if _runs(executor) and any(map(self.has_lost, task.arguments)):
-                lost = WorkerUnavailableError("Dask has lost values that clients share, together with its workers")
-                lost.had_begun = None
-                raise lost from error
             raise ClosedError(
                 f"The pool cancelled a task ({place}); do not shut down the pool while calls are running"
             ) from error
@@ -111,27 +105,13 @@ class PoolBackend(Backend):
         return answer
 
     async def share(self, memory: list[Memory]) -> object:
-        """Writes large arrays to a file in memory, or to the memory of Dask's workers; see `Backend.share`."""
-        executor = self._open()
-        if sum(array.nbytes for array in memory) < LEAST_BYTES:
-            return memory
-        client = _dask_client(executor)
-        if client is not None:
-            try:
-                (scattered,) = await off_loop(lambda: client.scatter([memory], broadcast=True, hash=False))
-            except Exception as error:  # without workers, for example; tasks then have errors that are handled
-                _logger.debug("Dask could not scatter the values that clients share", exc_info=error)
-                return memory
-            return scattered
-        # Of the standard library or loky. Threads would get the file itself, and others may run elsewhere.
-        if any(kind.__name__ == "ProcessPoolExecutor" for kind in type(executor).__mro__):
+        """Writes large arrays to a file in memory if the processes run on this machine; see `Backend.share`."""
+        # Of the standard library or loky. Threads would get the file itself, and Dask's workers may be elsewhere.
+        is_here = any(kind.__name__ == "ProcessPoolExecutor" for kind in type(self._open()).__mro__)
+        if is_here and sum(array.nbytes for array in memory) >= LEAST_BYTES:
             with contextlib.suppress(OSError):
                 return await off_loop(lambda: MemoryFile(memory))
         return memory
-
-    def has_lost(self, shared: Any) -> bool:
-        # Dask cancels values that it has lost with all workers that had them, and all tasks with these values.
-        return getattr(shared, "status", "") in ("cancelled", "lost")
 
     def _open(self) -> Executor:
         """Returns the pool; creates it if necessary."""
@@ -208,25 +188,13 @@ def _workers_of(executor: Executor) -> int | Callable[[], int]:
         found = getattr(executor, name, None)
         if isinstance(found, int) and found > 0:
             return found
-    client = _dask_client(executor)
-    if client is not None:
+    client: Any = getattr(executor, "_client", None)  # Dask
+    if callable(getattr(client, "nthreads", None)) and not client.asynchronous:  # others answer on their loop
         return lambda: _workers_of_dask(client)
     raise InvalidValueError(
         f"num_workers is required for a {type(executor).__name__}, which does not report its number of workers; pass "
         "the number of tasks that the pool runs at the same time"
     )
-
-
-def _dask_client(executor: Executor) -> Any | None:
-    """Returns the client of an executor of Dask; `None` for other executors, and for clients without blocking calls."""
-    client: Any = getattr(executor, "_client", None)
-    return client if callable(getattr(client, "nthreads", None)) and not client.asynchronous else None
-
-
-def _runs(executor: Executor) -> bool:
-    """Returns whether an executor of Dask is connected."""
-    client = _dask_client(executor)
-    return client is not None and client.status == "running"
 
 
 def _workers_of_dask(client: Any) -> int:

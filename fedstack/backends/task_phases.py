@@ -84,7 +84,7 @@ class _Shared:
     async def given(self, backend: "Backend") -> object:
         """Returns the object that replaces the segments in the arguments of tasks."""
         async with self._lock:
-            if self._given is None or backend.has_lost(self._given):
+            if self._given is None:
                 self._given = await backend.share(memory_of(self.segments))
             return self._given
 

@@ -1,21 +1,15 @@
 """Dask's workers as a pool: as many as there are when a phase begins, and Dask runs again what was on a lost one."""
 
-import os
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import federated_language as fl
-import numpy as np
 import pytest
 from pool_leaves import doubled, ending_once, ends_at_three, total_of
 
 import fedstack
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import InvalidValueError, LeafError, NoWorkersError
-from fedstack.observe import ClientsRetried, Observer, PhaseEnded, add_observer
 from fedstack.testing import stack_rows
 
 # Each process of a run collects this file, and Dask takes two seconds to import.
@@ -66,76 +60,6 @@ def test_an_error_of_a_client_comes_back_as_it_is(client: "distributed.Client") 
 def test_dask_runs_again_what_was_on_a_worker_that_ended(client: "distributed.Client", tmp_path: Path) -> None:
     with context_over(client):
         assert ending_once(tmp_path / "ended")(list(range(8))) == 28
-
-
-MODEL = np.ones(1 << 19, np.float32)
-
-
-def weighed(before=lambda value: None):
-    """Returns a computation whose clients share a large model."""
-
-    @fedstack.python_computation((np.int32, (np.float32, MODEL.shape)), (np.float32, [4]))
-    def add_model(value, model):
-        time.sleep(0.01)
-        before(value)
-        return model[:4] + np.float32(value)
-
-    @fl.federated_computation(
-        fl.FederatedType(np.int32, fl.CLIENTS), fl.FederatedType(fl.TensorType(np.float32, MODEL.shape), fl.SERVER)
-    )
-    def weigh(values, model):
-        return fl.federated_sum(fl.federated_map(add_model, (values, fl.federated_broadcast(model))))
-
-    return weigh
-
-
-class Diary(Observer):
-    """Keeps the events of one kind."""
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-        self.events: list[object] = []
-
-    def observe(self, event: object) -> None:
-        if isinstance(event, self.kind):
-            self.events.append(event)
-
-
-def test_a_large_value_that_clients_share_is_scattered_once_in_a_phase(client, monkeypatch) -> None:
-    scattered: list[object] = []
-    scatter = client.scatter
-    monkeypatch.setattr(
-        client, "scatter", lambda *given, **named: (scattered.append(given), scatter(*given, **named))[1]
-    )
-    weigh, tasks = weighed(), Diary(PhaseEnded)
-    with context_over(client, max_concurrent_clients=1), add_observer(tasks):
-        for _ in range(2):  # once its clients have been measured, the second has several tasks for each worker
-            assert weigh(list(range(320)), MODEL).tolist() == [320 + 51_040] * 4
-    assert len(scattered) == 2
-    assert len([one for one in tasks.events if one.worker]) > 4
-
-
-@pytest.mark.long
-def test_values_that_are_lost_with_all_workers_are_scattered_again(tmp_path: Path) -> None:
-    import distributed
-
-    flag, pids = tmp_path / "killed", []
-
-    def ends_all(value):
-        if value == 30 and not flag.exists():
-            flag.touch()
-            for pid in sorted(pids, key=lambda pid: pid == os.getpid()):  # its own process last
-                os.kill(pid, signal.SIGKILL)
-
-    retried = Diary(ClientsRetried)
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
-    ) as cluster:
-        with distributed.Client(cluster) as made, context_over(made), add_observer(retried):
-            pids += made.run(os.getpid).values()
-            assert weighed(ends_all)(list(range(40)), MODEL).tolist() == [40 + 780] * 4
-    assert flag.exists()
-    assert retried.events
 
 
 @pytest.mark.long
