@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -148,7 +149,12 @@ def test_without_a_worker_to_search_with_the_clients_that_may_have_been_are_name
     with pool_of(2, respawn=False) as pool:
         with pytest.raises(NoWorkersError) as caught:
             Background(lambda: total_of(crash)(CLIENTS)).result(60.0)
-        assert str(caught.value).splitlines()[-1] == "  these clients ran on two workers that ended: clients 8 to 15"
+        # Some of the clients may have moved from one worker to the other, or be done.
+        named = re.fullmatch(
+            r"  these clients ran on two workers that ended: clients (\d+) to (\d+)", str(caught.value).splitlines()[-1]
+        )
+        assert named is not None
+        assert KILLER in range(int(named[1]), int(named[2]) + 1)
         assert caught.value.is_final
         assert repr(pool) == "<WorkerPool of 2 processes, 0 of them alive>"
 
