@@ -1,10 +1,11 @@
 """Runs one call of a computation, from its argument to its result, on an executor leased from a factory."""
 
 import contextlib
+import functools
 import itertools
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
@@ -160,9 +161,12 @@ class Invoker:
         signature = comp.type_signature
         losses = InvocationLosses(self._retry_policy, self._check_open)
         outer = begin_invocation(self._environment, losses, None if call is None else call.span)
+        # Calls that functions of clients make are not recorded, so they are not replayed.
+        number = next(self._calls) if outer.losses is None else None
         try:
             payload: object = None
             cardinalities: Cardinalities = {}
+            survivors: Callable[[], Survivors] | None = None
             absent: dict[int, ClientFailure] = {}
             if signature.parameter is not None:
                 check_takes_values(signature)
@@ -174,11 +178,13 @@ class Invoker:
                     cardinalities[CLIENTS] = clients
                     if call is not None:
                         call.clients = clients
+            if self._client_failures is not None:
+                survivors = functools.partial(Survivors, self._client_failures, absent, number)
             if self._observer is None:
                 progress = None if call is None else GuardedProgress(call.span)
-                return await self._retried(comp, signature, payload, absent, cardinalities, progress, losses, call)
+                return await self._retried(comp, signature, payload, survivors, cardinalities, progress, losses, call)
             with self._observer.shown(comp, current_scope().span) as progress:
-                return await self._retried(comp, signature, payload, absent, cardinalities, progress, losses, call)
+                return await self._retried(comp, signature, payload, survivors, cardinalities, progress, losses, call)
         finally:
             set_scope(outer)
 
@@ -193,19 +199,19 @@ class Invoker:
         comp: ConcreteComputation,
         signature: FunctionType,
         payload: object,
-        absent: Mapping[int, ClientFailure],
+        survivors: Callable[[], Survivors] | None,
         cardinalities: Cardinalities,
         progress: GuardedProgress | None,
         losses: InvocationLosses,
         call: ObservedCall | None,
     ) -> object:
-        pauses, number = self._retry_policy.pauses(), next(self._calls)
+        pauses = self._retry_policy.pauses()
         logged = ""
         while True:
             if progress is not None:
                 change_scope(progress=progress)
-            if self._client_failures is not None:
-                set_scope(current_scope().adding(Survivors(self._client_failures, absent, number)))
+            if survivors is not None:
+                set_scope(current_scope().adding(survivors()))  # each attempt begins with all clients
             try:
                 with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)

@@ -131,7 +131,7 @@ class FaultPlan:
           number: The number of the round.
         """
         return [
-            ClientFailure() if self._chance(number, client, 0).random() < self.dropout_rate else value
+            ClientFailure() if _chance(self.seed, number, client, 0).random() < self.dropout_rate else value
             for client, value in enumerate(values)
         ]
 
@@ -146,10 +146,7 @@ class FaultPlan:
 
     def client_seconds(self, seed: int, number: int, client: int) -> float:
         """Returns how long a client takes, for the option `client_seconds` of a `SimulatedCluster`."""
-        return float(attrs.evolve(self, seed=seed)._chance(number, client, 1).exponential(self.delay or 0.0))
-
-    def _chance(self, number: int, client: int, what: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, number, client, what])
+        return float(_chance(seed, number, client, 1).exponential(self.delay))
 
     def next_phase(self, clients: range) -> list[Fault]:
         """Returns the fault of each of the clients in the next phase."""
@@ -176,6 +173,10 @@ class FaultPlan:
                 outcome = "drop"
             faults.append(Fault(phase, client, wait, outcome))
         return faults
+
+
+def _chance(seed: int, number: int, client: int, what: int) -> np.random.Generator:
+    return np.random.default_rng([seed, number, client, what])
 
 
 class FaultEngine(PassingEngine):

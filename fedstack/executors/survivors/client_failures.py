@@ -48,10 +48,10 @@ class ClientFailures:
     on where or when: it has the same bits for any number of workers. It differs from the result of a call without these
     clients, because the others keep their positions in the tree along which results are folded.
 
-    A client fails if one of its functions or its sequence raises an error, if its result has the wrong type, or if a
-    value that it selects by or sums securely is out of range. Errors of the server's functions, of functions that
-    accumulate or merge, and of arguments end the call, as they do without a policy. So do lost workers, whose clients
-    run again.
+    A client fails if one of its functions or its sequence raises an error, if its result has the wrong type, if a value
+    that it selects by or sums securely is out of range, if it takes too long, or if it ends its process. Errors of the
+    server's functions, of functions that accumulate or merge, and of arguments end the call, as they do without a
+    policy. The loss of a worker is not a failure of its clients, which run again.
 
     In results, a list with one value per client has a `ClientFailure` in the place of each failed client.
 

@@ -5,7 +5,7 @@ import importlib
 import itertools
 import json
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -137,12 +137,18 @@ class ClientOutcomes(Sequence[ClientOutcome]):
     def __len__(self) -> int:
         return len(self._outcomes)
 
+    def __iter__(self) -> Iterator[ClientOutcome]:
+        return iter(self._in_order())
+
     @overload
     def __getitem__(self, index: int) -> ClientOutcome: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[ClientOutcome]: ...
     def __getitem__(self, index: int | slice) -> ClientOutcome | Sequence[ClientOutcome]:
-        return sorted(self._outcomes, key=lambda one: (one.call, one.phase, one.client))[index]
+        return self._in_order()[index]
+
+    def _in_order(self) -> list[ClientOutcome]:
+        return sorted(self._outcomes, key=lambda one: (one.call, one.phase, one.client))
 
     def __repr__(self) -> str:
         return f"<ClientOutcomes of {len(self)} runs of clients>"

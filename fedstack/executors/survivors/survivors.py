@@ -30,7 +30,7 @@ class Survivors(SystemScope):
     Args:
       policy: The policy of the call.
       absent: The clients that do not take part.
-      call: The number of the call within the context, to find the outcomes to replay.
+      call: The number of the call within the context, to find the outcomes to replay; `None` to replay nothing.
 
     Attributes:
       absent: The clients that have failed or do not take part, by index.
@@ -39,9 +39,9 @@ class Survivors(SystemScope):
 
     __slots__ = ("_policy", "_replayed", "absent", "phase")
 
-    def __init__(self, policy: ClientFailures, absent: Mapping[int, ClientFailure], call: int = 0) -> None:
+    def __init__(self, policy: ClientFailures, absent: Mapping[int, ClientFailure], call: int | None = 0) -> None:
         self._policy = policy
-        self._replayed = None if policy.replay is None else policy.replay.phases_of(call)
+        self._replayed = None if policy.replay is None or call is None else policy.replay.phases_of(call)
         self.absent = dict(absent)
         self.phase = 0
 

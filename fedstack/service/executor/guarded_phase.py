@@ -2,8 +2,7 @@
 
 A caller asks for this once clients of the phase have ended other workers. A child runs one range of clients after the
 other, and the worker passes on what each range has contributed. If the child ends, the clients that were running run
-again, each alone.
-A client that ends its process twice in a row, the second time in a new process, has failed. If failures are tolerated,
+again, each alone. A client that ends its process again, and this time a new one, has failed. If failures are tolerated,
 the phase goes on without the client.
 """
 
@@ -93,7 +92,6 @@ class _Guarded:
         self._next, self._stop = phase.clients.start, phase.clients.stop
         self._running = 0
         self._begun = time.monotonic()
-        self._responses: list[tuple[range, PhaseResponse, bytes]] = []
 
     async def run(self) -> Parcel:
         progress, size = current_scope().progress, _FIRST
@@ -150,8 +148,8 @@ class _Guarded:
             alone = range(client, client + 1)
             if start < client:
                 found += await self._responses_of(range(start, client))
-            response = _read(answer) if isinstance(answer := await self._alone(alone), RangeAnswer) else None
-            found.append((alone, *(response or self._failed(client, answer))))
+            again = await self._alone(alone)
+            found.append((alone, *(self._failed(client, again) if isinstance(again, Died) else _read(again))))
             start = client + 1
         return [*found, *(await self._responses_of(range(start, clients.stop)))] if start < clients.stop else found
 
@@ -178,13 +176,12 @@ class _Guarded:
             self._child = self._start()
         return answer
 
-    def _failed(self, client: int, died: RangeAnswer | Died) -> tuple[PhaseResponse, bytes]:
+    def _failed(self, client: int, died: Died) -> tuple[PhaseResponse, bytes]:
         """Returns the response for a client that has ended its process.
 
         Raises:
           LeafError: If failures are not tolerated.
         """
-        assert isinstance(died, Died), "another answer is a response"
         phase, name = self._phase.phase, name_of(self._phase.phase.program)
         error = LeafError(
             f"{name!r} crashed its process with {ending_of(died.status)}; at client {client}"

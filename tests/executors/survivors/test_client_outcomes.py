@@ -156,3 +156,19 @@ def test_a_replay_of_other_calls_is_refused(tmp_path) -> None:
         (tmp_path / "file").write_text(content)
         with pytest.raises(InvalidValueError, match="Expected the outcomes of clients in .*file, found"):
             type(outcomes).load(tmp_path / "file")
+
+
+def test_calls_inside_of_functions_count_neither_as_recorded_nor_as_replayed() -> None:
+    @fedstack.python_computation([INT], INT)
+    def calls(x):
+        return total([int(x)]) + x
+
+    @fl.federated_computation(INTS)
+    def outer(xs):
+        return fl.federated_sum(fl.federated_map(calls, xs))
+
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+        with fedstack.client_outcomes() as outcomes:
+            first, second = outer([1, 2]), total([1, -2, 3])
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
+        assert (outer([1, 2]), total([1, 7, 3])) == (first, second)
