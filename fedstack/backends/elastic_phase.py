@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from fedstack.backends.assignments import Assignment, Assignments
 from fedstack.backends.backend import Backend, Caller
-from fedstack.backends.phase_news import PhaseNews
-from fedstack.backends.rebalancing import Available, Rebalancing
+from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.phase_news import PhaseNews
+from fedstack.backends.elastic.rebalancing import Available, Rebalancing
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import FedstackError, LeafError, NoWorkersError, RemoteError

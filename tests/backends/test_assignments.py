@@ -4,7 +4,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from fedstack.backends.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignments import Assignment, Assignments
 
 
 def begun(clients: range, *counts: int) -> tuple[Assignments, list[Assignment]]:

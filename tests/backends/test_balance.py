@@ -2,8 +2,8 @@
 
 import math
 
-from fedstack.backends.assignments import Assignment, Assignments
-from fedstack.backends.balance import Ask, Balance
+from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.balance import Ask, Balance
 from fedstack.executors.base.hand_ins import Headway
 
 

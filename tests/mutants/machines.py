@@ -116,7 +116,7 @@ MACHINES = (
         ),
     ),
     Machine(
-        ("fedstack/backends/assignments.py", "fedstack/backends/balance.py"),
+        ("fedstack/backends/elastic/assignments.py", "fedstack/backends/elastic/balance.py"),
         (Tests((f"{_BACKENDS}/test_assignments.py", f"{_BACKENDS}/test_balance.py")), Seeds("elastic_rounds", 30)),
     ),
     Machine(

@@ -39,6 +39,7 @@ ROOMS = (
     "executors/worker",
     "executors",
     "contexts",
+    "backends/elastic",
     "backends",
     "backends/ray_cluster",
     "service/host",

@@ -53,7 +53,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "membership.membership.io_loop.ticks._calls": (None, "a session's, and ends with it"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "computations.leaves.bound_operation._calls": (None, "calls that run, by the thread"),
-    "backends.phase_news.observers.dropped": (None, "a number for each class of observers"),
+    "backends.elastic.phase_news.observers.dropped": (None, "a number for each class of observers"),
     "data.ray_tables._ordered._switches": (None, "one for each dataset of Ray that is split just now"),
     "backends.worker_side._process": (4, "stacks, for numbers of functions at the same time that senders ask for"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Hashable
 
-from fedstack.backends.assignments import Assignment
-from fedstack.backends.balance import TakenOver
+from fedstack.backends.elastic.assignments import Assignment
+from fedstack.backends.elastic.balance import TakenOver
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.membership.ledger import named
 from fedstack.observe.events import ClientsHandedIn, ClientsRetried, ClientsTakenOver, Span

@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
-from fedstack.backends.assignments import Assignment, Assignments
-from fedstack.backends.balance import SETTLED_SECONDS, Ask, Balance
-from fedstack.backends.phase_news import PhaseNews
+from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.balance import SETTLED_SECONDS, Ask, Balance
+from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.errors import DeadlineExceededError, FedstackError
 from fedstack.executors.base.hand_ins import Headway, Leave
 from fedstack.foundations.deadline import Deadline, timers_on

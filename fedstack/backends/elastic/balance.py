@@ -18,7 +18,7 @@ from collections.abc import Collection, Hashable, Sequence
 
 import attrs
 
-from fedstack.backends.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignments import Assignment, Assignments
 from fedstack.executors.base.hand_ins import Headway
 from fedstack.membership.ledger import named
 

@@ -1,0 +1,1 @@
+"""Decides which worker runs which clients of a phase, and when clients move or run twice."""
