@@ -7,7 +7,7 @@ if no worker is left, does the invocation fail. If a worker is idle, it takes ov
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -16,18 +16,18 @@ from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.elastic.assignments import Assignment, Assignments
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.backends.elastic.rebalancing import Available, Rebalancing
+from fedstack.backends.lost_clients import LostClients
 from fedstack.backends.task_phases import PhaseAtClients
-from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.errors import FedstackError, LeafError, NoWorkersError, RemoteError
+from fedstack.computations.leaves.work_scope import SystemScope, WorkScope, current_scope
+from fedstack.errors import RemoteError
 from fedstack.executors.base.hand_ins import HandIn, Leave
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
-from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all, wait
+from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
 from fedstack.executors.concurrency.progress import PartProgress
 from fedstack.executors.remote.phase_copies import note_length, sent_once
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance
-from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
 
@@ -68,10 +68,7 @@ class ElasticPhase:
         self._news = asyncio.Event()
         self._finding: asyncio.Task[None] | None = None
         self._search: asyncio.Task[None] | None = None
-        self._must_search = False
         self._tolerance = scope.of(Tolerance)
-        self._begun_with = 0
-        self._is_guarded = False
         self._failure: tuple[int, BaseException] | None = None
         self._rebalancing = Rebalancing(
             self._assignments,
@@ -81,6 +78,9 @@ class ElasticPhase:
             self._available,
             self._task,
             hedging=backend.stops_clients and self._losses is not None and self._losses.hedging,
+        )
+        self._lost = LostClients(
+            backend, caller, self._part, self._assignments, self._contributions, self._news_of, self._rebalancing.recall
         )
 
     async def folded(self) -> FoldedPhase:
@@ -107,7 +107,7 @@ class ElasticPhase:
             raise
         finally:
             self._rebalancing.close()
-            del self._rebalancing
+            del self._rebalancing, self._lost
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
             self._ended.clear()
         note_length(self._part.phase, self._loop.time() - self._begun_at)
@@ -125,13 +125,12 @@ class ElasticPhase:
 
     async def _begin(self) -> None:
         """Assigns all clients to the workers that are available now."""
-        clients, losses = self._part.clients, self._losses
-        if losses is not None and losses.suspects(self._part.phase):  # of an earlier attempt
-            self._suspect(losses)
+        clients = self._part.clients
+        if self._lost.suspect():  # clients of an earlier attempt
             self._news.set()
             return
         places = await self._backend.with_room(await self._backend.places(), len(clients))
-        self._begun_with = len(places)
+        self._lost.begun_with = len(places)
         cuts_blocks = not any(fold.functions for fold in self._part.phase.folds)
         counts = even_counts(len(clients), len(places)) if cuts_blocks else whole_blocks(clients, len(places))
         runners, counts = self._backend.runners(self._part.phase, places, counts, self._caller)
@@ -167,9 +166,8 @@ class ElasticPhase:
                 task.result()  # raises
             else:
                 await self._after(assignment, task)
-        if self._must_search and self._search is None and (self._backend.searches_apart or self._assignments.is_idle):
-            self._must_search = False
-            self._search = self._task(self._search_suspects())
+        if self._search is None and self._lost.must_search():
+            self._search = self._task(self._lost.search())
         if self._finding is None:
             if self._assignments.needs_workers:  # a worker may have been lost while the others were being looked for
                 self._finding = self._task(self._find_workers())
@@ -192,7 +190,8 @@ class ElasticPhase:
                 f"{', '.join(map(named, assignment.left))}; check that the worker runs the same version of fedstack"
             )
         elif isinstance(error, LOSSES):
-            await self._after_loss(assignment, error)
+            if not await self._lost.run_again(assignment, error):
+                await self._give_up(error)
         elif isinstance(error, asyncio.CancelledError):
             raise error
         else:
@@ -200,49 +199,6 @@ class ElasticPhase:
             self._assignments.failed(assignment)
             if self._failure is None or first < self._failure[0]:
                 self._failure = first, error
-
-    async def _after_loss(self, assignment: Assignment, error: Exception) -> None:
-        """Lets the clients of a lost worker run again, or raises the error."""
-        if not assignment.left:  # everything has been handed in, or runs on other workers
-            without_frames(error)
-            self._assignments.lost(assignment, 0.0)
-            return
-        losses = self._losses
-        pause = None if losses is None else losses.pause(assignment.losses + 1)
-        if losses is not None and isinstance(error, FedstackError):
-            losses.causes.update(error.causes)
-        if losses is None or pause is None or (isinstance(error, NoWorkersError) and error.is_final):
-            await self._give_up(error)
-            return
-        self._news_of.lost(assignment, error, pause)
-        without_frames(error)
-        self._assignments.lost(assignment, self._loop.time() + pause)
-        if self._is_guarded:
-            return
-        if await self._must_guard(losses):
-            self._is_guarded = True
-            _logger.info(
-                "Clients may have ended %s; the clients that are left run in child processes of the other workers",
-                counted(losses.count(self._part.phase), "worker"),
-            )
-            self._assignments.release()
-            self._rebalancing.recall()
-        elif losses.suspects(self._part.phase):
-            self._suspect(losses)
-
-    async def _must_guard(self, losses: InvocationLosses) -> bool:
-        """Returns whether the workers must be protected from the clients that are left.
-
-        If failures are tolerated, a client that ends its process is one, and must not end further workers. Otherwise,
-        workers are protected that nobody would restart.
-        """
-        phase, backend = self._part.phase, self._backend
-        if not backend.searches_apart or not losses.count(phase):
-            return False
-        if self._tolerance is None:
-            return self._begun_with > 1 and backend.guarding() > 0
-        await wait(_REAPED_SECONDS)  # the exit status of a process of a pool tells whether it was killed from outside
-        return losses.count(phase) > 0
 
     async def _give_up(self, error: Exception) -> None:
         """Raises the error of a loss, after which the invocation is not repeated."""
@@ -296,8 +252,7 @@ class ElasticPhase:
         hand_in = HandIn(take, HAND_IN_SECONDS, begun=begun, reached=reached)
         run = self._runners[assignment.worker].run_in_parts
         running = run(part.phase, part.inputs, part.arguments, part.clients, hand_in)
-        scope = current_scope()
-        scope = scope.adding(Guarded()) if self._is_guarded else scope
+        scope = self._scope_of(assignment)
         if counts is None:
             with scope.entered():
                 last = await running
@@ -317,6 +272,14 @@ class ElasticPhase:
         if counts is not None and assignment.left:
             counts.withdraw()  # other workers run the rest
 
+    def _scope_of(self, assignment: Assignment) -> WorkScope:
+        """Returns the scope in which a worker runs an assignment."""
+        added: list[SystemScope] = [Guarded()] if self._lost.is_guarded else []
+        if self._tolerance is not None and self._tolerance.retries:
+            left = max(0, self._tolerance.retries - assignment.failures)
+            added.append(attrs.evolve(self._tolerance, retries=left, retries_elsewhere=left > 0))
+        return current_scope().adding(*added) if added else current_scope()
+
     def _take(self, assignment: Assignment, clients: range, result: PhaseResult, counts: PartProgress | None) -> None:
         """Adds a contribution that a worker has handed in."""
         try:
@@ -324,15 +287,20 @@ class ElasticPhase:
                 self._contributions.add(clients, result, str(assignment.worker))
                 if assignment.left:
                     self._news_of.handed_in(clients, assignment.worker)
+                for client in result.again:
+                    self._assignments.again(assignment, client)
+                    self._news.set()
                 if counts is not None:
-                    counts.settled(len(clients))
+                    counts.withdrawn(0, 0, len(result.again))
+                    absent = 0 if self._tolerance is None else len(self._tolerance.absent_in(clients))
+                    counts.settled(len(clients) - absent - len(result.again), len(result.failures))
         except Exception as error:  # for example, arrays that do not fit together
             self._broken = self._broken or error
             self._news.set()
 
     async def _find_workers(self) -> None:
         """Finds the workers that are available after a loss."""
-        available = await self._repeated(self._available, "Asking again which workers are available")
+        available = await self._lost.repeated(self._available, "Asking again which workers are available")
         self._assignments.present(available.chosen)
         self._rebalancing.present(available.chosen)
 
@@ -346,46 +314,6 @@ class ElasticPhase:
                 runners, _ = self._backend.runners(self._part.phase, [place], [len(self._part.clients)], self._caller)
                 self._runners[place] = runners[0]
         return Available(ready, chosen)
-
-    async def _repeated(self, work: Callable[[], Awaitable[_T]], what: str) -> _T:
-        """Repeats work on workers that may be lost meanwhile, as often as the retry policy allows."""
-        losses, failures = self._losses, 0
-        assert losses is not None, "only losses cause such work"
-        while True:
-            try:
-                return await work()
-            except LOSSES as error:
-                failures += 1
-                pause = losses.pause(failures)
-                if pause is None or isinstance(error, NoWorkersError):
-                    losses.is_over = True
-                    raise
-                _logger.warning("%s in %.2f s after %s: %s", what, pause, type(error).__name__, error)
-            await wait(pause)
-
-    def _suspect(self, losses: InvocationLosses) -> None:
-        """Keeps suspected clients waiting for a search; all clients, if the search ends workers."""
-        suspects = [some.clients for some in losses.suspects(self._part.phase)]
-        self._assignments.hold(suspects if self._backend.searches_apart else [self._part.clients])
-        self._must_search = True
-
-    async def _search_suspects(self) -> None:
-        """Searches the suspected clients for one that ends its worker, and lets all clients run if there is none."""
-        losses, phase = self._losses, self._part.phase
-        assert losses is not None, "suspects are found in the losses"
-        work = lambda: self._backend.search(self._part, losses.suspects(phase), self._caller)  # noqa: E731
-        try:
-            searched = await self._repeated(work, "Searching again")
-        except LeafError as error:
-            client = error.client_index
-            if self._tolerance is None or client is None:
-                raise
-            searched = True
-            self._contributions.skip(client, without_frames(error))
-            self._assignments.skip(client)
-        if searched:
-            losses.forget(phase)
-        self._assignments.release()
 
     def _end_dropped(self) -> None:
         """Ends the assignments that are no longer needed."""

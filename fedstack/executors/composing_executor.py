@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
-from fedstack.computations.values.columns import concatenate, empty_column
+from fedstack.computations.values.columns import Column, concatenate, empty_column
 from fedstack.errors import (
     DeadlineExceededError,
     FedstackError,
@@ -20,7 +20,7 @@ from fedstack.errors import (
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
-from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner, fold_threads
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner, fold_threads, folded
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.base.verb_executor import VerbExecutor, phases_of
 from fedstack.executors.concurrency.coroutines import all_in_order, need_event_loop, runs_inline
@@ -106,6 +106,8 @@ class Contributions:
         self._results: dict[int, PhaseResult] = {}
         self._failures: dict[int, FedstackError] = {}
         self._ran: list[Ran] = []
+        self._again: dict[int, FedstackError] = {}
+        self._repeated: dict[int, PhaseResult] = {}
         self._states = {
             index: tree_state(fold, argument)
             for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
@@ -126,7 +128,11 @@ class Contributions:
         for index, state in self._at_once.items():
             state.merge(result.partials[index])
             result.partials[index] = None
-        self._results[clients.start] = result
+        if len(clients) == 1 and self._again.pop(clients.start, None) is not None:
+            self._repeated[clients.start] = result
+        else:
+            self._results[clients.start] = result
+        self._again.update(result.again)
         self._failures.update(result.failures)
         self._ran += [(some, where or worker, seconds) for some, where, seconds in result.ran]
 
@@ -136,7 +142,8 @@ class Contributions:
 
     async def folded(self) -> FoldedPhase:
         """Returns the merged contributions of all clients."""
-        results = [self._results[start] for start in sorted(self._results)]
+        first = [self._results[start] for start in sorted(self._results)]
+        results = [*first, *self._repeated.values()]
         states: list[FoldState] = []
         for index, (fold, argument) in enumerate(zip(self._phase.folds, self._arguments)):
             state = self._states.get(index) or await self._engine.new_state(fold, argument)
@@ -151,10 +158,21 @@ class Contributions:
                 merge()
             states.append(state)
         columns = [
-            concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
+            concatenate([result.columns[index] for result in first], member) if first else empty_column(member)
             for index, (_, member) in enumerate(self._phase.held)
         ]
-        return FoldedPhase(states, columns, self._failures, self._ran)
+        if self._repeated:
+            columns = [self._with_repeated(index, column) for index, column in enumerate(columns)]
+        return FoldedPhase(states, columns, self._failures, self._ran, self._again)
+
+    def _with_repeated(self, index: int, column: Column) -> Column:
+        """Returns a column of a kept result with the values of the clients that have run again in their places."""
+        parts, start = list[Column](), 0
+        for client in sorted(self._repeated):
+            place = client - self._clients.start
+            parts += [column.slice(start, place), self._repeated[client].columns[index]]
+            start = place + 1
+        return concatenate([*parts, column.slice(start, len(column))], self._phase.held[index][1])
 
 
 def failed_result(phase: Phase, arguments: FoldArguments, client: int, error: FedstackError) -> PhaseResult:
@@ -165,7 +183,7 @@ def failed_result(phase: Phase, arguments: FoldArguments, client: int, error: Fe
     ]
     sink = PhaseSink(phase, states)
     sink.skip(range(client, client + 1), {client: error})
-    return FoldedPhase(states, sink.columns(), sink.failures).partials()
+    return folded(sink).partials()
 
 
 def _never(*_: object) -> NoReturn:

@@ -16,7 +16,7 @@ from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn, HandInSink
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
-from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, folded
 from fedstack.executors.base.phase_sink import PhaseSink, fold_resident_columns
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import off_loop
@@ -60,7 +60,7 @@ class LocalPhases(PhaseEngine):
         sink = PhaseSink(phase, states, held)
         if len(held) < len(phase.folds) or phase.held:
             await self._run(phase, columns, clients, sink)
-        return FoldedPhase(states, sink.columns(), sink.failures, sink.ran)
+        return folded(sink)
 
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn
@@ -72,7 +72,7 @@ class LocalPhases(PhaseEngine):
                 sink = PhaseSink(phase, states, held)
                 if len(held) < len(phase.folds) or phase.held:
                     await self._run(phase, columns, clients, sink)
-                return clients, FoldedPhase(states, sink.columns(), sink.failures, sink.ran).partials()
+                return clients, folded(sink).partials()
             parts = HandInSink(phase, states, clients, hand_in, shared_bytes(columns))
             parts.watch()
             hand_in.begun(parts.leave)

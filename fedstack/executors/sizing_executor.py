@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -11,9 +11,8 @@ from fedstack.computations.plan.program import Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
-from fedstack.errors import FedstackError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
-from fedstack.executors.base.phase_sink import ResultStream, Sink
+from fedstack.executors.base.phase_sink import PassingSink, ResultStream, Sink
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
@@ -169,36 +168,21 @@ def _shared_elements(column: Column) -> "Counter[str]":
     return Counter()
 
 
-class _CountingSink:
+class _CountingSink(PassingSink):
     """Counts results and passes them on to another sink."""
 
     def __init__(self, sink: Sink, sizes: SizeInfo) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._sizes = sizes
 
     def feed(self, start: int, results: Sequence[Column]) -> None:
         for column in results:
             for client, payload in enumerate(column.items(), start):
                 self._sizes.add(client, elements_of(payload), aggregate=True)
-        self._sink.feed(start, results)
+        super().feed(start, results)
 
     def stream(self, start: int) -> ResultStream:
-        return _CountingStream(self._sink.stream(start), self._sizes, start)
-
-    def check(self, start: int, results: Sequence[Column]) -> None:
-        self._sink.check(start, results)
-
-    def took(self, clients: range, seconds: float) -> None:
-        self._sink.took(clients, seconds)
-
-    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
-        self._sink.skip(clients, failures)
-
-    def claim(self, stop: int) -> int:
-        return self._sink.claim(stop)
-
-    def reached(self, client: int) -> None:
-        self._sink.reached(client)
+        return _CountingStream(super().stream(start), self._sizes, start)
 
 
 class _CountingStream:

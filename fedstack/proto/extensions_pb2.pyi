@@ -370,12 +370,16 @@ class PhaseRequest(_message.Message):
         function: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Function]
         def __init__(self, uri: _Optional[str] = ..., result: _Optional[_Iterable[int]] = ..., argument: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., function: _Optional[_Iterable[_Union[PhaseRequest.Function, _Mapping]]] = ...) -> None: ...
     class Tolerance(_message.Message):
-        __slots__ = ("absent", "client_seconds")
+        __slots__ = ("absent", "client_seconds", "retries", "retries_elsewhere")
         ABSENT_FIELD_NUMBER: _ClassVar[int]
         CLIENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        RETRIES_FIELD_NUMBER: _ClassVar[int]
+        RETRIES_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
         absent: _containers.RepeatedScalarFieldContainer[int]
         client_seconds: float
-        def __init__(self, absent: _Optional[_Iterable[int]] = ..., client_seconds: _Optional[float] = ...) -> None: ...
+        retries: int
+        retries_elsewhere: bool
+        def __init__(self, absent: _Optional[_Iterable[int]] = ..., client_seconds: _Optional[float] = ..., retries: _Optional[int] = ..., retries_elsewhere: bool = ...) -> None: ...
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -437,7 +441,7 @@ class Span(_message.Message):
     def __init__(self, trace: _Optional[str] = ..., call: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure", "ran")
+    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure", "again", "ran")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +490,7 @@ class PhaseResponse(_message.Message):
     HANDED_IN_FIELD_NUMBER: _ClassVar[int]
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     RAN_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
@@ -494,8 +499,9 @@ class PhaseResponse(_message.Message):
     handed_in: int
     shortened: int
     failure: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
+    again: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
     ran: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Ran]
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., ran: _Optional[_Iterable[_Union[PhaseResponse.Ran, _Mapping]]] = ...) -> None: ...
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., again: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., ran: _Optional[_Iterable[_Union[PhaseResponse.Ran, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

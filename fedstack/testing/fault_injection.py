@@ -286,6 +286,9 @@ class _Nowhere:
     def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
         pass
 
+    def leave_out(self, client: int, error: FedstackError) -> None:
+        pass
+
     def claim(self, stop: int) -> int:
         return stop
 

@@ -10,7 +10,7 @@ from fault_leaves import MODEL, difference, double, mean_length, wobble
 from fault_stacks import context_over, status_of, stub_to
 from processes import Fleet, WorkerProcess
 
-from fedstack.backends import rebalancing
+from fedstack.backends.elastic import rebalancing
 
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
 NOT_OF_ROUNDS = {"GetStatus", "RenewLease", "Check", "Watch"}

@@ -12,7 +12,7 @@ SLEEPS = {
     "executors/concurrency/coroutines.py": "the pauses of a RetryPolicy, where a debugging context allows no loop",
 }
 MOMENTS = {
-    "backends/elastic_phase.py": "when lost clients may run again; the phase waits for its events meanwhile",
+    "backends/lost_clients.py": "when lost clients may run again; the phase waits for its events meanwhile",
     "backends/elastic/rebalancing.py": "how long workers have been idle; the phase waits for its events meanwhile",
     "service/data/consumer/data_workers.py": "how old a list is, and how long a worker is avoided",
     "service/data/consumer/pass_driver.py": "when the next sign of life is due; the pass waits for its event meanwhile",

@@ -35,6 +35,7 @@ class Assignment:
       is_shared: Whether other workers may have received some of these clients, so that the worker may end without them.
       done: The number of clients that the worker has handed in.
       begun: The index of the first client that the worker has certainly not begun.
+      failures: The number of times that the client, which is then the only one, has failed so far.
     """
 
     worker: Hashable
@@ -44,6 +45,7 @@ class Assignment:
     is_shared: bool = False
     done: int = 0
     begun: int = sys.maxsize
+    failures: int = 0
 
     @property
     def size(self) -> int:
@@ -60,12 +62,16 @@ class _Waiting:
       losses: The number of times that these clients have been lost so far.
       since: The time from which the clients may run, in seconds.
       is_held: Whether the clients must wait for the end of a search.
+      failures: The number of times that the client, which is then the only one, has failed so far.
+      avoids: The worker on which it failed last. Another worker runs the client, if there is one.
     """
 
     clients: range
     losses: int
     since: float
     is_held: bool = False
+    failures: int = 0
+    avoids: Hashable = None
 
     def at(self, clients: range, *, is_held: bool) -> "_Waiting":
         return attrs.evolve(self, clients=clients, is_held=is_held)
@@ -150,7 +156,7 @@ class Assignments:
         started: list[Assignment] = []
         for one in sorted(ready, key=lambda one: one.clients.start):
             for piece in _divided(one.clients, len(load)):
-                worker = min(load, key=load.__getitem__)
+                worker = min([each for each in load if each != one.avoids] or load, key=load.__getitem__)
                 load[worker] += len(piece)
                 started.append(self._assign(worker, one.at(piece, is_held=False)))
         return started
@@ -205,6 +211,15 @@ class Assignments:
         if assignment.left:
             self._no_longer_needed(range(assignment.left[0].start, sys.maxsize), list(self.running))
 
+    def again(self, assignment: Assignment, client: int) -> None:
+        """Records that a client, which counts as handed in, has failed and is to run again on another worker.
+
+        The client waits until `present` is called.
+        """
+        alone = range(client, client + 1)
+        self._waiting.append(_Waiting(alone, 0, 0.0, failures=assignment.failures + 1, avoids=assignment.worker))
+        self._workers = ()
+
     def move(self, assignment: Assignment, stop: int, workers: Sequence[Hashable]) -> list[Assignment]:
         """Moves the last clients of a worker, which has agreed not to run them, and returns the assignments to start.
 
@@ -218,7 +233,7 @@ class Assignments:
         left, assignment.is_shared = assignment.left, True
         assignment.left = [part for some in left for part in _without(some, range(stop, sys.maxsize))]
         moved = [part for some in left for part in _without(some, range(stop))]
-        waiting = [_Waiting(clients, assignment.losses, 0.0) for clients in self._not_running(moved)]
+        waiting = [self._moving(assignment, clients) for clients in self._not_running(moved)]
         workers = [worker for worker in workers if worker in self._workers]
         if not workers:
             self._waiting += waiting
@@ -235,7 +250,7 @@ class Assignments:
         assignment.is_shared = self._has_copies = True
         for left in assignment.left:
             for worker, piece in zip(workers, _divided(left, len(workers))):
-                started.append(self._assign(worker, _Waiting(piece, assignment.losses, 0.0)))
+                started.append(self._assign(worker, self._moving(assignment, piece)))
                 started[-1].is_shared = True
         return started
 
@@ -270,8 +285,11 @@ class Assignments:
         begun, count = range(assignment.begun), assignment.losses
         for clients in self._not_running(assignment.left):
             for part in _without(clients, range(assignment.begun, sys.maxsize)):
-                self._waiting.append(_Waiting(part, count + losses, since))
-            self._waiting += [_Waiting(part, count, 0.0) for part in _without(clients, begun)]
+                self._waiting.append(_Waiting(part, count + losses, since, failures=assignment.failures))
+            self._waiting += [self._moving(assignment, part) for part in _without(clients, begun)]
+
+    def _moving(self, assignment: Assignment, clients: range) -> _Waiting:
+        return _Waiting(clients, assignment.losses, 0.0, failures=assignment.failures)
 
     def _not_running(self, left: list[range]) -> list[range]:
         """Returns those of the given clients that no worker is running."""
@@ -281,7 +299,7 @@ class Assignments:
         return left
 
     def _assign(self, worker: Hashable, waiting: _Waiting) -> Assignment:
-        assignment = Assignment(worker, waiting.clients, waiting.losses, [waiting.clients])
+        assignment = Assignment(worker, waiting.clients, waiting.losses, [waiting.clients], failures=waiting.failures)
         self.running[assignment] = None
         return assignment
 

@@ -171,7 +171,7 @@ class HandInSink(PhaseSink):
                     del error  # breaks the reference cycle of the error and this frame
             left, self._first = range(self._first, self._stop), self._stop
             partials = [state.partials() for state in self.states]
-            return left, PhaseResult(partials, self.columns(), self.failures, self.ran)
+            return left, PhaseResult(partials, self.columns(), self.failures, self.ran, self.again)
 
     def _reached(self, client: int) -> None:
         left = range(self._first, self._stop)
@@ -198,9 +198,11 @@ class HandInSink(PhaseSink):
         columns = self._taken_columns(clients)
         if columns is None:
             return None
+        with self._lock:
+            again = {client: error for client, error in self.again.items() if client in clients}
         partials: list[object] = []
         for state in self.states:
-            taken = state.take(clients)
+            taken = state.take(clients, again.keys())
             if taken is None:
                 for each, found in zip(self.states, partials):
                     each.merge(found)
@@ -212,8 +214,10 @@ class HandInSink(PhaseSink):
             failures = {client: error for client, error in self.failures.items() if client in clients}
             for client in failures:
                 del self.failures[client]
+            for client in again:
+                del self.again[client]
             ran, self.ran = self.ran, []  # also those of clients behind the range: where they are told does not matter
-        return PhaseResult(partials, columns, failures, ran)
+        return PhaseResult(partials, columns, failures, ran, again)
 
     def _taken_columns(self, clients: range) -> list[Column] | None:
         """Removes and returns the kept columns of the first clients; `None` if they are not complete."""

@@ -21,7 +21,7 @@ from fedstack.computations.values.federated_values import wrong_number_of_client
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn
-from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
 from fedstack.executors.concurrency.observed_phases import observed_phase
@@ -46,16 +46,24 @@ class FoldedPhase:
       columns: The column of each kept result.
       failures: The errors of the clients that have failed, by client.
       ran: The clients that ran together, and how long, while somebody asks.
+      again: The errors of the clients that are to run again; see `PhaseResult`.
     """
 
     states: Sequence[FoldState]
     columns: list[Column]
     failures: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
     ran: Sequence[Ran] = ()
+    again: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
 
     def partials(self) -> PhaseResult:
         """Returns the contribution in a form that can be merged into the states of other ranges."""
-        return PhaseResult([state.partials() for state in self.states], self.columns, self.failures, self.ran)
+        partials = [state.partials() for state in self.states]
+        return PhaseResult(partials, self.columns, self.failures, self.ran, self.again)
+
+
+def folded(sink: PhaseSink) -> FoldedPhase:
+    """Returns the contribution that a sink has received."""
+    return FoldedPhase(sink.states, sink.columns(), sink.failures, sink.ran, sink.again)
 
 
 class PhaseRunner(abc.ABC):

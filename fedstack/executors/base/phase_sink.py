@@ -78,6 +78,15 @@ class Sink(Protocol):
         """
         ...
 
+    def leave_out(self, client: int, error: FedstackError) -> None:
+        """Adds nothing for a client that has failed, because it will run again elsewhere.
+
+        Args:
+          client: The client.
+          error: Its error.
+        """
+        ...
+
     def claim(self, stop: int) -> int:
         """Called before each block, in the order of the clients, with the index after the last client of the block.
 
@@ -95,6 +104,37 @@ class Sink(Protocol):
         ...
 
 
+class PassingSink:
+    """Passes everything on to another sink. Base class of sinks that change or count some of it."""
+
+    def __init__(self, target: Sink) -> None:
+        self.target = target
+
+    def feed(self, start: int, results: Sequence[Column]) -> None:
+        self.target.feed(start, results)
+
+    def stream(self, start: int) -> ResultStream:
+        return self.target.stream(start)
+
+    def check(self, start: int, results: Sequence[Column]) -> None:
+        self.target.check(start, results)
+
+    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
+        self.target.skip(clients, failures)
+
+    def leave_out(self, client: int, error: FedstackError) -> None:
+        self.target.leave_out(client, error)
+
+    def claim(self, stop: int) -> int:
+        return self.target.claim(stop)
+
+    def took(self, clients: range, seconds: float) -> None:
+        self.target.took(clients, seconds)
+
+    def reached(self, client: int) -> None:
+        self.target.reached(client)
+
+
 @attrs.define
 class PhaseResult:
     """The contribution of a range of clients to a phase.
@@ -104,12 +144,15 @@ class PhaseResult:
       columns: The column of each kept result.
       failures: The errors of the clients that have failed, by client.
       ran: The clients that ran together, and how long, while somebody asks.
+      again: The errors of the clients that have failed and are to run again, by client. The partial results leave them
+        out, and zeros fill their places in the columns.
     """
 
     partials: list[object]
     columns: list[Column]
     failures: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
     ran: Sequence[Ran] = ()
+    again: Mapping[int, FedstackError] = attrs.field(factory=dict[int, FedstackError])
 
 
 class PhaseSink:
@@ -129,6 +172,7 @@ class PhaseSink:
         self._skip = skip
         self._kept: list[dict[int, Column]] = [{} for _ in phase.held]
         self.failures: dict[int, FedstackError] = {}
+        self.again: dict[int, FedstackError] = {}
         self.ran: list[Ran] = []
         self._tells = current_scope().of(Telling) is not None
         self._lock = threading.Lock()
@@ -158,11 +202,20 @@ class PhaseSink:
         """Adds clients that are absent; see `Sink`. In kept columns, zeros fill their places."""
         for _, state in self.folded():
             state.skip(clients)
+        self._fill(clients)
+        with self._lock:
+            self.failures.update(failures)
+
+    def leave_out(self, client: int, error: FedstackError) -> None:
+        """Leaves a client out that will run again elsewhere; see `Sink`. In kept columns, zeros fill its place."""
+        self._fill(range(client, client + 1))
+        with self._lock:
+            self.again[client] = error
+
+    def _fill(self, clients: range) -> None:
         fillers = [column_from_payloads([zeros(member, 0)] * len(clients), member) for _, member in self.phase.held]
         if fillers:
             self.keep(clients.start, fillers)
-        with self._lock:
-            self.failures.update(failures)
 
     def claim(self, stop: int) -> int:
         """Returns `stop`, because all clients are wanted; see `Sink`."""

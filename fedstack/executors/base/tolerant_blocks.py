@@ -4,9 +4,12 @@ A block runs over whole columns first. If a client fails, the clients of the blo
 of all further blocks, unless the program prefers columns. Nothing stands in for a client that has failed or is absent.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import attrs
 
 from fedstack.computations.plan.interpreter import ProgramRunner, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
@@ -15,8 +18,11 @@ from fedstack.errors import ClientTimeoutError, FedstackError
 from fedstack.executors.base.phase_sink import ResultStream, Sink
 from fedstack.executors.base.timed_calls import TimedCalls, TooLate
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.survivors.tolerance import Tolerance, is_own
+from fedstack.executors.survivors.tolerance import Tolerance, is_own, may_run_again
 from fedstack.foundations.traceback_filter import without_frames
+
+# A worker leaves this many clients of a phase to other workers because they have failed. Further ones run again here.
+_MOST_ELSEWHERE = 100
 
 
 class _Counted(Protocol):
@@ -27,6 +33,19 @@ class _Counted(Protocol):
     """
 
     done: int
+
+
+@attrs.frozen(eq=False)
+class _Failed:
+    """A client that has failed.
+
+    Attributes:
+      error: Its error.
+      runs_again: Whether another worker is to run it.
+    """
+
+    error: FedstackError
+    runs_again: bool
 
 
 class TolerantBlocks:
@@ -49,6 +68,8 @@ class TolerantBlocks:
         self._sink = sink
         self._keeps_columns = prefers_columns(program)
         self._runs_alone = False
+        # Several threads draw from it.
+        self._elsewhere = itertools.repeat(True, _MOST_ELSEWHERE if tolerance.retries_elsewhere else 0)
         self._threads: Callable[[], LeafThreads | None] = lambda: None
         self.result_bytes = 0
 
@@ -84,7 +105,8 @@ class TolerantBlocks:
                 continue
             start, stop = part.start - clients.start, part.stop - clients.start
             own = columns if len(part) == len(clients) else [column.slice(start, stop) for column in columns]
-            if streams or (self._runs_alone and not self._keeps_columns) or not self._run_together(own, part):
+            is_alone = streams or len(part) == 1 or (self._runs_alone and not self._keeps_columns)
+            if is_alone or not self._run_together(own, part):
                 failed += self._run_alone(own, part, start, block)
         return failed
 
@@ -138,17 +160,15 @@ class TolerantBlocks:
 
         stream: ResultStream | None = None  # an empty one would stand where another block begins
         for index, client in enumerate(clients):
-            try:
-                results = make(lambda client=client: results_of(client))
-            except (FedstackError, TooLate) as raised:
-                error = self._late(client) if isinstance(raised, TooLate) else raised
-                if not is_own(error):
-                    raise
-                error.client_index = client
+            results = self._run_client(client, lambda client=client: make(lambda: results_of(client)))
+            if isinstance(results, _Failed):
                 if stream is not None:
                     stream.close()
                     stream = None
-                sink.skip(range(client, client + 1), {client: without_frames(error)})
+                if results.runs_again:
+                    sink.leave_out(client, results.error)
+                else:
+                    sink.skip(range(client, client + 1), {client: results.error})
                 failed += 1
             else:
                 if stream is None:
@@ -158,6 +178,24 @@ class TolerantBlocks:
         if stream is not None:
             stream.close()
         return failed
+
+    def _run_client(self, client: int, call: Callable[[], list[object]]) -> "list[object] | _Failed":
+        """Runs a client, and returns its results. If it fails, it may run again, here or on another worker."""
+        tries = self._tolerance.retries
+        while True:
+            try:
+                return call()
+            except (FedstackError, TooLate) as raised:
+                error = self._late(client) if isinstance(raised, TooLate) else raised
+                if not is_own(error):
+                    raise
+            error.client_index = client
+            may_repeat = may_run_again(error)
+            if may_repeat and next(self._elsewhere, False):
+                return _Failed(without_frames(error), runs_again=True)
+            if not may_repeat or not tries:
+                return _Failed(without_frames(error), runs_again=False)
+            tries -= 1
 
     def _late(self, client: int) -> ClientTimeoutError:
         seconds = self._tolerance.client_seconds

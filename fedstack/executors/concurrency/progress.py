@@ -315,9 +315,14 @@ class PartProgress:
         """Adds a worker whose running work is reported."""
         self._progress.watch(worker)
 
-    def settled(self, clients: int) -> None:
-        """Excludes clients that are done for good from `withdraw`."""
-        self._change(done=-clients)
+    def settled(self, clients: int, failed: int = 0) -> None:
+        """Excludes clients from `withdraw` that are done for good, or have failed.
+
+        Args:
+          clients: The number of clients that are done or have failed.
+          failed: The number of them that have failed.
+        """
+        self._change(done=failed - clients, failed=-failed)
 
     def withdraw(self) -> None:
         """Takes back the clients of the part that are not settled."""

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple, cast
 
 import attrs
@@ -29,6 +29,19 @@ def split_blocks(clients: range) -> tuple[range, range, range]:
     first = min(-(-clients.start // BLOCK) * BLOCK, clients.stop)
     last = max(clients.stop // BLOCK * BLOCK, first)
     return range(clients.start, first), range(first, last), range(last, clients.stop)
+
+
+def cut_clients(clients: range, without: Set[int] = frozenset()) -> Set[int]:
+    """Returns the clients of a range whose blocks are not complete within the range.
+
+    Args:
+      clients: The range.
+      without: The clients of the range that have no values.
+    """
+    before, _, behind = split_blocks(clients)
+    starts = {client // BLOCK * BLOCK for client in without}
+    cut = {client for start in starts for client in range(start, start + BLOCK) if client in clients}
+    return cut.union(before, behind)
 
 
 @attrs.frozen
@@ -165,20 +178,22 @@ class AggregateState(FoldState):
             values = {client: value for block in self._values.values() for client, value in block.items()}
         return AggregatePartials(self._tree.partials(), values)
 
-    def take(self, clients: range) -> object | None:
+    def take(self, clients: range, without: Set[int] = frozenset()) -> object | None:
         if clients.stop % BLOCK:
             return None  # of a block that is cut, one worker should have as many values as possible
-        before, whole, _ = split_blocks(clients)
+        _, whole, _ = split_blocks(clients)
+        cut = cut_clients(clients, without)
+        blocks = {client >> BLOCK_LEVEL for client in cut}
         with self._lock:
-            block = self._values.get(clients.start >> BLOCK_LEVEL, {}) if before else {}
-            if len(block) < len(before):
+            values = {client: value for block in blocks for client, value in self._values.get(block, {}).items()}
+            if len(values) < len(cut) - len(without):
                 return None  # another thread may be folding it together with values from elsewhere
-            nodes = self._tree.take(whole)
+            nodes = self._tree.take(whole, cut)
             if nodes is None:
                 return None
-            if before:
-                del self._values[clients.start >> BLOCK_LEVEL]
-        return AggregatePartials(nodes, block)
+            for block in blocks:
+                self._values.pop(block, None)
+        return AggregatePartials(nodes, values)
 
     def merge(self, partials: object) -> None:
         nodes, values = cast(AggregatePartials, partials)

@@ -7,7 +7,7 @@ general aggregation are in `aggregations.py` and `aggregate_state.py`.
 
 import abc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import cast
 
 import numpy as np
@@ -54,11 +54,12 @@ class FoldState(abc.ABC):
     def partials(self) -> object:
         """Returns the partial results, for the `merge` method of another state of the same aggregation."""
 
-    def take(self, clients: range) -> object | None:
+    def take(self, clients: range, without: Set[int] = frozenset()) -> object | None:
         """Removes and returns the partial results of a range of clients, in the form that `merge` accepts.
 
         Args:
-          clients: A range that begins with the first client of the state. All its clients have been added.
+          clients: A range that begins with the first client of the state. Its other clients have been added.
+          without: The clients of the range that have not been added, because they are to run again elsewhere.
 
         Returns:
           The partial results; `None`, with nothing removed, if they cannot be separated from the others now.
@@ -170,8 +171,8 @@ class TreeState(FoldState):
     def partials(self) -> object:
         return [leaf.partials() for leaf in self.leaves]
 
-    def take(self, clients: range) -> object | None:
-        return _taken(self.leaves, clients)
+    def take(self, clients: range, without: Set[int] = frozenset()) -> object | None:
+        return _taken(self.leaves, clients, without)
 
     def merge(self, partials: object) -> None:
         with np.errstate(all="ignore"):
@@ -193,11 +194,11 @@ class TreeState(FoldState):
         return totals
 
 
-def _taken(folds: Sequence[LeafFold], clients: range) -> list[list[Partial]] | None:
+def _taken(folds: Sequence[LeafFold], clients: range, without: Set[int]) -> list[list[Partial]] | None:
     """Removes and returns the partial results of a range of clients from all folds, or returns `None`; see `take`."""
     taken: list[list[Partial]] = []
     for fold in folds:
-        found = fold.take(clients)
+        found = fold.take(clients, without)
         if found is None:
             with np.errstate(all="ignore"):
                 for each, partials in zip(folds, taken):
@@ -273,14 +274,14 @@ class MeanState(TreeState):
         weights = self.weights.partials() if self.weights is not None else None
         return self.count, weights, super().partials()
 
-    def take(self, clients: range) -> object | None:
+    def take(self, clients: range, without: Set[int] = frozenset()) -> object | None:
         folds = self.leaves if self.weights is None else [self.weights, *self.leaves]
-        taken = _taken(folds, clients)
+        taken = _taken(folds, clients, without)
         if taken is None:
             return None
         with self._lock:
             # The absent clients stay known, because what has been taken may be merged again.
-            present = len(clients) - sum(client in clients for client in self._absent)
+            present = len(clients) - len(without) - sum(client in clients for client in self._absent)
             self.count -= present
         weights = None if self.weights is None else taken.pop(0)
         return present, weights, taken

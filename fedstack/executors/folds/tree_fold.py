@@ -10,7 +10,7 @@ and `TreeFold` combines the results of both. `leaf_fold.py` selects the traversa
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -94,23 +94,22 @@ class TreeFold:
                 self._partials[partial.level, partial.position] = partial
         return other
 
-    def take(self, clients: range) -> list[Partial] | None:
+    def take(self, clients: range, without: Container[int] = ()) -> list[Partial] | None:
         """Removes and returns the partial results of a range of clients, from the first client to the last.
 
         Returns `None`, and removes nothing, if these partial results are not all there: another thread may be combining
         some of them with later ones.
+
+        Args:
+          clients: The clients.
+          without: Clients that have not been added.
         """
         with self._lock:
             found = sorted(
                 (p for p in self._partials.values() if clients.start <= p.position << p.level < clients.stop),
                 key=lambda p: p.position << p.level,
             )
-            reached = clients.start
-            for partial in found:
-                if partial.position << partial.level != reached:
-                    return None
-                reached += 1 << partial.level
-            if reached != clients.stop:
+            if not covers(found, clients, without):
                 return None
             for partial in found:
                 del self._partials[partial.level, partial.position]
@@ -143,6 +142,29 @@ class TreeFold:
             return left.above()
         value = combine(self.operation, left.value, left.owned, right.value, right.owned, self.spare)
         return Partial(left.level + 1, left.position >> 1, value, True)
+
+
+def covers(partials: Iterable[Partial], clients: range, without: Container[int] = ()) -> bool:
+    """Returns whether partial results, from the first client to the last, are those of exactly the given clients.
+
+    Args:
+      partials: The partial results.
+      clients: A range of clients.
+      without: The clients of the range of which there must be no partial results.
+    """
+    reached = next_of(clients.start, clients, without)
+    for partial in partials:
+        if partial.position << partial.level != reached:
+            return False
+        reached = next_of(reached + (1 << partial.level), clients, without)
+    return reached == clients.stop
+
+
+def next_of(client: int, clients: range, without: Container[int]) -> int:
+    """Returns the index of the first client of a range, from `client` on, that is not among others."""
+    while client < clients.stop and client in without:
+        client += 1
+    return client
 
 
 def combine(

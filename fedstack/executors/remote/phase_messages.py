@@ -148,6 +148,8 @@ def write_tolerance(request: PhaseRequest, scope: WorkScope, clients: range) -> 
     if tolerance is not None:
         request.tolerance.absent.extend(tolerance.absent_in(clients))
         request.tolerance.client_seconds = tolerance.client_seconds or 0.0
+        request.tolerance.retries = tolerance.retries
+        request.tolerance.retries_elsewhere = tolerance.retries_elsewhere
         request.tolerance.SetInParent()
 
 
@@ -155,8 +157,9 @@ def read_tolerance(request: PhaseRequest) -> Tolerance | None:
     """Returns the conditions under which clients of a phase may fail, or are absent; `None` if none may fail."""
     if not request.HasField("tolerance"):
         return None
-    seconds = request.tolerance.client_seconds
-    return Tolerance(sorted(request.tolerance.absent), seconds if seconds > 0 else None)
+    found = request.tolerance
+    seconds = found.client_seconds if found.client_seconds > 0 else None
+    return Tolerance(sorted(found.absent), seconds, found.retries, found.retries_elsewhere)
 
 
 def write_span(span: Span, message: messages.Span) -> None:

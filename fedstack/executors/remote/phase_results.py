@@ -4,7 +4,7 @@ The reader checks all contributions, because a worker may send wrong ones.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import cast
 
 import numpy as np
@@ -16,10 +16,17 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import FedstackError, InvalidValueError, RemoteError
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.folds.aggregate_state import ABSENT, BLOCK, BLOCK_LEVEL, AggregatePartials, split_blocks
+from fedstack.executors.folds.aggregate_state import (
+    ABSENT,
+    BLOCK,
+    BLOCK_LEVEL,
+    AggregatePartials,
+    cut_clients,
+    split_blocks,
+)
 from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
 from fedstack.executors.folds.leaf_fold import LeafFold
-from fedstack.executors.folds.tree_fold import Partial
+from fedstack.executors.folds.tree_fold import Partial, next_of
 from fedstack.executors.survivors.outcomes import Ran
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.proto.extensions_pb2 import PhaseResponse
@@ -61,10 +68,11 @@ def write_result(
             _write_tree(message.tree.add(), nodes, accumulator_type(fold), packer)
             for client in sorted(client for client, value in values.items() if value is not ABSENT):
                 packer.pack(message.value.add(), values[client], fold.member)
-    for number, client in enumerate(sorted(result.failures)):
-        error = result.failures[client]
-        details = details_of(error) if number < _MOST_DETAILED else details_of(error, most_bytes=_BRIEF_BYTES)
-        response.failure.add(client=client).status.ParseFromString(details)
+    for errors, written in ((result.failures, response.failure), (result.again, response.again)):
+        for number, client in enumerate(sorted(errors)):
+            error = errors[client]
+            details = details_of(error) if number < _MOST_DETAILED else details_of(error, most_bytes=_BRIEF_BYTES)
+            written.add(client=client).status.ParseFromString(details)
     for clients, _, seconds in result.ran:
         response.ran.add(first_client=clients.start, clients=len(clients), seconds=seconds)
     for column, (_, member) in zip(result.columns, phase.held):
@@ -124,12 +132,16 @@ def read_result(
             f"{len(response.fold)} aggregations and {len(response.held)} columns; check that the worker runs the same "
             "version of fedstack"
         )
-    failures = _read_failures(response, clients, tolerance, address)
-    missing = sorted([*failures, *(() if tolerance is None else tolerance.absent_in(clients))])
+    absent = () if tolerance is None else tolerance.absent_in(clients)
+    failures = _read_failures(response.failure, clients, None if tolerance is None else set(absent), address)
+    runs_again = tolerance is not None and tolerance.retries_elsewhere
+    again = _read_failures(response.again, clients, {*absent, *failures} if runs_again else None, address)
+    missing = sorted([*failures, *absent])
     trees: list[list[Partial]] = []
 
     def read(tree: PhaseResponse.Tree, leaf: LeafFold) -> list[Partial]:
-        trees.append(_read_tree(tree, leaf.partial_type, f"the fold of value{leaf.path}", clients, missing, unpacker))
+        what = f"the fold of value{leaf.path}"
+        trees.append(_read_tree(tree, leaf.partial_type, what, clients, missing, again.keys(), unpacker))
         return trees[-1]
 
     def read_all(message: PhaseResponse.Contribution, leaves: Sequence[LeafFold]) -> list[list[Partial]]:
@@ -143,14 +155,14 @@ def read_result(
     partials: list[object] = []
     for fold, state, message in zip(phase.folds, states, response.fold):
         if isinstance(state, MeanState):
-            if message.clients != len(clients) - len(missing):
+            if message.clients != len(clients) - len(missing) - len(again):
                 raise _wrong_clients(clients, message.clients)
             weights = None if state.weights is None else read(message.weights, state.weights)
             partials.append((message.clients, weights, read_all(message, state.leaves)))
         elif isinstance(state, TreeState):
             partials.append(read_all(message, state.leaves))
         else:
-            partials.append(_read_aggregate(message, fold, clients, missing, unpacker))
+            partials.append(_read_aggregate(message, fold, clients, missing, again.keys(), unpacker))
     # Told by the worker, so the numbers are limited: they may be of clients that it has already handed in.
     ran: list[Ran] = []
     for one in response.ran:
@@ -160,7 +172,7 @@ def read_result(
         unpacker.unpack_column(message, member, "a result of the clients")
         for message, (_, member) in zip(response.held, phase.held)
     ]
-    return ReceivedResult(PhaseResult(partials, columns, failures, ran), trees)
+    return ReceivedResult(PhaseResult(partials, columns, failures, ran, again), trees)
 
 
 class ReceivedResult:
@@ -187,14 +199,20 @@ def _owned(partial: Partial) -> Partial:
 
 
 def _read_failures(
-    response: PhaseResponse, clients: range, tolerance: Tolerance | None, address: str
+    messages: Iterable[PhaseResponse.Failure], clients: range, others: Set[int] | None, address: str
 ) -> dict[int, FedstackError]:
-    """Returns the errors of the clients that have failed, by client."""
+    """Returns the errors of the clients that have failed, by client.
+
+    Args:
+      messages: The failures.
+      clients: The clients of the response.
+      others: Those of them that cannot have failed; `None` if no client can.
+      address: The address of the worker.
+    """
     failures: dict[int, FedstackError] = {}
-    absent = () if tolerance is None else set(tolerance.absent_in(clients))
-    for message in response.failure:
+    for message in messages:
         client, status = message.client, message.status
-        if tolerance is None or client not in clients or client in absent or client in failures:
+        if others is None or client not in clients or client in others or client in failures:
             raise _wrong_clients(clients, f"a failure of client {client}")
         error = error_from_status(status.code, status.message, status.SerializeToString(), address)
         failures[client] = error if isinstance(error, FedstackError) else RemoteError(str(error))
@@ -203,19 +221,25 @@ def _read_failures(
 
 
 def _read_aggregate(
-    message: PhaseResponse.Contribution, fold: Fold, clients: range, missing: Sequence[int], unpacker: Unpacker
+    message: PhaseResponse.Contribution,
+    fold: Fold,
+    clients: range,
+    missing: Sequence[int],
+    again: Set[int],
+    unpacker: Unpacker,
 ) -> AggregatePartials:
     """Returns the contribution to a general aggregation."""
-    before, whole, behind = split_blocks(clients)
+    _, whole, _ = split_blocks(clients)
+    cut = cut_clients(clients, again)
     if len(message.tree) != 1 or any(partial.level < BLOCK_LEVEL for partial in message.tree[0].partial):
         raise _wrong_clients(clients, f"no tree over blocks of {BLOCK} clients")
-    nodes = _read_tree(message.tree[0], accumulator_type(fold), f"the {fold.uri}", whole, missing, unpacker)
+    nodes = _read_tree(message.tree[0], accumulator_type(fold), f"the {fold.uri}", whole, missing, cut, unpacker)
     absent = set(missing)
-    kept = [client for client in (*before, *behind) if client not in absent]
+    kept = sorted(cut - absent - again)
     if len(message.value) != len(kept):
         raise _wrong_clients(clients, f"{len(message.value)} values instead of {len(kept)}")
     values = [unpacker.unpack(value, fold.member, f"a value of the {fold.uri}") for value in message.value]
-    nobody = dict.fromkeys([client for client in (*before, *behind) if client in absent], ABSENT)
+    nobody = dict.fromkeys(cut & absent, ABSENT)
     return AggregatePartials(nodes, {**nobody, **dict(zip(kept, values))})
 
 
@@ -225,17 +249,21 @@ def _read_tree(
     what: str,
     clients: range,
     missing: Sequence[int],
+    without: Set[int],
     unpacker: Unpacker,
 ) -> list[Partial]:
     partials: list[Partial] = []
-    expected = clients.start
+    expected = next_of(clients.start, clients, without)
     for message in tree.partial:
         if message.level > _MAX_LEVEL or message.position << message.level != expected:
             raise _wrong_clients(clients, f"the fold of block {message.position} of 2^{message.level} clients")
-        first, expected = expected, expected + (1 << message.level)
-        absent = bisect_left(missing, expected) - bisect_left(missing, first)
+        first, behind = expected, expected + (1 << message.level)
+        if any(first < client < behind for client in without):
+            raise _wrong_clients(clients, f"the fold of clients {first} to {behind - 1}, some of which run again")
+        expected = next_of(behind, clients, without)
+        absent = bisect_left(missing, behind) - bisect_left(missing, first)
         if (absent == 1 << message.level) == message.HasField("value"):
-            raise _wrong_clients(clients, f"the fold of clients {first} to {expected - 1}, {absent} of them absent")
+            raise _wrong_clients(clients, f"the fold of clients {first} to {behind - 1}, {absent} of them absent")
         value = cast(np.ndarray, unpacker.unpack(message.value, type_spec, what)) if message.HasField("value") else None
         partials.append(Partial(message.level, message.position, value, False))
     if expected != clients.stop:

@@ -212,7 +212,7 @@ class _PhaseRun:
                 await (incoming.read_next if response.handed_in else incoming.read_into)(unpacker.buffers)
                 unpacker.finish()
                 self._left = range(part.stop, max(part.stop, self._left.stop))
-                report.left_out(len(response.failure))
+                report.left_out(len(response.failure) + len(response.again))
                 if not response.handed_in:
                     report.ends_after(part.stop - clients.start)
                     return (part, received.complete()), response

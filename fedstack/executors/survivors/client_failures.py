@@ -64,6 +64,9 @@ class ClientFailures:
         beginning of the first function. A client that takes longer fails; its thread cannot be stopped, and is
         abandoned. Clients then run one by one on each thread, and not as a batch. By default there is no limit. With
         `debug=True`, the limit is ignored.
+      retries: The number of times that a client runs again after one of its functions has raised an error, on another
+        worker if there is one. The client fails if it fails each time. A client that takes too long or ends its process
+        does not run again.
       replay: The outcomes of earlier calls, from `fedstack.client_outcomes`. The first call of the context is then the
         first of these calls, and so on: the clients that failed or were late fail again, in the same phase and without
         being called, so that the results have the same bits. No other client may fail.
@@ -72,6 +75,7 @@ class ClientFailures:
     tolerate: float = attrs.field(default=1.0, validator=_check_tolerate)
     min_clients: int = attrs.field(default=1, validator=whole_number_validator(0))
     client_seconds: float | None = attrs.field(default=None, validator=optional(number_validator(positive=True)))
+    retries: int = attrs.field(default=0, validator=whole_number_validator(0))
     replay: ClientOutcomes | None = attrs.field(default=None, validator=optional(_check_replay), eq=False)
 
     def most(self, clients: int) -> int:

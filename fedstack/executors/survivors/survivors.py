@@ -51,7 +51,7 @@ class Survivors(SystemScope):
         Args:
           refused: Further clients that do not run in the phase.
         """
-        return Tolerance(sorted({*self.absent, *refused}), self._policy.client_seconds)
+        return Tolerance(sorted({*self.absent, *refused}), self._policy.client_seconds, self._policy.retries)
 
     def replayed(self, clients: int) -> Mapping[int, FedstackError]:
         """Returns the errors of the clients that fail in the next phase because they failed in the replayed call.

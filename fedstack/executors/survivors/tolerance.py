@@ -31,10 +31,14 @@ class Tolerance(SystemScope):
     Attributes:
       absent: The indices of the clients that have failed in earlier phases or do not take part, in ascending order.
       client_seconds: The time limit of a client, in seconds; `None` for no limit.
+      retries: The number of times that a client runs again after it has failed.
+      retries_elsewhere: Whether a client that is to run again is left out, because another worker runs it.
     """
 
     absent: Sequence[int] = ()
     client_seconds: float | None = None
+    retries: int = 0
+    retries_elsewhere: bool = False
 
     def absent_in(self, clients: range) -> Sequence[int]:
         """Returns the absent clients of a range, in ascending order."""
@@ -58,6 +62,11 @@ class Tolerance(SystemScope):
 
 class Guarded(SystemScope):
     """The scope of clients that run in child processes of their worker, because they may end their process."""
+
+
+def may_run_again(error: FedstackError) -> bool:
+    """Returns whether a client that has failed may run again. A client that took too long would take as long again."""
+    return not isinstance(error, ClientTimeoutError)
 
 
 def is_own(error: BaseException) -> bool:

@@ -107,7 +107,7 @@ class _Guarded:
                 progress.started(len(clients))
             responses = await self._responses_of(clients)
             self._running = 0
-            failed = sum(len(response.failure) for _, response, _ in responses)
+            failed = sum(len(response.failure) + len(response.again) for _, response, _ in responses)
             if progress is not None:
                 progress.finished(len(clients) - failed)
                 if failed:

@@ -1,14 +1,13 @@
 """Simulated clients, each of which takes simulated time, several at a time on each worker."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import Column
-from fedstack.errors import FedstackError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
-from fedstack.executors.base.phase_sink import ResultStream, Sink
+from fedstack.executors.base.phase_sink import PassingSink, Sink
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.coroutines import gather
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
@@ -56,32 +55,14 @@ class _Clients(PassingEngine):
             raise failed[min(failed)]
 
 
-class _OneClient:
-    """Passes the results of one client to a sink."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def feed(self, start: int, results: Sequence[Column]) -> None:
-        self._sink.feed(start, results)
-
-    def stream(self, start: int) -> ResultStream:
-        return self._sink.stream(start)
-
-    def check(self, start: int, results: Sequence[Column]) -> None:
-        self._sink.check(start, results)
-
-    def took(self, clients: range, seconds: float) -> None:
-        self._sink.took(clients, seconds)
-
-    def skip(self, clients: range, failures: Mapping[int, FedstackError]) -> None:
-        self._sink.skip(clients, failures)
+class _OneClient(PassingSink):
+    """Passes the results of one client to a sink. It claims nothing, because other clients are running."""
 
     def claim(self, stop: int) -> int:
         return stop
 
     def reached(self, client: int) -> None:
-        """Does nothing, because other clients are running."""
+        return
 
 
 class SimulatedClientsExecutor(WrapperExecutor):

@@ -273,7 +273,7 @@ async def test_what_could_not_be_handed_in_whole_goes_back_to_its_folds(monkeypa
     sink = sink_of(range(32), handed)
     sink.feed(0, values(range(16)))
     with monkeypatch.context() as patched:
-        patched.setattr(sink.states[2], "take", lambda clients: None)  # another thread is combining its nodes
+        patched.setattr(sink.states[2], "take", lambda clients, without: None)  # another thread is combining its nodes
         sink.reached(16)
     assert not handed
     sink.feed(16, values(range(16, 32)))

@@ -1,7 +1,9 @@
 """Rounds over simulated workers whose clients take time: crashes, stalls, joins and slow workers change no bit."""
 
 import functools
+import itertools
 import random
+from collections import Counter
 from collections.abc import Collection
 
 import federated_language as fl
@@ -14,10 +16,21 @@ from fedstack.testing import SimulatedCluster, SimulatedFaults
 ROUNDS = 3
 
 
+# How often the functions of clients with some values still fail before they succeed.
+flaky: Counter[float] = Counter()
+
+
+def fail_if_flaky(value) -> None:
+    if flaky[float(value)]:
+        flaky[float(value)] -= 1
+        raise ConnectionResetError(f"this time, at {value}")
+
+
 @fedstack.python_computation(np.float32, np.float32)
 def wobble(value):
     if value < 0:
         raise ZeroDivisionError(f"at {value}")
+    fail_if_flaky(value)
     return np.float32(np.sin(value) * 1e3)
 
 
@@ -129,6 +142,7 @@ def picky_difference(value, mean):
     """Fails for the values that `wobble` makes of some clients: in the second phase, since it has the mean."""
     if value > 900:
         raise KeyError(f"at {value}")
+    fail_if_flaky(value)
     return value - mean
 
 
@@ -156,10 +170,13 @@ def told(result: object) -> tuple[bytes, dict[int, tuple[int, str]]]:
 
 
 def surviving_rounds(seed: int, faults: SimulatedFaults | None = None) -> SimulatedCluster:
-    """Plays rounds whose clients fail, under a policy that tolerates it; each ends with the bits of a local run."""
+    """Plays rounds whose clients fail, under a policy that tolerates it; each ends with the bits of a local run.
+
+    Some clients fail once or twice, and succeed on another try.
+    """
     chance = random.Random(f"survivors {seed}")
     workers, clients = chance.randint(1, 5), chance.randint(1, 60)
-    policy = fedstack.ClientFailures(min_clients=0)
+    policy = fedstack.ClientFailures(min_clients=0, retries=chance.choice([0, 0, 1, 2]))
     rounds = []
     for number in range(ROUNDS):
         share = chance.choice([0.0, 0.05, 0.3, 1.0])
@@ -167,6 +184,10 @@ def surviving_rounds(seed: int, faults: SimulatedFaults | None = None) -> Simula
         rounds.append(values_of(number, clients, failing))
     with fedstack.create_sync_local_execution_context(client_failures=policy):
         wanted = [told(surviving_spread(values)) for values in rounds]  # before threads are simulated
+    flaky.clear()
+    for value in itertools.chain.from_iterable(rounds):
+        flaky[float(value)] = chance.randint(0, policy.retries)
+        flaky[float(np.float32(np.sin(value) * 1e3))] = chance.randint(0, policy.retries)
     cluster = SimulatedCluster(
         workers,
         seed,
