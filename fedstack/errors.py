@@ -3,7 +3,7 @@
 The classes are grouped by the action that a user can take:
 
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`,
-  `ClientTimeoutError`, `TooManyClientFailuresError`;
+  `ClientTimeoutError`, `ClientLeftOutError`, `TooManyClientFailuresError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
 * fix the calling program: `ClosedError`, `ClosureCancelledError`, `ContextError`;
 * fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `JournalError`, `MembershipError`,
@@ -93,6 +93,10 @@ class TooManyClientFailuresError(FedstackError, RuntimeError):
 
 class ClientTimeoutError(FedstackError, TimeoutError):
     """Describes a client whose functions took longer than the `client_seconds` of the context's `ClientFailures`."""
+
+
+class ClientLeftOutError(ClientTimeoutError):
+    """Describes a client that was not done when a phase ended, because `enough` other clients were."""
 
 
 class TypeMismatchError(FedstackError, TypeError):

@@ -14,6 +14,7 @@ import attrs
 
 from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.early_end import EarlyEnd
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.backends.elastic.rebalancing import Available, Rebalancing
 from fedstack.backends.lost_clients import LostClients
@@ -25,8 +26,9 @@ from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, Phase
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
-from fedstack.executors.concurrency.progress import PartProgress
+from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.remote.phase_copies import note_length, sent_once
+from fedstack.executors.survivors.ending import left_out, left_out_among, ranges_of
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
@@ -70,6 +72,8 @@ class ElasticPhase:
         self._search: asyncio.Task[None] | None = None
         self._tolerance = scope.of(Tolerance)
         self._failure: tuple[int, BaseException] | None = None
+        ending = None if self._tolerance is None else self._tolerance.ending
+        self._early = None if ending is None else EarlyEnd(ending, self._assignments, self._leave_out)
         self._rebalancing = Rebalancing(
             self._assignments,
             len(part.clients),
@@ -107,7 +111,7 @@ class ElasticPhase:
             raise
         finally:
             self._rebalancing.close()
-            del self._rebalancing, self._lost
+            del self._rebalancing, self._lost, self._early
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
             self._ended.clear()
         note_length(self._part.phase, self._loop.time() - self._begun_at)
@@ -143,6 +147,8 @@ class ElasticPhase:
     async def _turn(self) -> None:
         """Waits for news, and processes them."""
         times = [None if self._finding is not None else self._assignments.wakes_at, self._rebalancing.wakes_at]
+        if self._early is not None and self._early.is_asking:
+            times = [self._early.wakes_at]
         wakes_at, timer = min((at for at in times if at is not None), default=None), None
         if wakes_at is not None:
             timer = self._loop.call_later(max(0.0, wakes_at - self._loop.time()), self._news.set)
@@ -166,6 +172,8 @@ class ElasticPhase:
                 task.result()  # raises
             else:
                 await self._after(assignment, task)
+        if self._early is not None and self._ends_early(self._early):
+            return
         if self._search is None and self._lost.must_search():
             self._search = self._task(self._lost.search())
         if self._finding is None:
@@ -175,6 +183,22 @@ class ElasticPhase:
                 self._run(self._assignments.start(self._loop.time()))
         self._run(self._rebalancing.turn())
         self._end_dropped()
+
+    def _ends_early(self, early: EarlyEnd) -> bool:
+        """Ends the phase if enough clients are done, and returns whether it ends now."""
+        for assignment in early.turn(self._loop.time(), self._rebalancing.is_silent):
+            self._task(self._ask_to_end(early, assignment))
+        self._end_dropped()
+        return early.is_asking or early.is_over
+
+    async def _ask_to_end(self, early: EarlyEnd, assignment: Assignment) -> None:
+        if not await self._rebalancing.end(assignment):
+            early.no_answer(assignment)
+
+    def _leave_out(self, clients: range) -> None:
+        """Adds clients that are late."""
+        absent = set(() if self._tolerance is None else self._tolerance.absent_in(clients))
+        self._contributions.skip(clients, {client: left_out(client) for client in clients if client not in absent})
 
     async def _after(self, assignment: Assignment, task: "asyncio.Task[None]") -> None:
         """Processes the end of an assignment."""
@@ -238,7 +262,7 @@ class ElasticPhase:
     async def _run_one(self, assignment: Assignment) -> None:
         """Runs the clients of an assignment, and adds what the worker hands in."""
         part = self._part.at(assignment.clients)
-        counts = PartProgress(self._progress) if self._progress is not None and part.phase.program.steps else None
+        counts = self._counts_of(assignment)
 
         def take(clients: range, result: PhaseResult) -> None:
             self._loop.call_soon_threadsafe(self._take, assignment, clients, result, counts)
@@ -272,6 +296,18 @@ class ElasticPhase:
         if counts is not None and assignment.left:
             counts.withdraw()  # other workers run the rest
 
+    def _counts_of(self, assignment: Assignment) -> PartProgress | None:
+        """Returns the counts of the clients of an assignment; `None` if nobody counts."""
+        if self._early is not None:
+
+            def changed() -> None:
+                self._loop.call_soon_threadsafe(self._news.set)
+
+            counts = PartProgress(self._progress or ProgressCounts(), changed)
+            self._early.begun(assignment, counts)
+            return counts
+        return PartProgress(self._progress) if self._progress is not None and self._part.phase.program.steps else None
+
     def _scope_of(self, assignment: Assignment) -> WorkScope:
         """Returns the scope in which a worker runs an assignment."""
         added: list[SystemScope] = [Guarded()] if self._lost.is_guarded else []
@@ -287,13 +323,21 @@ class ElasticPhase:
                 self._contributions.add(clients, result, str(assignment.worker))
                 if assignment.left:
                     self._news_of.handed_in(clients, assignment.worker)
-                for client in result.again:
+                unfinished = left_out_among(result.again)
+                for some in ranges_of(sorted(unfinished)):
+                    self._assignments.wait(some)
+                for client in result.again.keys() - unfinished:
                     self._assignments.again(assignment, client)
+                if result.again:
                     self._news.set()
                 if counts is not None:
                     counts.withdrawn(0, 0, len(result.again))
                     absent = 0 if self._tolerance is None else len(self._tolerance.absent_in(clients))
-                    counts.settled(len(clients) - absent - len(result.again), len(result.failures))
+                    ended = len(clients) - absent - len(result.again)
+                    counts.settled(ended, len(result.failures))
+                    if self._early is not None:
+                        self._early.contributed(ended - len(result.failures))
+                        self._news.set()
         except Exception as error:  # for example, arrays that do not fit together
             self._broken = self._broken or error
             self._news.set()

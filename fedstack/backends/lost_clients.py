@@ -147,8 +147,8 @@ class LostClients:
             if self._tolerance is None or client is None:
                 raise
             searched = True
-            self._contributions.skip(client, without_frames(error))
-            self._assignments.skip(client)
+            self._contributions.skip(range(client, client + 1), {client: without_frames(error)})
+            self._assignments.skip(range(client, client + 1))
         if searched:
             losses.forget(phase)
         self._assignments.release()

@@ -33,7 +33,8 @@ from fedstack.executors.concurrency.leaf_threads import off_loop, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
-from fedstack.executors.remote.phase_messages import write_phase, write_tolerance
+from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.survivors.failure_messages import write_tolerance
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed
@@ -271,7 +272,7 @@ class TaskPhases(PhaseRunner):
         request = write_phase(
             part.phase, inputs, part.arguments, part.clients, packer, _portable, _portable, sends_code=True
         )
-        write_tolerance(request, current_scope(), clients)
+        write_tolerance(request, current_scope(), clients, answers_once=True)
         header = request.SerializeToString()
         if note is not None:
             note.bytes_sent = len(header) + packer.segment_bytes

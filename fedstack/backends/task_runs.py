@@ -14,7 +14,15 @@ import attrs
 
 from fedstack.computations.plan.program import Program
 from fedstack.errors import FedstackError
-from fedstack.executors.base.hand_ins import SECONDS_PER_BYTE, Contribution, HandIn, Headway, estimated_rate, kept_until
+from fedstack.executors.base.hand_ins import (
+    END,
+    SECONDS_PER_BYTE,
+    Contribution,
+    HandIn,
+    Headway,
+    estimated_rate,
+    kept_until,
+)
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES
 from fedstack.executors.concurrency.coroutines import end_all
@@ -119,8 +127,10 @@ class TaskRun:
         finally:
             self._tasks.clear()
 
-    async def leave(self, rate: float) -> Headway:
+    async def leave(self, rate: float) -> Headway | None:
         """Leaves clients whose tasks have not been queued to another worker; see `Leave`."""
+        if rate == END:
+            return None  # a task that runs cannot be asked what it has finished
         if rate > 0:
             running = sum(map(len, self._tasks.values()))
             own = estimated_rate(self._done, running, time.monotonic() - self._begun, rate)

@@ -4,7 +4,7 @@ Partial results are merged along the fixed tree over client indices.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 from fedstack.computations.plan.tasks import Phase
@@ -27,6 +27,7 @@ from fedstack.executors.concurrency.coroutines import all_in_order, need_event_l
 from fedstack.executors.folds.aggregate_state import BLOCK, AggregateState
 from fedstack.executors.folds.aggregations import FoldArguments, slice_inputs, tree_state
 from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.survivors.ending import ranges_of
 from fedstack.executors.survivors.outcomes import Ran
 from fedstack.foundations.error_text import counted
 
@@ -107,7 +108,7 @@ class Contributions:
         self._failures: dict[int, FedstackError] = {}
         self._ran: list[Ran] = []
         self._again: dict[int, FedstackError] = {}
-        self._repeated: dict[int, PhaseResult] = {}
+        self._repeated: list[tuple[range, PhaseResult]] = []
         self._states = {
             index: tree_state(fold, argument)
             for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
@@ -128,22 +129,30 @@ class Contributions:
         for index, state in self._at_once.items():
             state.merge(result.partials[index])
             result.partials[index] = None
-        if len(clients) == 1 and self._again.pop(clients.start, None) is not None:
-            self._repeated[clients.start] = result
+        if clients and clients.start in self._again:  # and so are all others
+            self._repeated.append((clients, result))
+            for client in clients:
+                del self._again[client]
         else:
             self._results[clients.start] = result
         self._again.update(result.again)
         self._failures.update(result.failures)
         self._ran += [(some, where or worker, seconds) for some, where, seconds in result.ran]
 
-    def skip(self, client: int, error: FedstackError) -> None:
-        """Adds a client that has failed outside of all contributions, because it has ended its worker."""
-        self.add(range(client, client + 1), failed_result(self._phase, self._arguments, client, error))
+    def skip(self, clients: range, errors: Mapping[int, FedstackError]) -> None:
+        """Adds clients that are in no contribution, because they have ended their worker or nobody waits for them.
+
+        Args:
+          clients: The clients.
+          errors: The errors of those that were present, by client. If one had failed before, its first error counts.
+        """
+        errors = {client: self._again.get(client, error) for client, error in errors.items()}
+        self.add(clients, skipped(self._phase, self._arguments, clients, errors))
 
     async def folded(self) -> FoldedPhase:
         """Returns the merged contributions of all clients."""
         first = [self._results[start] for start in sorted(self._results)]
-        results = [*first, *self._repeated.values()]
+        results = [*first, *(result for _, result in self._repeated)]
         states: list[FoldState] = []
         for index, (fold, argument) in enumerate(zip(self._phase.folds, self._arguments)):
             state = self._states.get(index) or await self._engine.new_state(fold, argument)
@@ -167,22 +176,46 @@ class Contributions:
 
     def _with_repeated(self, index: int, column: Column) -> Column:
         """Returns a column of a kept result with the values of the clients that have run again in their places."""
+        values = {
+            client: (result.columns[index], place)
+            for clients, result in self._repeated
+            for place, client in enumerate(clients)
+        }
         parts, start = list[Column](), 0
-        for client in sorted(self._repeated):
+        for client in sorted(values):
+            repeated, offset = values[client]
             place = client - self._clients.start
-            parts += [column.slice(start, place), self._repeated[client].columns[index]]
+            parts += [column.slice(start, place), repeated.slice(offset, offset + 1)]
             start = place + 1
         return concatenate([*parts, column.slice(start, len(column))], self._phase.held[index][1])
 
 
-def failed_result(phase: Phase, arguments: FoldArguments, client: int, error: FedstackError) -> PhaseResult:
-    """Returns the contribution of a client that has failed."""
+def skipped(
+    phase: Phase,
+    arguments: FoldArguments,
+    clients: range,
+    errors: Mapping[int, FedstackError],
+    again: Mapping[int, FedstackError] | None = None,
+) -> PhaseResult:
+    """Returns the contribution of clients none of which is done.
+
+    Args:
+      phase: The phase.
+      arguments: The server's arguments of the folds.
+      clients: The clients. Those without an error are absent.
+      errors: The errors of those that have failed, by client.
+      again: The errors of those that are to run again, by client.
+    """
     states: list[FoldState] = [
         AggregateState(None, _never, _never) if fold.functions else tree_state(fold, argument)
         for fold, argument in zip(phase.folds, arguments)
     ]
     sink = PhaseSink(phase, states)
-    sink.skip(range(client, client + 1), {client: error})
+    again = again or {}
+    for some in ranges_of([client for client in clients if client not in again]):
+        sink.skip(some, {client: errors[client] for client in some if client in errors})
+    for client, error in again.items():
+        sink.leave_out(client, error)
     return folded(sink).partials()
 
 

@@ -370,16 +370,20 @@ class PhaseRequest(_message.Message):
         function: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Function]
         def __init__(self, uri: _Optional[str] = ..., result: _Optional[_Iterable[int]] = ..., argument: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., function: _Optional[_Iterable[_Union[PhaseRequest.Function, _Mapping]]] = ...) -> None: ...
     class Tolerance(_message.Message):
-        __slots__ = ("absent", "client_seconds", "retries", "retries_elsewhere")
+        __slots__ = ("absent", "client_seconds", "retries", "retries_elsewhere", "ends", "enough")
         ABSENT_FIELD_NUMBER: _ClassVar[int]
         CLIENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
         RETRIES_FIELD_NUMBER: _ClassVar[int]
         RETRIES_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+        ENDS_FIELD_NUMBER: _ClassVar[int]
+        ENOUGH_FIELD_NUMBER: _ClassVar[int]
         absent: _containers.RepeatedScalarFieldContainer[int]
         client_seconds: float
         retries: int
         retries_elsewhere: bool
-        def __init__(self, absent: _Optional[_Iterable[int]] = ..., client_seconds: _Optional[float] = ..., retries: _Optional[int] = ..., retries_elsewhere: bool = ...) -> None: ...
+        ends: bool
+        enough: int
+        def __init__(self, absent: _Optional[_Iterable[int]] = ..., client_seconds: _Optional[float] = ..., retries: _Optional[int] = ..., retries_elsewhere: bool = ..., ends: bool = ..., enough: _Optional[int] = ...) -> None: ...
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -413,22 +417,26 @@ class PhaseRequest(_message.Message):
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ...) -> None: ...
 
 class ShortenPhaseRequest(_message.Message):
-    __slots__ = ("executor", "id", "clients_per_second")
+    __slots__ = ("executor", "id", "clients_per_second", "ends")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     id: str
     clients_per_second: float
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., id: _Optional[str] = ..., clients_per_second: _Optional[float] = ...) -> None: ...
+    ends: bool
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., id: _Optional[str] = ..., clients_per_second: _Optional[float] = ..., ends: bool = ...) -> None: ...
 
 class ShortenPhaseResponse(_message.Message):
-    __slots__ = ("stop", "done")
+    __slots__ = ("stop", "done", "ends")
     STOP_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     stop: int
     done: int
-    def __init__(self, stop: _Optional[int] = ..., done: _Optional[int] = ...) -> None: ...
+    ends: bool
+    def __init__(self, stop: _Optional[int] = ..., done: _Optional[int] = ..., ends: bool = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("trace", "call", "id")
@@ -441,7 +449,7 @@ class Span(_message.Message):
     def __init__(self, trace: _Optional[str] = ..., call: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure", "again", "ran")
+    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure", "again", "late", "unfinished", "ran")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -474,6 +482,13 @@ class PhaseResponse(_message.Message):
         client: int
         status: Status
         def __init__(self, client: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
+    class Clients(_message.Message):
+        __slots__ = ("first_client", "clients")
+        FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        first_client: int
+        clients: int
+        def __init__(self, first_client: _Optional[int] = ..., clients: _Optional[int] = ...) -> None: ...
     class Ran(_message.Message):
         __slots__ = ("first_client", "clients", "seconds")
         FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +506,8 @@ class PhaseResponse(_message.Message):
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     RAN_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
@@ -500,8 +517,10 @@ class PhaseResponse(_message.Message):
     shortened: int
     failure: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
     again: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
+    late: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Clients]
+    unfinished: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Clients]
     ran: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Ran]
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., again: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., ran: _Optional[_Iterable[_Union[PhaseResponse.Ran, _Mapping]]] = ...) -> None: ...
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., again: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., late: _Optional[_Iterable[_Union[PhaseResponse.Clients, _Mapping]]] = ..., unfinished: _Optional[_Iterable[_Union[PhaseResponse.Clients, _Mapping]]] = ..., ran: _Optional[_Iterable[_Union[PhaseResponse.Ran, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

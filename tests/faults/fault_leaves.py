@@ -117,8 +117,10 @@ def mean_visit_beside(visitors, model):
 
 @fedstack.python_computation([np.int32], np.float32)
 def step_or_end(x):
-    """Raises for -1, ends its process for -2, and is killed from outside for -3, after a moment as others."""
+    """Raises for -1, ends its process for -2, is killed from outside for -3, and takes its time for -4."""
     time.sleep(0.05)
+    if x == -4:
+        time.sleep(20)
     if x == -1:
         raise ValueError("a failure")
     if x == -2:

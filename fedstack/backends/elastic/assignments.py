@@ -16,7 +16,8 @@ ends the assignments in `dropped`.
 """
 
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import attrs
 
@@ -264,9 +265,27 @@ class Assignments:
         for one in self._waiting:
             one.is_held = False
 
-    def skip(self, client: int) -> None:
-        """Records that a client has failed, so that it need not run again."""
-        self._no_longer_needed(range(client, client + 1), list(self.running))
+    def skip(self, clients: range) -> None:
+        """Records that clients have failed, or are not waited for, so that they need not run again."""
+        self._no_longer_needed(clients, list(self.running))
+
+    def wait(self, clients: range) -> None:
+        """Records that clients, which count as handed in, were not done after all, so that they wait for a worker."""
+        self._waiting.append(_Waiting(clients, 0, 0.0))
+        self._workers = ()
+
+    def dismiss(self) -> list[range]:
+        """Returns the clients that wait for a worker. They no longer do."""
+        waiting, self._waiting = self._waiting, []
+        return [one.clients for one in waiting]
+
+    def keep_one_copy(self, rank: Callable[[Assignment], object]) -> None:
+        """Of clients that run on two workers, keeps them only on the worker whose assignment has the highest rank."""
+        if not self._has_copies:
+            return
+        for one in sorted(self.running, key=cast("Callable[[Assignment], Any]", rank), reverse=True):
+            for clients in list(one.left) if one in self.running else ():
+                self._no_longer_needed(clients, [other for other in self.running if other is not one])
 
     def _no_longer_needed(self, clients: range, running: Iterable[Assignment]) -> None:
         """Records that some clients need not run any more, and drops the assignments that have no others."""

@@ -173,6 +173,11 @@ class Balance:
         asked.headway = headway or asked.headway
         return []
 
+    def is_silent(self, assignment: Assignment) -> bool:
+        """Returns whether a worker did not answer when it was last asked."""
+        asked = self._asked.get(assignment)
+        return asked is not None and asked.is_silent
+
     # Decisions.
 
     def asks(self, now: float) -> list[Ask]:

@@ -12,7 +12,7 @@ from fedstack.backends.elastic.assignments import Assignment, Assignments
 from fedstack.backends.elastic.balance import SETTLED_SECONDS, Ask, Balance
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.errors import DeadlineExceededError, FedstackError
-from fedstack.executors.base.hand_ins import Headway, Leave
+from fedstack.executors.base.hand_ins import END, Headway, Leave
 from fedstack.foundations.deadline import Deadline, timers_on
 
 _logger = logging.getLogger(__name__)
@@ -94,6 +94,19 @@ class Rebalancing:
         """Records that a worker has run its clients, was lost, or is no longer needed."""
         if self._leave.pop(assignment, None) is not None:
             self._balance.ended(assignment, self._loop.time())
+
+    def is_silent(self, assignment: Assignment) -> bool:
+        """Returns whether the worker of an assignment did not answer when it was last asked."""
+        return self._balance.is_silent(assignment)
+
+    async def end(self, assignment: Assignment) -> bool:
+        """Asks a worker to end the phase now, and returns whether it does."""
+        leave = self._leave.get(assignment)
+        try:
+            return leave is not None and await leave(END) is not None
+        except FedstackError as error:
+            _logger.debug("%s was asked to end a phase, and did not answer: %s", assignment.worker, error)
+            return False
 
     def recall(self) -> None:
         """Asks all workers for the clients that they have not begun, so that these are assigned again."""

@@ -5,14 +5,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-import attrs
-
 from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, bytes_per_client
 from fedstack.errors import FedstackError
+from fedstack.executors.base.block import Block
 from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.tolerant_blocks import TolerantBlocks
 from fedstack.executors.concurrency.jobs import Job
@@ -45,37 +44,6 @@ _CLIENTS_TO_JUDGE = 8
 _RUNS_BETWEEN_MEASUREMENTS = 32
 
 
-@attrs.define(eq=False)
-class _Block:
-    """A block of clients that run sequentially on one thread.
-
-    Attributes:
-      start: The index of the first client.
-      stop: The index after the last client.
-      begin: The start time, as returned by `time.perf_counter`.
-      place: The client that the thread is currently running.
-      is_counted: Whether `done` is updated after each client.
-      done: The number of clients that are done.
-    """
-
-    start: int
-    stop: int
-    begin: float
-    place: ThreadPlace
-    is_counted: bool
-    done: int = 0
-
-    def work(self, function: str, now: float) -> RunningClients:
-        """Returns the running work of the block, with the current client if it is known."""
-        if self.is_counted:
-            first = min(self.start + self.done, self.stop - 1)
-            return RunningClients(first, 1, function, now - self.begin)
-        client = self.place.client()
-        if client == self.stop:
-            client = None  # all clients have returned
-        return RunningClients(self.start, self.stop - self.start, function, now - self.begin, client)
-
-
 class ClientBlocks:
     """A single run of a program over a range of clients.
 
@@ -83,7 +51,7 @@ class ClientBlocks:
     blocks until none remain. Helpers are additional threads that run blocks in parallel. The rules are:
 
       Helpers are used if   Threads are available, there are at least two clients, `max_threads` is above 1, and the run
-                            is expected to take more than 10 ms or has never been measured.
+                            is expected to take more than 10 ms, has never been measured, or limits the time of clients.
       First helper          Starts immediately if a client is known to take at least 0.2 ms, otherwise after 5 ms. Two
                             of 32 runs wait 5 ms in any case, to measure the time on one thread.
       Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a client takes at
@@ -97,7 +65,8 @@ class ClientBlocks:
                             if the next helper does not help either, for 3, 7, … 63 runs.
       Block size            A power of two that takes about 4 ms; `smallest_block` before the first measurement. It is
                             at most 8 times the number of clients that are done. With several workers, it is at most
-                            half of a worker's share of the remaining clients.
+                            half of a worker's share of the remaining clients. It is one client if the phase may end
+                            before all clients are done.
       Results               Are passed to the folds by blocks, as columns. If a client yields more than 64 KiB and no
                             step prefers columns, they are passed client by client, while each result is in the cache,
                             and blocks take about 30 ms.
@@ -137,10 +106,11 @@ class ClientBlocks:
         self.progress = scope.progress if program.steps else None
         tolerance = scope.of(Tolerance)
         self._tolerant = None if tolerance is None else TolerantBlocks(program, tolerance, sink, name_of(program))
+        self._is_timed = self._tolerant is not None and self._tolerant.is_timed  # a client may hold up its thread
         self._cores = scope.cores or CORES
         self._finished: threading.Event | None = None  # created when helpers are expected
         self._next = clients.start
-        self._working: dict[int, _Block] = {}  # the running blocks, by first client
+        self._working: dict[int, Block] = {}  # the running blocks, by first client
         self._error: BaseException | None = None
         self._error_client = clients.stop
         self._cancelled = False
@@ -180,7 +150,7 @@ class ClientBlocks:
             threads is not None
             and self.max_threads > 1
             and size > 1
-            and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS)
+            and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS or self._is_timed)
         ):
             self.measured.runs_without_helpers = max(0, self.measured.runs_without_helpers - 1)
             # A program that is known to be slow gets its first helper immediately; an unknown one is measured first.
@@ -204,6 +174,8 @@ class ClientBlocks:
                 self._finished.set()
             if threads is not None and self._workers:
                 self.cancel(threads)  # helpers that are still running can no longer change the outcome
+            if self._tolerant is not None:
+                self._tolerant.close()
         if self._error is not None:
             try:
                 raise self._error
@@ -292,7 +264,7 @@ class ClientBlocks:
                 self._expected -= 1
                 self._room.notify_all()
 
-    def _take(self) -> _Block | None:
+    def _take(self) -> Block | None:
         with self._room:
             start, size = self._next, self._block_size()
             if self._error is not None or self._cancelled:
@@ -301,7 +273,7 @@ class ClientBlocks:
             if stop <= start:
                 return None
             self._next = stop
-            block = _Block(start, stop, time.perf_counter(), ThreadPlace(), self._is_streamed())
+            block = Block(start, stop, time.perf_counter(), ThreadPlace(), self._is_streamed())
             self._working[start] = block
             return block
 
@@ -311,6 +283,8 @@ class ClientBlocks:
         The size is a power of two, so that blocks that start at multiples of the size are nodes of the tree of folds.
         """
         per_client = self._seconds / self._done if self._done else self.measured.seconds_per_call
+        if self._tolerant is not None and self._tolerant.ends_early:
+            return 1  # those behind a slow client would never run
         if per_client is None:
             return self.smallest_block
         seconds = _STREAMED_SECONDS if self._is_streamed() else _BLOCK_SECONDS
@@ -326,10 +300,9 @@ class ClientBlocks:
 
     def _is_streamed(self) -> bool:
         """Returns whether results are passed to the sink client by client."""
-        is_timed = self._tolerant is not None and self._tolerant.is_timed
-        return is_timed or (self._streams and self.measured.result_bytes > _LARGE_BYTES)
+        return self._is_timed or (self._streams and self.measured.result_bytes > _LARGE_BYTES)
 
-    def _run_block(self, block: _Block) -> float:
+    def _run_block(self, block: Block) -> float:
         """Runs a block and returns the time that it took, in seconds; 0 if the block failed."""
         first, size, offset = block.start, block.stop - block.start, block.start - self.clients.start
         parts = None if size == len(self.clients) else [one.slice(offset, offset + size) for one in self.inputs]
@@ -381,7 +354,7 @@ class ClientBlocks:
         self.sink.reached(reached)
         return seconds
 
-    def _count_failure(self, block: _Block, first: int, error: BaseException, absent: int) -> None:
+    def _count_failure(self, block: Block, first: int, error: BaseException, absent: int) -> None:
         """Counts the finished, failed and skipped clients of a failed block.
 
         If it is unknown which client failed, no client of the block is counted as finished.

@@ -54,8 +54,11 @@ class Headway:
 
 # Asks a worker to leave its last clients to another worker, which runs the given number of clients per second. It keeps
 # as many clients as it can run in the time in which the other worker runs the rest. At an infinite rate, it keeps only
-# the clients that it has begun. Returns `None` if the worker cannot leave clients to others, or has ended the phase.
+# the clients that it has begun; at `END`, it ends the phase now, and the clients that are not done are late. Returns
+# `None` if the worker cannot do this, or has ended the phase.
 Leave: TypeAlias = Callable[[float], Awaitable[Headway | None]]
+
+END = -math.inf
 
 
 @attrs.frozen(eq=False)

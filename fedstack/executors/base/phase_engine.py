@@ -238,7 +238,7 @@ class PhaseEngine(Engine, PhaseRunner):
             return folded
         replayed = survivors.replayed(len(clients))
         refused = {**refused, **replayed}
-        with scope.adding(survivors.tolerance(refused)).entered():
+        with scope.adding(survivors.tolerance(refused, len(clients) if phase.program.steps else 0)).entered():
             folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
         failures = {**refused, **folded.failures}
         survivors.check_replayed(failures, replayed)

@@ -4,13 +4,16 @@ Each call runs on a second thread, while the caller waits for it no longer than 
 its thread, which is abandoned, and the next call gets another thread. Handing a call over and back takes about 30 µs.
 """
 
+import contextlib
 import queue
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from typing import Generic, TypeVar, cast
 
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, is_without_threads
 from fedstack.executors.concurrency.thread_pool import waiting
+from fedstack.executors.survivors.ending import Ending
 
 _T = TypeVar("_T")
 _BEGUN = object()
@@ -54,8 +57,12 @@ class _Caller(Generic[_T]):
         if error is not None:
             self._outcomes.put((None, error))
 
-    def call(self, call: Callable[[], _T], seconds: float) -> _T:
-        """Makes a call, and raises `TooLate` if it takes longer than `seconds`."""
+    def interrupt(self) -> None:
+        """Ends the wait for a call. May be called on any thread."""
+        self._outcomes.put((None, TooLate()))
+
+    def call(self, call: Callable[[], _T], seconds: float | None) -> _T:
+        """Makes a call, and raises `TooLate` if it takes longer than `seconds` or the wait is interrupted."""
         self._calls.put(call)
         try:
             result, error = self._outcomes.get(timeout=seconds)
@@ -79,46 +86,77 @@ class _Caller(Generic[_T]):
 
 
 class TimedCalls(Generic[_T]):
-    """Makes one call after the other, each within a time limit. A context manager, used by one thread.
+    """Makes calls for the threads of one phase, each within a time limit.
 
     Args:
       threads: The threads on which the calls run; `None` to call on the current thread, without a limit.
-      seconds: The time limit of each call, in seconds.
+      seconds: The time limit of each call, in seconds; `None` for no limit.
+      ending: Interrupts the calls when it ends; `None` for no interruption. No call is made after that.
     """
 
-    def __init__(self, threads: LeafThreads | None, seconds: float) -> None:
+    def __init__(self, threads: LeafThreads | None, seconds: float | None, ending: Ending | None = None) -> None:
         self._threads = None if is_without_threads() else threads
         self._seconds = seconds
-        self._caller: _Caller[_T] | None = None
-        self._waiting = waiting()
+        self._ending = ending
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._idle: list[_Caller[_T]] = []
+        self._unwatch: list[Callable[[], None]] = []
 
-    def __enter__(self) -> "TimedCalls[_T]":
-        self._waiting.__enter__()  # a pool of one thread needs its thread for the calls
-        return self
+    @contextlib.contextmanager
+    def lent(self) -> Generator[Callable[[Callable[[], _T]], _T], None, None]:
+        """Yields a function that makes one call after the other for the current thread.
 
-    def __exit__(self, *error: object) -> None:
-        self._waiting.__exit__(None, None, None)
-        if self._caller is not None:
-            if error[0] is None:
-                self._caller.close()
-            else:
-                self._caller.abandon()  # the wait may have been interrupted
-            self._caller = None
-
-    def call(self, call: Callable[[], _T]) -> _T:
-        """Makes a call.
-
-        Raises:
-          TooLate: If the call takes too long. It continues to run.
-          ResourceLimitError: If too many calls that took too long are still running.
+        The function raises `TooLate` if a call takes too long, and continues to run, and `ResourceLimitError` if too
+        many calls that took too long are still running.
         """
-        if self._threads is None:
-            return call()
-        if self._caller is None:
-            self._caller = _Caller(self._threads)
-        try:
-            return self._caller.call(call, self._seconds)
-        except TooLate:
-            self._caller.abandon()
-            self._caller = None
-            raise
+        threads = self._threads
+        if threads is None:
+            yield lambda call: call()
+            return
+        caller: _Caller[_T] | None = None
+
+        def make(call: Callable[[], _T]) -> _T:
+            nonlocal caller
+            if caller is None:
+                caller = self._taken(threads)
+            try:
+                return caller.call(call, self._seconds)
+            except BaseException as error:
+                if isinstance(error, TooLate) or not isinstance(error, Exception):
+                    caller.abandon()  # the wait may have been interrupted
+                    caller = None
+                raise
+
+        with waiting():  # a pool of one thread needs its thread for the calls
+            try:
+                yield make
+            finally:
+                if caller is not None:
+                    self._give_back(caller)
+
+    def _taken(self, threads: LeafThreads) -> _Caller[_T]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        caller = _Caller[_T](threads)
+        if self._ending is not None:
+            self._unwatch.append(self._ending.watch(caller.interrupt))
+        return caller
+
+    def _give_back(self, caller: _Caller[_T]) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(caller)
+                return
+        caller.close()
+
+    def close(self) -> None:
+        """Lets the threads that make no call end. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for caller in idle:
+            caller.close()
+        while self._unwatch:
+            self._unwatch.pop()()

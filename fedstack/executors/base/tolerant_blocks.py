@@ -5,34 +5,24 @@ of all further blocks, unless the program prefers columns. Nothing stands in for
 """
 
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import attrs
 
 from fedstack.computations.plan.interpreter import ProgramRunner, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ListColumn, bytes_per_client
-from fedstack.errors import ClientTimeoutError, FedstackError
+from fedstack.errors import ClientLeftOutError, ClientTimeoutError, FedstackError
+from fedstack.executors.base.block import Block
 from fedstack.executors.base.phase_sink import ResultStream, Sink
 from fedstack.executors.base.timed_calls import TimedCalls, TooLate
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.survivors.ending import left_out
 from fedstack.executors.survivors.tolerance import Tolerance, is_own, may_run_again
 from fedstack.foundations.traceback_filter import without_frames
 
 # A worker leaves this many clients of a phase to other workers because they have failed. Further ones run again here.
 _MOST_ELSEWHERE = 100
-
-
-class _Counted(Protocol):
-    """A block that counts its clients.
-
-    Attributes:
-      done: The number of clients that are done.
-    """
-
-    done: int
 
 
 @attrs.frozen(eq=False)
@@ -66,11 +56,12 @@ class TolerantBlocks:
         self._program = program
         self._tolerance = tolerance
         self._sink = sink
+        self._ending = tolerance.ending
         self._keeps_columns = prefers_columns(program)
         self._runs_alone = False
         # Several threads draw from it.
         self._elsewhere = itertools.repeat(True, _MOST_ELSEWHERE if tolerance.retries_elsewhere else 0)
-        self._threads: Callable[[], LeafThreads | None] = lambda: None
+        self._timed = TimedCalls[list[object]](None, None)
         self.result_bytes = 0
 
     def present(self, clients: range) -> int:
@@ -79,14 +70,24 @@ class TolerantBlocks:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the time of a client is limited, so that clients run one by one."""
-        return self._tolerance.client_seconds is not None
+        """Whether a client that takes too long is not waited for, so that clients run one by one."""
+        return self._tolerance.client_seconds is not None or self._ending is not None
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the phase may end before all clients are done."""
+        return self._ending is not None
 
     def use(self, threads: LeafThreads | None) -> None:
-        """Sets the threads on which clients run if their time is limited. Only a weak reference to them is kept."""
-        self._threads = (lambda: None) if threads is None else weakref.ref(threads)
+        """Sets the threads on which clients run if their time is limited. Call `close` after the last block."""
+        self._timed = TimedCalls[list[object]](threads, self._tolerance.client_seconds, self._ending)
 
-    def run(self, columns: Sequence[Column], clients: range, *, streams: bool, block: _Counted) -> int:
+    def close(self) -> None:
+        """Lets the threads end on which clients have run."""
+        self._timed.close()
+        self._timed = TimedCalls[list[object]](None, None)  # the threads must not outlive their owner
+
+    def run(self, columns: Sequence[Column], clients: range, *, streams: bool, block: Block) -> int:
         """Runs a block, and returns the number of clients that have failed.
 
         Args:
@@ -129,13 +130,12 @@ class TolerantBlocks:
         self._sink.feed(first, results)
         return True
 
-    def _run_alone(self, columns: Sequence[Column], clients: range, before: int, block: _Counted) -> int:
+    def _run_alone(self, columns: Sequence[Column], clients: range, before: int, block: Block) -> int:
         """Runs clients one by one, and returns the number of clients that have failed."""
-        seconds = self._tolerance.client_seconds
-        if seconds is None:
+        if not self.is_timed:
             return self._run_each(columns, clients, lambda call: call(), before, block)
-        with TimedCalls[list[object]](self._threads(), seconds) as timed:
-            return self._run_each(columns, clients, timed.call, before, block)
+        with self._timed.lent() as make:
+            return self._run_each(columns, clients, make, before, block)
 
     def _run_each(
         self,
@@ -143,7 +143,7 @@ class TolerantBlocks:
         clients: range,
         make: Callable[[Callable[[], list[object]]], list[object]],
         before: int,
-        block: _Counted,
+        block: Block,
     ) -> int:
         run, sink, failed = ProgramRunner(self._program).run, self._sink, 0
 
@@ -174,6 +174,8 @@ class TolerantBlocks:
                 if stream is None:
                     stream = sink.stream(client)
                 stream.add(results)
+                if self._ending is not None:
+                    self._ending.done()
             block.done = before + index + 1
         if stream is not None:
             stream.close()
@@ -181,7 +183,9 @@ class TolerantBlocks:
 
     def _run_client(self, client: int, call: Callable[[], list[object]]) -> "list[object] | _Failed":
         """Runs a client, and returns its results. If it fails, it may run again, here or on another worker."""
-        tries = self._tolerance.retries
+        tries, ending = self._tolerance.retries, self._ending
+        if ending is not None and ending.is_over:
+            return _Failed(left_out(client), runs_again=ending.enough is None)
         while True:
             try:
                 return call()
@@ -190,14 +194,18 @@ class TolerantBlocks:
                 if not is_own(error):
                     raise
             error.client_index = client
+            if isinstance(error, ClientLeftOutError) and ending is not None:
+                return _Failed(without_frames(error), runs_again=ending.enough is None)
             may_repeat = may_run_again(error)
             if may_repeat and next(self._elsewhere, False):
                 return _Failed(without_frames(error), runs_again=True)
-            if not may_repeat or not tries:
+            if not may_repeat or not tries or (ending is not None and ending.is_over):
                 return _Failed(without_frames(error), runs_again=False)
             tries -= 1
 
     def _late(self, client: int) -> ClientTimeoutError:
+        if self._ending is not None and self._ending.is_over:
+            return left_out(client)
         seconds = self._tolerance.client_seconds
         error = ClientTimeoutError(
             f"{self._name!r} took longer than client_seconds={seconds:g} at client {client}; allow more time, or find "

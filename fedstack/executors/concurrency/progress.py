@@ -7,7 +7,7 @@ import heapq
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Protocol
 
@@ -277,10 +277,12 @@ class PartProgress:
 
     Args:
       progress: The progress of the invocation.
+      changed: Called on any thread after clients have ended.
     """
 
-    def __init__(self, progress: ClientCounter) -> None:
+    def __init__(self, progress: ClientCounter, changed: Callable[[], None] = lambda: None) -> None:
         self._progress = progress
+        self._changed = changed
         self._done = self._running = self._failed = 0
         self._lock = threading.Lock()
 
@@ -296,6 +298,12 @@ class PartProgress:
         """Counts clients that are done."""
         self._change(done=clients, running=-clients)
         self._progress.finished(clients)
+        self._changed()
+
+    @property
+    def done(self) -> int:
+        """The number of clients that are done and not settled."""
+        return self._done
 
     def failed(self, clients: int, given_up: int = 0) -> None:
         """Counts clients that failed, and started clients that were abandoned."""

@@ -14,7 +14,6 @@ from google.protobuf import any_pb2
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carriers import code_version
-from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program, read_by_one
@@ -33,8 +32,6 @@ from fedstack.computations.values.columns import Column, ConstantColumn, SharedC
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.survivors.outcomes import Telling
-from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
 from fedstack.observe.events import NO_SPAN, Span, is_id
@@ -140,26 +137,6 @@ def write_values(
             types = signature.inputs[len(signature.inputs) - len(captures) :]
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
                 packer.pack_shared(value.value, payload, type_spec)
-
-
-def write_tolerance(request: PhaseRequest, scope: WorkScope, clients: range) -> None:
-    """Adds to a request what the scope says: who may fail or is absent, and whether to tell of each client."""
-    request.tells, tolerance = scope.of(Telling) is not None, scope.of(Tolerance)
-    if tolerance is not None:
-        request.tolerance.absent.extend(tolerance.absent_in(clients))
-        request.tolerance.client_seconds = tolerance.client_seconds or 0.0
-        request.tolerance.retries = tolerance.retries
-        request.tolerance.retries_elsewhere = tolerance.retries_elsewhere
-        request.tolerance.SetInParent()
-
-
-def read_tolerance(request: PhaseRequest) -> Tolerance | None:
-    """Returns the conditions under which clients of a phase may fail, or are absent; `None` if none may fail."""
-    if not request.HasField("tolerance"):
-        return None
-    found = request.tolerance
-    seconds = found.client_seconds if found.client_seconds > 0 else None
-    return Tolerance(sorted(found.absent), seconds, found.retries, found.retries_elsewhere)
 
 
 def write_span(span: Span, message: messages.Span) -> None:

@@ -4,7 +4,7 @@ The reader checks all contributions, because a worker may send wrong ones.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.ownership import whole_buffer
-from fedstack.errors import FedstackError, InvalidValueError, RemoteError
+from fedstack.errors import InvalidValueError
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.folds.aggregate_state import (
     ABSENT,
@@ -27,15 +27,12 @@ from fedstack.executors.folds.aggregate_state import (
 from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
 from fedstack.executors.folds.leaf_fold import LeafFold
 from fedstack.executors.folds.tree_fold import Partial, next_of
+from fedstack.executors.survivors.failure_messages import read_failures, write_failures, wrong_clients
 from fedstack.executors.survivors.outcomes import Ran
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.proto.extensions_pb2 import PhaseResponse
-from fedstack.transport.wire.status import details_of, error_from_status
 
 _MAX_LEVEL = 62
-# The number of failures of clients that are sent with tracebacks, and the maximum size of each of the others, in bytes.
-_MOST_DETAILED = 100
-_BRIEF_BYTES = 1000
 # The maximum number of clients that are said to have run together.
 _MOST_TOLD = 1 << 20
 _MOST_INDEX = 1 << 62
@@ -68,11 +65,7 @@ def write_result(
             _write_tree(message.tree.add(), nodes, accumulator_type(fold), packer)
             for client in sorted(client for client, value in values.items() if value is not ABSENT):
                 packer.pack(message.value.add(), values[client], fold.member)
-    for errors, written in ((result.failures, response.failure), (result.again, response.again)):
-        for number, client in enumerate(sorted(errors)):
-            error = errors[client]
-            details = details_of(error) if number < _MOST_DETAILED else details_of(error, most_bytes=_BRIEF_BYTES)
-            written.add(client=client).status.ParseFromString(details)
+    write_failures(response, result.failures, result.again)
     for clients, _, seconds in result.ran:
         response.ran.add(first_client=clients.start, clients=len(clients), seconds=seconds)
     for column, (_, member) in zip(result.columns, phase.held):
@@ -133,9 +126,7 @@ def read_result(
             "version of fedstack"
         )
     absent = () if tolerance is None else tolerance.absent_in(clients)
-    failures = _read_failures(response.failure, clients, None if tolerance is None else set(absent), address)
-    runs_again = tolerance is not None and tolerance.retries_elsewhere
-    again = _read_failures(response.again, clients, {*absent, *failures} if runs_again else None, address)
+    failures, again = read_failures(response, clients, tolerance, address)
     missing = sorted([*failures, *absent])
     trees: list[list[Partial]] = []
 
@@ -156,7 +147,7 @@ def read_result(
     for fold, state, message in zip(phase.folds, states, response.fold):
         if isinstance(state, MeanState):
             if message.clients != len(clients) - len(missing) - len(again):
-                raise _wrong_clients(clients, message.clients)
+                raise wrong_clients(clients, message.clients)
             weights = None if state.weights is None else read(message.weights, state.weights)
             partials.append((message.clients, weights, read_all(message, state.leaves)))
         elif isinstance(state, TreeState):
@@ -198,28 +189,6 @@ def _owned(partial: Partial) -> Partial:
     return partial if buffer is None else partial._replace(value=buffer, owned=True)
 
 
-def _read_failures(
-    messages: Iterable[PhaseResponse.Failure], clients: range, others: Set[int] | None, address: str
-) -> dict[int, FedstackError]:
-    """Returns the errors of the clients that have failed, by client.
-
-    Args:
-      messages: The failures.
-      clients: The clients of the response.
-      others: Those of them that cannot have failed; `None` if no client can.
-      address: The address of the worker.
-    """
-    failures: dict[int, FedstackError] = {}
-    for message in messages:
-        client, status = message.client, message.status
-        if others is None or client not in clients or client in others or client in failures:
-            raise _wrong_clients(clients, f"a failure of client {client}")
-        error = error_from_status(status.code, status.message, status.SerializeToString(), address)
-        failures[client] = error if isinstance(error, FedstackError) else RemoteError(str(error))
-        failures[client].client_index = client
-    return failures
-
-
 def _read_aggregate(
     message: PhaseResponse.Contribution,
     fold: Fold,
@@ -232,12 +201,12 @@ def _read_aggregate(
     _, whole, _ = split_blocks(clients)
     cut = cut_clients(clients, again)
     if len(message.tree) != 1 or any(partial.level < BLOCK_LEVEL for partial in message.tree[0].partial):
-        raise _wrong_clients(clients, f"no tree over blocks of {BLOCK} clients")
+        raise wrong_clients(clients, f"no tree over blocks of {BLOCK} clients")
     nodes = _read_tree(message.tree[0], accumulator_type(fold), f"the {fold.uri}", whole, missing, cut, unpacker)
     absent = set(missing)
     kept = sorted(cut - absent - again)
     if len(message.value) != len(kept):
-        raise _wrong_clients(clients, f"{len(message.value)} values instead of {len(kept)}")
+        raise wrong_clients(clients, f"{len(message.value)} values instead of {len(kept)}")
     values = [unpacker.unpack(value, fold.member, f"a value of the {fold.uri}") for value in message.value]
     nobody = dict.fromkeys(cut & absent, ABSENT)
     return AggregatePartials(nodes, {**nobody, **dict(zip(kept, values))})
@@ -253,26 +222,20 @@ def _read_tree(
     unpacker: Unpacker,
 ) -> list[Partial]:
     partials: list[Partial] = []
+    left_out_clients = sorted(without)
     expected = next_of(clients.start, clients, without)
     for message in tree.partial:
         if message.level > _MAX_LEVEL or message.position << message.level != expected:
-            raise _wrong_clients(clients, f"the fold of block {message.position} of 2^{message.level} clients")
+            raise wrong_clients(clients, f"the fold of block {message.position} of 2^{message.level} clients")
         first, behind = expected, expected + (1 << message.level)
-        if any(first < client < behind for client in without):
-            raise _wrong_clients(clients, f"the fold of clients {first} to {behind - 1}, some of which run again")
+        if bisect_left(left_out_clients, behind) > bisect_left(left_out_clients, first):
+            raise wrong_clients(clients, f"the fold of clients {first} to {behind - 1}, some of which run again")
         expected = next_of(behind, clients, without)
         absent = bisect_left(missing, behind) - bisect_left(missing, first)
         if (absent == 1 << message.level) == message.HasField("value"):
-            raise _wrong_clients(clients, f"the fold of clients {first} to {behind - 1}, {absent} of them absent")
+            raise wrong_clients(clients, f"the fold of clients {first} to {behind - 1}, {absent} of them absent")
         value = cast(np.ndarray, unpacker.unpack(message.value, type_spec, what)) if message.HasField("value") else None
         partials.append(Partial(message.level, message.position, value, False))
     if expected != clients.stop:
-        raise _wrong_clients(clients, f"the fold of {expected - clients.start} of these clients")
+        raise wrong_clients(clients, f"the fold of {expected - clients.start} of these clients")
     return partials
-
-
-def _wrong_clients(clients: range, found: object) -> InvalidValueError:
-    return InvalidValueError(
-        f"Expected the fold of clients {clients.start} to {clients.stop - 1}, found {found}; check that the worker "
-        "runs the same version of fedstack"
-    )

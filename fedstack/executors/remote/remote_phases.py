@@ -15,7 +15,7 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway
+from fedstack.executors.base.hand_ins import END, Contribution, HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
@@ -23,11 +23,12 @@ from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_p
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.remote.phase_messages import write_phase, write_span, write_tolerance
+from fedstack.executors.remote.phase_messages import write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.membership.ledger import Suspects
@@ -212,7 +213,7 @@ class _PhaseRun:
                 await (incoming.read_next if response.handed_in else incoming.read_into)(unpacker.buffers)
                 unpacker.finish()
                 self._left = range(part.stop, max(part.stop, self._left.stop))
-                report.left_out(len(response.failure) + len(response.again))
+                report.left_out(failed_in(response))
                 if not response.handed_in:
                     report.ends_after(part.stop - clients.start)
                     return (part, received.complete()), response
@@ -235,8 +236,14 @@ class _PhaseRun:
 
     async def _leave(self, session: RemoteSession, rate: float) -> Headway | None:
         """Asks the peer to leave its last clients to another worker; see `Leave`."""
-        request = messages.ShortenPhaseRequest(executor=session.executor, id=self._id, clients_per_second=rate)
+        request = messages.ShortenPhaseRequest(executor=session.executor, id=self._id)
+        if rate == END:
+            request.ends = True
+        else:
+            request.clients_per_second = rate
         response = await session.stub.io.run(session.stub.shorten_phase(request))
+        if response.ends:
+            return Headway(self._left.stop, 0)
         if not response.HasField("stop"):
             return None
         left = self._left

@@ -1,5 +1,6 @@
 """Defines the policy for failed clients, and the value that stands for a failed client."""
 
+import math
 from typing import Any
 
 import attrs
@@ -20,13 +21,26 @@ from fedstack.foundations.value_text import describe
 
 
 def _check_tolerate(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    _check_part(attribute.name, value, 0)
+
+
+def _check_enough(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    _check_part(attribute.name, value, 1)
+    if value == 0:
+        raise InvalidValueError(
+            f"Expected {attribute.name} to be more than 0, found {value}; pass the share or the number of the clients "
+            "for which a phase waits"
+        )
+
+
+def _check_part(name: str, value: Any, least: int) -> None:
     if whole_number_of(value) is not None:
-        check_whole_number(attribute.name, value, 0)
+        check_whole_number(name, value, least)
         return
-    check_number(attribute.name, value)
+    check_number(name, value)
     if value > 1.0:
         raise InvalidValueError(
-            f"Expected {attribute.name} to be a number of clients, or a share of them from 0.0 to 1.0, found {value}; "
+            f"Expected {name} to be a number of clients, or a share of them from 0.0 to 1.0, found {value}; "
             "pass 0.2 for a fifth of the clients, or 20 for 20 clients"
         )
 
@@ -64,6 +78,10 @@ class ClientFailures:
         beginning of the first function. A client that takes longer fails; its thread cannot be stopped, and is
         abandoned. Clients then run one by one on each thread, and not as a batch. By default there is no limit. With
         `debug=True`, the limit is ignored.
+      enough: The number of clients (an `int`) or the share of the clients that take part (a `float`) that must be done
+        for a phase to end. The other clients of the phase are then late: they are left out like clients that fail, and
+        their threads are abandoned, but they do not count towards `tolerate`. Which clients these are depends on time;
+        `fedstack.client_outcomes` records it, and `replay` repeats it. By default, a phase waits for all clients.
       retries: The number of times that a client runs again after one of its functions has raised an error, on another
         worker if there is one. The client fails if it fails each time. A client that takes too long or ends its process
         does not run again.
@@ -75,6 +93,7 @@ class ClientFailures:
     tolerate: float = attrs.field(default=1.0, validator=_check_tolerate)
     min_clients: int = attrs.field(default=1, validator=whole_number_validator(0))
     client_seconds: float | None = attrs.field(default=None, validator=optional(number_validator(positive=True)))
+    enough: float | None = attrs.field(default=None, validator=optional(_check_enough))
     retries: int = attrs.field(default=0, validator=whole_number_validator(0))
     replay: ClientOutcomes | None = attrs.field(default=None, validator=optional(_check_replay), eq=False)
 
@@ -87,6 +106,17 @@ class ClientFailures:
         share = self.tolerate
         # The share is rounded to 9 digits first: 0.29 of 100 clients are 29, although 0.29 * 100 < 29.
         return int(round(share * clients, 9)) if whole_number_of(share) is None else int(share)
+
+    def enough_of(self, clients: int) -> int | None:
+        """Returns the number of clients that must be done for a phase to end; `None` for all.
+
+        Args:
+          clients: The number of clients that take part in the phase.
+        """
+        share = self.enough
+        if share is None or self.replay is not None:
+            return None  # those that were late in a replayed call do not take part
+        return math.ceil(round(share * clients, 9)) if whole_number_of(share) is None else int(share)
 
     @property
     def limits(self) -> str:

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
-from fedstack.errors import FedstackError, InvalidValueError, TooManyClientFailuresError
+from fedstack.errors import ClientLeftOutError, FedstackError, InvalidValueError, TooManyClientFailuresError
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures, named_some
+from fedstack.executors.survivors.ending import Ending
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
 from fedstack.observe.events import ClientFailed
@@ -45,13 +46,18 @@ class Survivors(SystemScope):
         self.absent = dict(absent)
         self.phase = 0
 
-    def tolerance(self, refused: Iterable[int]) -> Tolerance:
+    def tolerance(self, refused: Iterable[int], clients: int = 0) -> Tolerance:
         """Returns the conditions for the next phase.
 
         Args:
           refused: Further clients that do not run in the phase.
+          clients: The number of clients of the call, if they have functions to run in the phase.
         """
-        return Tolerance(sorted({*self.absent, *refused}), self._policy.client_seconds, self._policy.retries)
+        absent, policy = sorted({*self.absent, *refused}), self._policy
+        present = clients - len(absent)
+        enough = policy.enough_of(present) if clients else None
+        ending = None if enough is None else Ending(enough, present)
+        return Tolerance(absent, policy.client_seconds, policy.retries, ending=ending)
 
     def replayed(self, clients: int) -> Mapping[int, FedstackError]:
         """Returns the errors of the clients that fail in the next phase because they failed in the replayed call.
@@ -104,7 +110,7 @@ class Survivors(SystemScope):
             if observers.present:
                 ids, name, text = current_scope().span.ids, type(error).__name__, str(error)
                 observers.tell(ClientFailed(**ids, client=client, number=phase, error=name, message=text))
-        failed = {client: one for client, one in self.absent.items() if one.error is not None}
+        failed = {client: one for client, one in self.absent.items() if _is_failed(one.error)}
         left = clients - len(self.absent)
         if self.absent and (len(failed) > self._policy.most(clients) or left < self._policy.min_clients):
             raise too_many_failures(self._policy, failed, clients, left)
@@ -115,6 +121,11 @@ class Survivors(SystemScope):
 
     def __repr__(self) -> str:
         return f"<Survivors of phase {self.phase}, {len(self.absent)} absent>"
+
+
+def _is_failed(error: Exception | None) -> bool:
+    """Returns whether a client that is absent counts as failed, instead of not taking part or not being waited for."""
+    return error is not None and not isinstance(error, ClientLeftOutError)
 
 
 def too_many_failures(

@@ -17,6 +17,7 @@ from fedstack.errors import (
     RetryableError,
     TypeMismatchError,
 )
+from fedstack.executors.survivors.ending import Ending
 
 # The errors of a client's own functions, sequences and values.
 _OWN = (LeafError, TypeMismatchError, InvalidValueError, ClientTimeoutError)
@@ -33,12 +34,14 @@ class Tolerance(SystemScope):
       client_seconds: The time limit of a client, in seconds; `None` for no limit.
       retries: The number of times that a client runs again after it has failed.
       retries_elsewhere: Whether a client that is to run again is left out, because another worker runs it.
+      ending: Ends the phase before all clients are done; `None` if it waits for all.
     """
 
     absent: Sequence[int] = ()
     client_seconds: float | None = None
     retries: int = 0
     retries_elsewhere: bool = False
+    ending: Ending | None = None
 
     def absent_in(self, clients: range) -> Sequence[int]:
         """Returns the absent clients of a range, in ascending order."""

@@ -36,14 +36,10 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.folds.aggregations import partial_states
-from fedstack.executors.remote.phase_messages import (
-    ReceivedPhase,
-    check_first_client,
-    computations_of,
-    read_phase,
-    read_tolerance,
-)
+from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
 from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.survivors.ending import Ending
+from fedstack.executors.survivors.failure_messages import read_tolerance
 from fedstack.executors.survivors.outcomes import Telling
 from fedstack.executors.worker.receiving import Admission, Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
@@ -173,7 +169,7 @@ async def run(
     """
     if outbox is not None:
         outbox.clients = admitted.phase.clients
-    enter_tolerance(admitted.request)
+    enter_tolerance(admitted.request, None if outbox is None else outbox.ending)
     await host.admission.load(admitted.leaves)
     found, seconds = admitted.phase, admitted.request.hand_in_seconds
     # A stream of a sequence runs user code while it is written, which only `reply` can do.
@@ -191,9 +187,14 @@ async def run(
     return await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
 
 
-def enter_tolerance(request: PhaseRequest) -> None:
-    """Makes what a request says about clients that fail, and whether to tell of each, part of the current scope."""
-    tolerance = read_tolerance(request)
+def enter_tolerance(request: PhaseRequest, ending: Ending | None = None) -> None:
+    """Makes what a request says about clients that fail, and whether to tell of each, part of the current scope.
+
+    Args:
+      request: The request of a phase.
+      ending: Ends the phase before all clients are done; `None` if nobody can do this.
+    """
+    tolerance = read_tolerance(request, ending)
     added = [*([] if tolerance is None else [tolerance]), *([Telling()] if request.tells else [])]
     if added:
         change_scope(systems=current_scope().adding(*added).systems)
@@ -211,6 +212,7 @@ class Outbox:
       handed_in: The number of clients whose contributions have been added.
       left: The number of clients that were left to other workers.
       leave: Asks for the last clients of the phase; `None` while they cannot be left to another worker.
+      ending: Ends the phase before all clients are done, if the sender may want this.
     """
 
     def __init__(self, notify: Callable[[], None], counts: ProgressCounts) -> None:
@@ -221,6 +223,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._parcels: deque[Parcel] = deque()
         self.leave: Leave | None = None
+        self.ending = Ending()
 
     def begun(self, leave: Leave) -> None:
         """Records how to ask for the last clients of the phase."""

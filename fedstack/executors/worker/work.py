@@ -38,6 +38,9 @@ class Work(Generic[_T]):
         task.
       interruptible: Whether `interrupt` may be called, for work that runs as a task.
 
+    Attributes:
+      look_seconds: The interval at which `beats` looks for progress, in seconds.
+
     Raises:
       ClosedError: If `threads` is closed.
     """
@@ -45,6 +48,7 @@ class Work(Generic[_T]):
     def __init__(
         self, work: Coroutine[Any, Any, _T], threads: LeafThreads | None = None, *, interruptible: bool = False
     ) -> None:
+        self.look_seconds = _LOOK_SECONDS
         self._work = work
         self._threads = threads
         self._begun = asyncio.get_running_loop().time()
@@ -85,7 +89,7 @@ class Work(Generic[_T]):
         Raises:
           DeadlineExceededError: If the work exceeds the time limit.
         """
-        look = min(_LOOK_SECONDS, between)
+        look = min(self.look_seconds, between)
         allowed = _limit(seconds)
         now = asyncio.get_running_loop().time
         sent, due, end = None, self._begun + between, self._begun + allowed
@@ -106,6 +110,7 @@ class Work(Generic[_T]):
                 if is_interrupted or news != sent or now() + look / 2 >= due:
                     sent, due = news, now() + between
                     yield Heartbeat(*found, tuple(pieces))
+                look = min(self.look_seconds, between)
                 wait = min(look, max(0.0, end - now()))
         except BaseException as error:
             await self._end(error)

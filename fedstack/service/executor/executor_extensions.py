@@ -33,6 +33,9 @@ from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, pro
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, ServerFacts, UploadMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
+# The interval at which a client is told how many of its clients are done, if the client ends the phase at some number.
+_COUNTED_SECONDS = 0.1
+
 
 class ExecutorExtensions:
     """The methods of `fedstack.v1.ExecutorExtensions`.
@@ -201,6 +204,9 @@ class ExecutorExtensions:
             change_scope(progress=progress, span=progress.span)  # affects only this task
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
+            if received.message.tolerance.ends:  # the sender counts the clients that are done
+                work.look_seconds = _COUNTED_SECONDS
+                work.interrupt()
             return await self._core.run(session, run_phase(self._core, session, received, outbox))
 
         work = Work(receive_and_run(), interruptible=True)
@@ -221,6 +227,9 @@ class ExecutorExtensions:
     async def shorten_phase(self, request: messages.ShortenPhaseRequest) -> messages.ShortenPhaseResponse:
         """Ends a running phase before its last clients, so that another worker can run them."""
         outbox = self._core.find(request.executor).outbox_of(request.id)
+        if request.ends and outbox is not None:
+            outbox.ending.end()
+            return messages.ShortenPhaseResponse(ends=True)
         standing = await outbox.leave(request.clients_per_second) if outbox and outbox.leave else None
         if standing is None:
             return messages.ShortenPhaseResponse()

@@ -8,20 +8,22 @@ the phase goes on without the client.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.errors import LeafError
+from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
+from fedstack.errors import FedstackError, LeafError
 from fedstack.executors.base.hand_ins import Headway, estimated_rate, kept_until
-from fedstack.executors.composing_executor import failed_result
+from fedstack.executors.composing_executor import skipped
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, off_loop
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.folds.aggregate_state import BLOCK
 from fedstack.executors.folds.aggregations import partial_states
-from fedstack.executors.remote.phase_messages import ReceivedPhase, read_tolerance
+from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.survivors.ending import left_out
+from fedstack.executors.survivors.failure_messages import failed_in, read_tolerance
 from fedstack.executors.worker.phase_pipeline import Outbox, PhaseHost, admit
 from fedstack.executors.worker.receiving import Received
 from fedstack.foundations.process_endings import ending_of, users_lines_in
@@ -86,7 +88,7 @@ class _Guarded:
         self._start = start
         self._outbox = outbox
         self._chunk_bytes = chunk_bytes
-        self._tolerance = read_tolerance(request)
+        self._tolerance = read_tolerance(request, outbox.ending)
         self._child = start()
         self._threads = LeafThreads(1, work_ends=True)
         self._next, self._stop = phase.clients.start, phase.clients.stop
@@ -99,6 +101,18 @@ class _Guarded:
             progress.expect(len(self._phase.clients))
         self._outbox.clients = self._phase.clients
         self._outbox.begun(self._leave)
+        unwatch = self._outbox.ending.watch(lambda: self._child.end())
+        try:
+            return await self._run_ranges(progress, size)
+        finally:
+            unwatch()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nobody waits for clients that are not done."""
+        return self._outbox.ending.is_over
+
+    async def _run_ranges(self, progress: ClientCounter | None, size: int) -> Parcel:
         while True:
             stop = min((self._next // BLOCK * BLOCK) + size, self._stop)
             clients, begin = range(self._next, max(stop, self._next)), time.monotonic()
@@ -107,7 +121,7 @@ class _Guarded:
                 progress.started(len(clients))
             responses = await self._responses_of(clients)
             self._running = 0
-            failed = sum(len(response.failure) + len(response.again) for _, response, _ in responses)
+            failed = sum(failed_in(response) for _, response, _ in responses)
             if progress is not None:
                 progress.finished(len(clients) - failed)
                 if failed:
@@ -121,7 +135,9 @@ class _Guarded:
                 response.handed_in = len(part)
                 self._outbox.handed_in += len(part)
                 self._outbox.put(self._parcel(response, data, is_last=False))
-            if time.monotonic() - begin < _ENOUGH_SECONDS:
+            if self._is_over:
+                size = len(self._phase.clients)
+            elif time.monotonic() - begin < _ENOUGH_SECONDS:
                 size = min(2 * size, _MOST)
 
     def _parcel(self, response: PhaseResponse, data: bytes, *, is_last: bool) -> Parcel:
@@ -138,6 +154,8 @@ class _Guarded:
 
     async def _responses_of(self, clients: range) -> Sequence[tuple[range, PhaseResponse, bytes]]:
         """Runs clients, and returns the responses for them: one, or one for each if some of them end the child."""
+        if self._is_over:
+            return [(clients, *self._without(clients, again={client: left_out(client) for client in clients}))]
         answer = await self._answer(clients)
         if not isinstance(answer, Died):
             return [(clients, *_read(answer))]
@@ -182,7 +200,7 @@ class _Guarded:
         Raises:
           LeafError: If failures are not tolerated.
         """
-        phase, name = self._phase.phase, name_of(self._phase.phase.program)
+        name = name_of(self._phase.phase.program)
         error = LeafError(
             f"{name!r} crashed its process with {ending_of(died.status)}; at client {client}"
             f"{users_lines_in(died.said)}",
@@ -191,8 +209,20 @@ class _Guarded:
         )
         if self._tolerance is None:
             raise error
+        return self._without(range(client, client + 1), {client: error})
+
+    def _without(
+        self,
+        clients: range,
+        errors: Mapping[int, FedstackError] | None = None,
+        again: Mapping[int, FedstackError] | None = None,
+    ) -> tuple[PhaseResponse, bytes]:
+        """Returns the response for clients none of which is done; see `skipped`."""
+        phase = self._phase.phase
+        absent = set(self._tolerance.absent_in(clients) if self._tolerance is not None else ())
+        again = {client: error for client, error in (again or {}).items() if client not in absent}
         states = partial_states(phase, self._phase.arguments)
-        result = failed_result(phase, self._phase.arguments, client, error)
+        result = skipped(phase, self._phase.arguments, clients, errors or {}, again)
         packer = Packer()
         response = write_result(phase, states, result, packer)
         return response, b"".join(bytes(view) for segment in packer.segments for view in views_of(segment))

@@ -37,6 +37,7 @@ from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.folds.aggregations import partial_states, slice_inputs
 from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.survivors.ending import Ending
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, enter_tolerance
 from fedstack.executors.worker.receiving import receive
 from fedstack.foundations.segments import Rows, Segment
@@ -173,11 +174,12 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Told) -> N
             buffer[:] = standard_input.read(len(buffer))
         admitted.unpacker.finish()
         ranges: queue.SimpleQueue[range] = queue.SimpleQueue()
-        threading.Thread(target=_read_ranges, args=(standard_input, ranges), daemon=True).start()
+        ending = Ending()
+        threading.Thread(target=_read_ranges, args=(standard_input, ranges, ending), daemon=True).start()
         await admission.load(admitted.leaves)
     if options.serves:
         with scope.replace(leaves=_TellingLeaves(admission.leaves, _telling_clients(tell.file))).entered():
-            enter_tolerance(received.message)
+            enter_tolerance(received.message, ending)
             with os.fdopen(tell.file, "wb") as output:
                 await _serve(admitted.phase, host, ranges, output)
     with scope.replace(leaves=_TellingLeaves(admission.leaves, tell)).entered():
@@ -236,12 +238,19 @@ def views_of(segment: Segment) -> Sequence[memoryview]:
     return list(segment.views()) if isinstance(segment, Rows) else [segment]
 
 
-def _read_ranges(standard_input: BinaryIO, ranges: "queue.SimpleQueue[range]") -> None:
-    """Receives the ranges to serve, and ends the process when its parent has ended or has closed the pipe."""
+def _read_ranges(standard_input: BinaryIO, ranges: "queue.SimpleQueue[range]", ending: Ending) -> None:
+    """Receives the ranges to serve, and ends the process when its parent has ended or has closed the pipe.
+
+    An empty range ends the phase.
+    """
     with suppress(OSError):
         # The file has read ahead. It keeps its lock while it reads, so nothing else may use it from now on.
         while len(read := standard_input.read(RANGE.size)) == RANGE.size:
-            ranges.put(range(*RANGE.unpack(read)))
+            clients = range(*RANGE.unpack(read))
+            if clients:
+                ranges.put(clients)
+            else:
+                ending.end()
     os._exit(1)
 
 

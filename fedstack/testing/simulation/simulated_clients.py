@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import Column
@@ -11,6 +12,8 @@ from fedstack.executors.base.phase_sink import PassingSink, Sink
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.coroutines import gather
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.survivors.ending import Ending
+from fedstack.executors.survivors.tolerance import Tolerance
 
 
 class _Clients(PassingEngine):
@@ -33,13 +36,18 @@ class _Clients(PassingEngine):
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         reached, running, failed = clients.start, set[int](), dict[int, Exception]()
+        ending, over = _ending(), asyncio.get_running_loop().create_future()
+        unwatch = None if ending is None else ending.watch(_setter(over))
 
         async def run() -> None:
             nonlocal reached
             while not failed and reached < sink.claim(min(reached + 1, clients.stop)):
                 client, reached = reached, reached + 1
                 running.add(client)
-                await asyncio.sleep(self._seconds(client))
+                if ending is None:
+                    await asyncio.sleep(self._seconds(client))
+                else:
+                    await asyncio.wait([over], timeout=self._seconds(client))
                 own, place = range(client, client + 1), client - clients.start
                 columns = [column.slice(place, place + 1) for column in inputs]
                 try:
@@ -50,9 +58,33 @@ class _Clients(PassingEngine):
                 running.discard(client)
                 sink.reached(min(running, default=reached))
 
-        await gather([run() for _ in range(min(self._slots, len(clients)))])
+        try:
+            await gather([run() for _ in range(min(self._slots, len(clients)))])
+        finally:
+            if unwatch is not None:
+                unwatch()
         if failed:
             raise failed[min(failed)]
+
+
+def _ending() -> Ending | None:
+    tolerance = current_scope().of(Tolerance)
+    return None if tolerance is None else tolerance.ending
+
+
+def _setter(over: "asyncio.Future[None]") -> Callable[[], None]:
+    """Returns a function that lets a future be done, which may be called more than once and on any thread."""
+
+    def done() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    loop = asyncio.get_running_loop()
+
+    def set_soon() -> None:
+        loop.call_soon_threadsafe(done)
+
+    return set_soon
 
 
 class _OneClient(PassingSink):

@@ -35,6 +35,8 @@ from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.folds.aggregations import FoldArgument, partial_states
 from fedstack.executors.remote.phase_messages import check_first_client, computations_of, read_phase, write_phase
 from fedstack.executors.remote.phase_results import read_result, write_result
+from fedstack.executors.survivors.ending import Ending
+from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.segments import SegmentReader
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse
 from fedstack.testing.computation_builder import (
@@ -404,10 +406,10 @@ async def answer_of(name, clients=range(10, 13)):
     return write_result(phase, partial_states(phase, arguments), result, Packer(large_bytes=PLENTY))
 
 
-def read_answer(name, response, clients=range(10, 13)):
+def read_answer(name, response, clients=range(10, 13), tolerance=None):
     phase, _, arguments = CASES[name]
     unpacker = Unpacker(max_bytes=PLENTY, clients=len(clients))
-    return read_result(phase, partial_states(phase, arguments), clients, response, unpacker)
+    return read_result(phase, partial_states(phase, arguments), clients, response, unpacker, tolerance)
 
 
 def first_tree(response):
@@ -476,3 +478,46 @@ async def test_folds_that_came_beside_their_message_may_be_written_into():
     received = resent_result(phase, arguments, range(3), result)
     _, _, (tree,) = received.partials[0]
     assert all(partial.owned and partial.value.flags.writeable for partial in tree)
+
+
+def is_late(response, first_client, clients):
+    response.late.add(first_client=first_client, clients=clients)
+
+
+def is_unfinished(response, first_client, clients):
+    response.unfinished.add(first_client=first_client, clients=clients)
+
+
+TOLERANT, ENDING = Tolerance(), Tolerance(ending=Ending(2, 3))
+AGAIN = Tolerance(retries=1, retries_elsewhere=True)
+WRONG_FAILURES = [
+    (None, lambda r: r.failure.add(client=10), "found a failure of client 10"),
+    (TOLERANT, lambda r: r.failure.add(client=13), "found a failure of client 13"),
+    (TOLERANT, lambda r: [r.failure.add(client=11), r.failure.add(client=11)], "found a failure of client 11"),
+    (TOLERANT, lambda r: r.failure.add(client=12), "found the fold of clients 12 to 12, 1 of them absent"),
+    (TOLERANT, lambda r: r.again.add(client=10), "found a failure of client 10"),
+    (AGAIN, lambda r: r.again.add(client=9), "found a failure of client 9"),
+    (AGAIN, lambda r: [r.failure.add(client=12), r.again.add(client=12)], "found a failure of client 12"),
+    (AGAIN, lambda r: r.again.add(client=11), "found the fold of clients 10 to 11, some of which run again"),
+    (AGAIN, lambda r: r.again.add(client=10), "found the fold of block 5 of 2^1 clients"),
+    (AGAIN, lambda r: r.again.add(client=12), "found the fold of block 12 of 2^0 clients"),
+    (TOLERANT, lambda r: is_late(r, 10, 1), "found clients 10 to 10 that are late"),
+    (ENDING, lambda r: is_late(r, 10, 0), "that are late"),
+    (ENDING, lambda r: is_late(r, 10, 2**62), "that are late"),
+    (ENDING, lambda r: is_late(r, 9, 2), "found clients 9 to 10 that are late"),
+    (ENDING, lambda r: [is_late(r, 10, 2), is_late(r, 11, 1)], "found client 11 that is late"),
+    (ENDING, lambda r: [is_late(r, 12, 1), is_unfinished(r, 12, 1)], "found client 12 that is late"),
+    (ENDING, lambda r: is_unfinished(r, 10, 3), "found the fold of block 5 of 2^1 clients"),
+    (TOLERANT, lambda r: is_unfinished(r, 10, 3), "that are late"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tolerance", "change", "message"), WRONG_FAILURES)
+async def test_failures_that_do_not_fit_the_folds_are_refused(tolerance, change, message):
+    response = await answer_of("sum")
+    change(response)
+    for failure in (*response.failure, *response.again):
+        failure.status.code, failure.status.message = 13, "a failure"
+    with pytest.raises(InvalidValueError) as caught:
+        read_answer("sum", response, tolerance=tolerance)
+    assert message in str(caught.value)

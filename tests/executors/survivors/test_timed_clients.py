@@ -1,5 +1,6 @@
 """Clients that take longer than allowed."""
 
+import contextlib
 import threading
 import time
 
@@ -13,6 +14,7 @@ from fedstack.errors import ClientTimeoutError, ResourceLimitError, TooManyClien
 from fedstack.executors.base.timed_calls import TimedCalls, TooLate
 from fedstack.executors.concurrency.jobs import AbandonedWork
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, without_threads
+from fedstack.executors.survivors.ending import Ending
 
 INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -104,16 +106,46 @@ def test_a_limit_is_a_positive_number(seconds: object) -> None:
         ClientFailures(client_seconds=seconds)
 
 
+@contextlib.contextmanager
+def calls_on(threads: LeafThreads, seconds: float):
+    """Yields a function that makes calls on other threads."""
+    timed = TimedCalls[object](threads, seconds)
+    with contextlib.closing(timed), timed.lent() as make:
+        yield make
+
+
 def test_calls_run_on_another_thread_that_is_replaced_when_one_is_late(gate: Gate) -> None:
     threads = LeafThreads(1)
-    with TimedCalls[object](threads, SECONDS) as timed:
-        first = timed.call(threading.get_ident)
-        assert timed.call(threading.get_ident) == first != threading.get_ident()
+    with calls_on(threads, SECONDS) as make:
+        first = make(threading.get_ident)
+        assert make(threading.get_ident) == first != threading.get_ident()
         with pytest.raises(ValueError, match="as it is"):
-            timed.call(lambda: (_ for _ in ()).throw(ValueError("as it is")))
+            make(lambda: (_ for _ in ()).throw(ValueError("as it is")))
         with pytest.raises(TooLate):
-            timed.call(gate.wait)
-        assert timed.call(threading.get_ident) != first
+            make(gate.wait)
+        assert make(threading.get_ident) != first
+    gate.opened.set()
+    threads.close()
+
+
+def test_one_block_after_the_other_runs_on_the_same_thread() -> None:
+    threads = LeafThreads(2)
+    timed = TimedCalls[object](threads, 60.0)
+    with contextlib.closing(timed):
+        with timed.lent() as make:
+            first = make(threading.get_ident)
+        with timed.lent() as make:
+            assert make(threading.get_ident) == first
+            with timed.lent() as another:
+                assert another(threading.get_ident) != first
+    threads.close()
+
+
+def test_calls_are_interrupted_when_a_phase_ends(gate: Gate) -> None:
+    threads, ending = LeafThreads(1), Ending(1)
+    timed = TimedCalls[object](threads, None, ending)
+    with contextlib.closing(timed), timed.lent() as make, pytest.raises(TooLate):
+        make(lambda: (ending.done(), gate.wait()))
     gate.opened.set()
     threads.close()
 
@@ -122,14 +154,14 @@ def test_too_many_late_calls_end_the_work(gate: Gate) -> None:
     threads = LeafThreads(1)
     abandoned = AbandonedWork(1, lambda count: ResourceLimitError(f"{count} threads are on abandoned work"))
     with fedstack.computations.leaves.work_scope.current_scope().replace(abandoned=abandoned).entered():
-        with pytest.raises(ResourceLimitError, match="on abandoned work"), TimedCalls[object](threads, 0.1) as timed:
+        with pytest.raises(ResourceLimitError, match="on abandoned work"), calls_on(threads, 0.1) as make:
             for _ in range(3):
                 with pytest.raises(TooLate):
-                    timed.call(gate.wait)
+                    make(gate.wait)
     gate.opened.set()
     threads.close()
 
 
 def test_without_threads_there_is_no_limit() -> None:
-    with without_threads(), TimedCalls[int](LeafThreads(1), 0.0) as timed:
-        assert timed.call(threading.get_ident) == threading.get_ident()
+    with without_threads(), calls_on(LeafThreads(1), 0.0) as make:
+        assert make(threading.get_ident) == threading.get_ident()

@@ -217,3 +217,52 @@ def surviving_rounds(seed: int, faults: SimulatedFaults | None = None) -> Simula
 
     cluster.run(program)
     return cluster
+
+
+def ending_rounds(seed: int, faults: SimulatedFaults | None = None) -> SimulatedCluster:
+    """Plays rounds that do not wait for all clients; each has the bits of a local run of what was recorded of it."""
+    chance = random.Random(f"endings {seed}")
+    workers, clients = chance.randint(1, 5), chance.randint(1, 60)
+    enough = chance.choice([0.3, 0.6, 0.9, chance.randint(1, 60)])
+    policy = fedstack.ClientFailures(min_clients=0, enough=enough, retries=chance.choice([0, 1]))
+    rounds = []
+    for number in range(ROUNDS):
+        share = chance.choice([0.0, 0.05, 0.3])
+        failing = [client for client in range(clients) if chance.random() < share]
+        rounds.append(values_of(number, clients, failing))
+    cluster = SimulatedCluster(
+        workers,
+        seed,
+        faults or rough_faults(chance),
+        client_seconds=seconds_of,
+        speeds=[chance.choice([1.0, 1.0, 1.0, 0.25]) for _ in range(workers)],
+        slots=chance.choice([1, 2, 8]),
+    )
+    found: list[object] = []
+    flaky.clear()
+
+    async def program(cluster: SimulatedCluster) -> fedstack.ClientOutcomes:
+        factory = fedstack.remote_executor_factory(cluster.stubs(), connect_seconds=300.0)
+        context = fedstack.contexts.AsyncExecutionContext(
+            factory, retry_policy=fedstack.RetryPolicy(attempts=1000, longest_pause=0.5), client_failures=policy
+        )
+        with fedstack.use_context(context), fedstack.client_outcomes() as outcomes:
+            for number, values in enumerate(rounds):
+                cluster.round = number
+                found.append(told(await surviving_spread(values)))
+                cluster.say(f"round {number} has ended")
+        context.close()
+        return outcomes
+
+    outcomes = cluster.run(program)
+    for number in range(ROUNDS):
+        for phase in outcomes.phases_of(number):
+            kinds = Counter(one.kind for one in phase.values())
+            assert len(phase) == clients, f"round {number} tells of {len(phase)} clients"
+            if kinds["late"]:
+                assert kinds["done"] >= policy.enough_of(clients - kinds["absent"]), f"round {number}: {kinds}"
+    replayed = fedstack.ClientFailures(min_clients=0, replay=outcomes)
+    with fedstack.create_sync_local_execution_context(client_failures=replayed):
+        for number, values in enumerate(rounds):
+            assert told(surviving_spread(values)) == found[number], f"round {number} has other bits"
+    return cluster
