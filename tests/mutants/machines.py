@@ -120,6 +120,10 @@ MACHINES = (
         (Tests((f"{_BACKENDS}/test_assignments.py", f"{_BACKENDS}/test_balance.py")), Seeds("elastic_rounds", 30)),
     ),
     Machine(
+        ("fedstack/backends/elastic/early_end.py", "fedstack/executors/survivors/ending.py"),
+        (Tests((f"{_BACKENDS}/test_early_end.py",)), Seeds("ending_rounds", 30)),
+    ),
+    Machine(
         ("fedstack/membership/members.py", "fedstack/membership/waits.py"),
         (
             Tests(

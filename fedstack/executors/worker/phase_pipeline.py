@@ -213,6 +213,7 @@ class Outbox:
       left: The number of clients that were left to other workers.
       leave: Asks for the last clients of the phase; `None` while they cannot be left to another worker.
       ending: Ends the phase before all clients are done, if the sender may want this.
+      tells_often: Whether the sender wants to know soon how many clients are done.
     """
 
     def __init__(self, notify: Callable[[], None], counts: ProgressCounts) -> None:
@@ -224,6 +225,7 @@ class Outbox:
         self._parcels: deque[Parcel] = deque()
         self.leave: Leave | None = None
         self.ending = Ending()
+        self.tells_often = False
 
     def begun(self, leave: Leave) -> None:
         """Records how to ask for the last clients of the phase."""
@@ -244,6 +246,11 @@ class Outbox:
         """Adds a parcel."""
         self._parcels.append(parcel)
         self._loop.call_soon_threadsafe(self._tell)
+
+    def tell_often(self) -> None:
+        """Sets `tells_often`. Called on the event loop."""
+        self.tells_often = True
+        self._tell()
 
     def _tell(self) -> None:
         if self._notify is not None:

@@ -205,8 +205,7 @@ class ExecutorExtensions:
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
             if received.message.tolerance.ends:  # the sender counts the clients that are done
-                work.look_seconds = _COUNTED_SECONDS
-                work.interrupt()
+                outbox.tell_often()
             return await self._core.run(session, run_phase(self._core, session, received, outbox))
 
         work = Work(receive_and_run(), interruptible=True)
@@ -214,6 +213,8 @@ class ExecutorExtensions:
         try:
             async for beat in work.beats(progress, self._core.limits.heartbeat_seconds):
                 yield beat
+                if outbox.tells_often:
+                    work.look_seconds = _COUNTED_SECONDS
                 for parcel in outbox.drain():
                     yield parcel
         finally:

@@ -6,13 +6,14 @@ import federated_language as fl
 import numpy as np
 import pytest
 import remote_stacks
+from mixed_folds import FLOAT, mixed, reported
 
 import fedstack
 from fedstack import ClientFailure, ClientFailures
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import ClientLeftOutError, InvalidValueError, TooManyClientFailuresError
 
-INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
+INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
 WALL = 60
 # Functions travel to the workers of these tests as handles. Clients wait if their values say so.
@@ -40,16 +41,6 @@ def waiting(x):
     if x == 1000:
         raise KeyError("this client fails")
     return np.float32(np.sin(x))
-
-
-@fedstack.python_computation([FLOAT, FLOAT], FLOAT)
-def mixed(left, right):
-    return left * np.float32(0.7) + right
-
-
-@fedstack.python_computation([FLOAT], FLOAT)
-def reported(total):
-    return total
 
 
 @fedstack.python_computation([FLOAT, FLOAT], FLOAT)

@@ -11,6 +11,7 @@ import remote_stacks
 from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mixed_folds import FLOAT, mixed, reported
 
 import fedstack
 from fedstack import ClientFailure, ClientFailures
@@ -18,7 +19,7 @@ from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import InvalidValueError, TooManyClientFailuresError
 from fedstack.executors.concurrency.progress import ProgressCounts
 
-INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
+INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
 # How often each client still fails before it succeeds. Functions travel to the workers of these tests as handles.
 flaky: Counter[int] = Counter()
@@ -46,16 +47,6 @@ def once_more(x):
     if fails:
         raise ConnectionResetError(f"at {x}")
     return np.float32(np.sin(x))
-
-
-@fedstack.python_computation([FLOAT, FLOAT], FLOAT)
-def mixed(left, right):
-    return left * np.float32(0.7) + right
-
-
-@fedstack.python_computation([FLOAT], FLOAT)
-def reported(total):
-    return total
 
 
 @fl.federated_computation(INTS)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from data_programs import fatal_passes, rough_passes
-from elastic_programs import elastic_rounds, surviving_rounds
+from elastic_programs import elastic_rounds, ending_rounds, surviving_rounds
 from programs import PROGRAMS, rough_run
 
 from fedstack.testing import SimulationError
@@ -22,6 +22,7 @@ RUNS = {
     **{name: functools.partial(rough_run, name) for name in PROGRAMS},
     "elastic_rounds": elastic_rounds,
     "surviving_rounds": surviving_rounds,
+    "ending_rounds": ending_rounds,
     "passes": rough_passes,
     "passes_over_fatal_elements": fatal_passes,
 }
@@ -34,7 +35,7 @@ def failures_of(name: str, seeds: Sequence[int]) -> list[str]:
     for seed in seeds:
         try:
             RUNS[name](seed)
-        except SimulationError as error:
+        except (SimulationError, AssertionError) as error:
             found.append(f"{name}, make simulate FIRST={seed} SEEDS=1:\n{error}")
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import federated_language as fl
 import numpy as np
 import pytest
-from elastic_programs import elastic_rounds, spread, surviving_rounds, values_of
+from elastic_programs import elastic_rounds, ending_rounds, spread, surviving_rounds, values_of
 from programs import PROGRAMS, rough_run, rounds, runs, third
 
 import fedstack
@@ -56,6 +56,12 @@ def test_rounds_end_with_the_bits_of_a_local_run_however_slow_or_lost_workers_ar
 def test_rounds_whose_clients_fail_end_with_the_bits_of_a_local_run(tens):
     for seed in SEEDS[10 * tens : 10 * tens + 10]:
         surviving_rounds(seed)
+
+
+@pytest.mark.parametrize("tens", TENS)
+def test_rounds_that_do_not_wait_for_all_clients_have_the_bits_of_a_local_replay(tens):
+    for seed in SEEDS[10 * tens : 10 * tens + 10]:
+        ending_rounds(seed)
 
 
 def test_clients_take_simulated_time_on_workers_of_their_own_speed():
