@@ -480,8 +480,21 @@ def programs(draw, fuel=5):
     return ir.ConcreteComputation.from_building_block(body), value, meaning, clients
 
 
+def without(value, type_spec, absent):
+    """Returns an argument in which some clients do not take part."""
+    if isinstance(type_spec, fl.FederatedType) and differs_by_client(type_spec):
+        return [fedstack.ClientFailure() if client in absent else v for client, v in enumerate(value)]
+    if isinstance(type_spec, fl.StructType):
+        if isinstance(value, dict):
+            return {name: without(value[name], member, absent) for name, member in type_spec.items()}
+        return tuple(without(v, member, absent) for v, member in zip(value, type_spec.children(), strict=True))
+    return value
+
+
 def bare(value):
-    """Returns structs as tuples, whatever container they come in."""
+    """Returns structs as tuples, whatever container they come in, and `None` for clients that are absent."""
+    if isinstance(value, fedstack.ClientFailure):
+        return None
     if isinstance(value, list):
         return [bare(member) for member in value]
     if isinstance(value, dict):
@@ -497,6 +510,8 @@ def assert_same(found, expected):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             assert_same(one, other)
+    elif expected is None:
+        assert found is None
     else:
         assert (found.dtype, np.shape(found)) == (expected.dtype, np.shape(expected))
         assert np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f")

@@ -3,7 +3,8 @@
 It walks the message and evaluates by need: a name stands for a computation that runs when somebody first asks for it.
 Tensors are NumPy values, structs are tuples, sequences are lists, a value that differs by client is `Clients`, and one
 at the server or the same for all clients is the value itself. A float is folded along the tree that the executors
-promise: a binary counter over clients, and what remains in the end from the smallest block up.
+promise: a binary counter over clients, and what remains in the end from the smallest block up. An absent client is a
+hole, `None`: nothing is computed for it, and a node of the tree with one child is that child.
 """
 
 import federated_language as fl
@@ -27,10 +28,13 @@ class Clients(list):
 
 
 class Reference:
-    """Interprets computations for a number of clients. `leaves` has the Python function of each leaf's content."""
+    """Interprets computations for a number of clients, some of which may be absent from the start.
 
-    def __init__(self, leaves, clients):
-        self.leaves, self.clients = leaves, clients
+    `leaves` has the Python function of each leaf's content.
+    """
+
+    def __init__(self, leaves, clients, absent=()):
+        self.leaves, self.clients, self.absent = leaves, clients, set(absent)
 
     def run(self, computation, *argument):
         """Calls a computation, as a message, with its argument, and returns the whole result."""
@@ -80,20 +84,34 @@ class Reference:
 
     def each(self, value):
         """Returns the values of all clients."""
-        return value if isinstance(value, Clients) else Clients([value] * self.clients)
+        values = value if isinstance(value, Clients) else [value] * self.clients
+        return Clients(None if client in self.absent else v for client, v in enumerate(values))
+
+    def of_each(self, function, *values):
+        """Calls a function for each client that is there."""
+        rows = zip(*map(self.each, values), strict=True)
+        return Clients(None if client in self.absent else deep(function(*row)) for client, row in enumerate(rows))
 
     def zip(self, value):
         if not has_clients(value):
             return value
-        return Clients(client_of(value, client) for client in range(self.clients))
+        return self.each(Clients(self.client_of(value, client) for client in range(self.clients)))
+
+    def client_of(self, value, client):
+        """Returns a client's part of a nest of values."""
+        if client in self.absent:
+            return None
+        if isinstance(value, tuple) and has_clients(value):
+            return tuple(self.client_of(member, client) for member in value)
+        return value[client] if isinstance(value, Clients) else value
 
     def mapped(self, function, value):
-        return Clients(deep(function(v)) for v in value) if isinstance(value, Clients) else deep(function(value))
+        return self.of_each(function, value) if isinstance(value, Clients) else deep(function(value))
 
     federated_value_at_clients = federated_value_at_server = federated_broadcast = lambda self, t, value: value
     federated_zip_at_clients = federated_zip_at_server = lambda self, t, value: self.zip(value)
     federated_eval_at_server = lambda self, t, function: deep(function())
-    federated_eval_at_clients = lambda self, t, function: Clients(deep(function()) for _ in range(self.clients))
+    federated_eval_at_clients = lambda self, t, function: self.of_each(lambda _: function(), 0)
     federated_apply = federated_map_all_equal = lambda self, t, a: deep(a[0](a[1]))
     federated_map = lambda self, t, a: self.mapped(a[0], self.each(a[1]))
     federated_sum = lambda self, t, value: fold(t, self.each(value), np.add, lambda dtype: 0)
@@ -106,12 +124,13 @@ class Reference:
 
     def federated_mean(self, t, value):
         total = self.federated_sum(t, value)
-        return leaves(t, lambda leaf, x: np.divide(x, leaf.dtype.type(self.clients or np.nan)), total)
+        count = self.clients - len(self.absent)
+        return leaves(t, lambda leaf, x: np.divide(x, leaf.dtype.type(count or np.nan)), total)
 
     def federated_weighted_mean(self, t, a):
-        weights = self.each(a[1])
-        weighted = [leaves(t, lambda _, x, w=w: x * x.dtype.type(w), v) for v, w in zip(self.each(a[0]), weights)]
-        weight = sum(map(int, weights)) if all(w.dtype.kind in "iu" for w in weights) else tree(np.add, weights)
+        weighted = self.of_each(lambda v, w: leaves(t, lambda _, x: x * x.dtype.type(w), v), a[0], a[1])
+        weights = [w for w in self.each(a[1]) if w is not None]
+        weight = sum(map(int, weights)) if all(w.dtype.kind in "iu" for w in weights) else tree(np.add, self.each(a[1]))
         total = fold(t, weighted, np.add, lambda dtype: 0)
         return leaves(t, lambda leaf, x: np.divide(x, leaf.dtype.type(weight or np.nan)), total)
 
@@ -120,13 +139,15 @@ class Reference:
         value, zero, accumulate, merge, report = a
         values, blocks = list(self.each(value)), []
         for start in range(0, len(values), 8):
-            blocks.append(zero)
-            for v in values[start : start + 8]:
+            there = [v for v in values[start : start + 8] if v is not None]
+            blocks.append(zero if there else None)
+            for v in there:
                 blocks[-1] = deep(accumulate((blocks[-1], v)))
-        return deep(report(tree(lambda left, right: deep(merge((left, right))), blocks) if blocks else zero))
+        total = tree(lambda left, right: deep(merge((left, right))), blocks)
+        return deep(report(zero if total is None else total))
 
     def federated_select(self, t, a):
-        return Clients([deep(a[3]((a[2], np.int32(key)))) for key in keys] for keys in self.each(a[0]))
+        return self.of_each(lambda keys: [deep(a[3]((a[2], np.int32(key)))) for key in keys], a[0])
 
     federated_secure_select = federated_select
 
@@ -162,13 +183,6 @@ def has_clients(value):
     return isinstance(value, Clients) or (isinstance(value, tuple) and any(map(has_clients, value)))
 
 
-def client_of(value, client):
-    """Returns a client's part of a nest of values."""
-    if isinstance(value, tuple) and has_clients(value):
-        return tuple(client_of(member, client) for member in value)
-    return value[client] if isinstance(value, Clients) else value
-
-
 def leaves(t, function, *values):
     """Applies a function to the tensors of structs, together with their type."""
     if isinstance(t, fl.StructType):
@@ -179,21 +193,27 @@ def leaves(t, function, *values):
 def fold(t, values, operation, empty):
     """Folds structs of tensors; without any, each tensor is full of `empty` of its dtype."""
     if isinstance(t, fl.StructType):
-        return tuple(fold(m, [v[i] for v in values], operation, empty) for i, m in enumerate(t.children()))
-    return tree(operation, values) if values else np.full(t.shape, empty(t.dtype), t.dtype)[()]
+        parts = ([v and v[i] for v in values] for i in range(len(list(t.children()))))
+        return tuple(fold(m, part, operation, empty) for m, part in zip(t.children(), parts))
+    total = tree(operation, values)
+    return np.full(t.shape, empty(t.dtype), t.dtype)[()] if total is None else total
 
 
 def tree(operation, values):
-    """Folds along the binary counter."""
-    partials = []
+    """Folds along the binary counter; `None` if nobody is there."""
+    partials = [(-1, None)]
+
+    def both(left, right):
+        return right if left is None else left if right is None else operation(left, right)
+
     for value in values:
         level = 0
         while partials and partials[-1][0] == level:
-            value, level = operation(partials.pop()[1], value), level + 1
+            value, level = both(partials.pop()[1], value), level + 1
         partials.append((level, value))
     total = partials.pop()[1]
     while partials:
-        total = operation(partials.pop()[1], total)
+        total = both(partials.pop()[1], total)
     return total
 
 

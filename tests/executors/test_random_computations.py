@@ -20,14 +20,17 @@ from random_computations import (
     at_server,
     bare,
     count_up,
+    differs_by_client,
     five,
     keys,
     programs,
     to_float,
     to_int,
     triple,
+    without,
 )
 from reference_interpreter import Clients, Reference
+from remote_stacks import in_memory_stub
 
 import fedstack
 from fedstack.contexts import ResourceManagingExecutorFactory, SyncExecutionContext
@@ -109,6 +112,36 @@ def test_a_random_computation_means_the_same_in_every_stack(contexts, program):
 @given(program=programs() | programs(fuel=8))
 def test_many_random_computations_mean_the_same_in_every_stack(contexts, program):
     check(contexts, program)
+
+
+@pytest.fixture
+def tolerant_contexts():
+    policy = fedstack.ClientFailures(min_clients=0)
+    options = {"default_num_clients": DEFAULT_CLIENTS, "client_failures": policy}
+    stubs = [in_memory_stub() for _ in range(3)]
+    made = [
+        fedstack.create_sync_local_execution_context(**options),
+        fedstack.create_sync_remote_execution_context(stubs, **options),
+    ]
+    yield made
+    for context in made:
+        context.close()
+
+
+@pytest.mark.fedstack_leak_check(False)  # the service lives as long as the tests
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=SLOW_IS_FINE)
+@given(program=programs(), data=st.data())
+def test_clients_that_do_not_take_part_are_holes_in_a_random_computation(tolerant_contexts, program, data):
+    computation, value, meaning, clients = program
+    note(computation.to_building_block().formatted_representation())
+    parameter = computation.type_signature.parameter
+    is_placed = clients and differs_by_client(parameter)
+    absent = data.draw(st.sets(st.integers(0, clients - 1))) if is_placed else set()
+    expected = bare(Reference(LEAVES, clients, absent).run(computation.to_proto(), meaning))
+    argument = without(value, parameter, absent)
+    for context in tolerant_contexts:
+        with fedstack.use_context(context):
+            assert_same(bare(computation(argument)), expected)
 
 
 @fl.federated_computation([fl.FunctionType(INT, INT), INT])
