@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from fedstack.backends import worker_side
-from fedstack.backends.task_runs import TaskRun, task_pace_of
+from fedstack.backends.piece_runs import ClientPieces, PieceRun
+from fedstack.backends.task_pace import task_pace_of
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable, warn_of_differing
@@ -238,10 +239,12 @@ class TaskPhases(PhaseRunner):
             return clients, await self.run_phase(phase, inputs, arguments, clients)
         whole = PhaseAtClients(phase, inputs, arguments, clients)
 
-        async def run(some: range) -> PhaseResult:
-            return await self.run_phase(phase, whole.at(some).inputs, arguments, some)
+        async def run(some: range, _: HandIn) -> Contribution:
+            return some, await self.run_phase(phase, whole.at(some).inputs, arguments, some)
 
-        return await TaskRun(run, pace, clients, hand_in, cost).run()
+        # The next task is queued at the engine while a task runs.
+        pieces = ClientPieces(lambda left: pace.clients_per_task(len(left), cost))
+        return await PieceRun(run, pieces, clients, hand_in).run()
 
     async def kept(self, part: PhaseAtClients) -> object:
         """Runs a phase and returns a reference to its contribution, which the engine stores."""

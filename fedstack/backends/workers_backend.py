@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 import attrs
 
 from fedstack.backends.backend import Backend, Caller
+from fedstack.backends.piece_runs import PieceRun, pieces_of_inputs
 from fedstack.backends.plain_phases import PlainPhases
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
@@ -25,7 +26,7 @@ from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.one_by_one import OneByOneExecutor
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.folds.aggregations import FoldArguments
+from fedstack.executors.folds.aggregations import FoldArguments, slice_inputs
 from fedstack.executors.remote.remote_phases import RemotePhases
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import RestartsWorkers
@@ -240,9 +241,17 @@ class _WorkerPhases(PhaseRunner):
             hand_in.take(clients, result)
 
         noted = attrs.evolve(hand_in, take=take)
-        return await self._run(
-            lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, noted), len(clients)
-        )
+        pieces = pieces_of_inputs(inputs, len(clients), self._worker.features.threads)
+        if pieces is None or not self._worker.features.phases:
+            return await self._run(
+                lambda runner: runner.run_in_parts(phase, inputs, arguments, clients, noted), len(clients)
+            )
+
+        async def run(some: range, handed: HandIn) -> Contribution:
+            own = slice_inputs(inputs, some.start - clients.start, some.stop - clients.start)
+            return await self._run(lambda runner: runner.run_in_parts(phase, own, arguments, some, handed), len(some))
+
+        return await PieceRun(run, pieces, clients, noted).run()
 
     async def _run(self, work: Callable[[PhaseRunner], Awaitable[_T]], clients: int) -> _T:
         worker, is_served = self._worker, False

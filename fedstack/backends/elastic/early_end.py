@@ -79,6 +79,8 @@ class EarlyEnd:
         if self._until is None:
             self._assignments.keep_one_copy(lambda one: (not silent(one), self._done(one)))
             self._until, self._asked = now + _ANSWER_SECONDS, dict.fromkeys(running)
+            for one in running:
+                one.is_shared = True  # it may end without clients that it has not begun
             return list(running)
         if now < self._until and any(one in running for one in self._asked):
             return ()

@@ -189,6 +189,8 @@ def _array_bytes(payload: object) -> int:
 
 def bytes_per_client(column: Column) -> int:
     """Returns the size of the arrays of a column's first client, in bytes, without arrays that all clients share."""
+    if isinstance(column, SharedColumn):
+        return bytes_per_client(column.column)
     if isinstance(column, StructColumn):
         return sum(map(bytes_per_client, column.fields))
     if isinstance(column, ListColumn) and len(column) and isinstance(column.values[0], np.ndarray):

@@ -36,6 +36,8 @@ _HELPER_MIN_SECONDS = 0.0002
 # If the workers use a smaller share of one core than this, they are waiting for something. Computing workers get a
 # larger share even of a core that other programs keep busy.
 _WAITING_CPU_SHARE = 0.15
+# Threads whose clients compute for a larger share of their time than this do not only wait.
+_COMPUTING_CPU_SHARE = 0.5
 # A helper stops unless it reduces the time per client to less than this fraction of the time on one thread.
 _HELPER_MIN_GAIN = 0.9
 _CLIENTS_TO_JUDGE = 8
@@ -53,7 +55,8 @@ class ClientBlocks:
       Helpers are used if   Threads are available, there are at least two clients, `max_threads` is above 1, and the run
                             is expected to take more than 10 ms, has never been measured, or limits the time of clients.
       First helper          Starts immediately if a client is known to take at least 0.2 ms, otherwise after 5 ms. Two
-                            of 32 runs wait 5 ms in any case, to measure the time on one thread.
+                            of 32 runs wait 5 ms in any case, to measure the time on one thread. If the clients of the
+                            program have been seen to wait, all helpers that have 5 ms of work start immediately.
       Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a client takes at
                             least 0.2 ms. As many as there are workers start if these only wait: they used less than
                             15 % of a core in this time, and a client yields at most 1 MiB. Otherwise the delay until
@@ -117,7 +120,7 @@ class ClientBlocks:
         self._workers = 0
         self._expected = 1  # the number of workers, including helpers that have not started yet
         self._done = 0
-        self._seconds = 0.0
+        self._seconds = self._cpu = 0.0
         self._alone: float | None = None
         self._streams = bool(inputs) and not prefers_columns(program)
         self._room = threading.Condition()  # with its own RLock, because a Lock takes three times as long to set up
@@ -156,7 +159,10 @@ class ClientBlocks:
             # A program that is known to be slow gets its first helper immediately; an unknown one is measured first.
             is_measured = self.measured.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
             self.measured.runs += 1
-            if known is not None and self._pays(known) and not is_measured:
+            if known is not None and self.measured.waits:
+                count = min(size, self.max_threads, int(known * size / _HELPER_DELAY_SECONDS))
+                self._call_helpers(threads, max(0, count - 1), waits=True)
+            elif known is not None and self._pays(known) and not is_measured:
                 self._alone = known
                 self._call_helpers(threads, 1, waits=False)
             # A weak reference, because the last user closes the pool, and must not be one of the pool's own threads.
@@ -185,6 +191,8 @@ class ClientBlocks:
             each = self._seconds / self._done
             # A client may take longer with two threads than with one, but not much less time.
             self.measured.seconds_per_call = each if self._alone is None else min(each, self._alone)
+            if self._cpu > _COMPUTING_CPU_SHARE * self._seconds or self.measured.result_bytes > _TOO_LARGE_TO_WAIT:
+                self.measured.waits = False
 
     def _is_decided(self) -> bool:
         """Returns whether running blocks can no longer change the outcome, so that they need not be awaited."""
@@ -213,6 +221,7 @@ class ClientBlocks:
                     return
             busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
             waits = busy < _WAITING_CPU_SHARE and self.measured.result_bytes <= _TOO_LARGE_TO_WAIT
+            self.measured.waits = waits or self.measured.waits
             with self._room:
                 if self._expected >= self.max_threads or self._next >= self.clients.stop or self._error is not None:
                     return
@@ -308,7 +317,7 @@ class ClientBlocks:
         parts = None if size == len(self.clients) else [one.slice(offset, offset + size) for one in self.inputs]
         columns = self.inputs if parts is None else parts
         tolerant, clients = self._tolerant, range(first, block.stop)
-        present, failed = size if tolerant is None else tolerant.present(clients), 0
+        present, failed, cpu = size if tolerant is None else tolerant.present(clients), 0, time.thread_time()
         try:
             if self.progress is not None:
                 self.progress.started(present)
@@ -338,11 +347,12 @@ class ClientBlocks:
                     self._error, self._error_client = error, first
                 self._room.notify_all()
             return 0.0
-        seconds = time.perf_counter() - block.begin
+        seconds, cpu = time.perf_counter() - block.begin, time.thread_time() - cpu
         with self._room:
             del self._working[block.start]
             self._done += size
             self._seconds += seconds
+            self._cpu += cpu
             if self._error is not None:
                 self._room.notify_all()
             reached = min(self._working, default=self._next)

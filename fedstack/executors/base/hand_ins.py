@@ -71,6 +71,10 @@ class HandIn:
       is_free: Returns whether a contribution would be sent soon. If not, handing in waits.
       begun: Receives a function to ask for the last clients, once the clients run. Never called if they stay together.
       reached: Receives the index of the first client that has certainly not begun, if the worker knows it.
+      sent: Called on any thread when the inputs have been sent, if they are sent.
+      all_begun: Called on any thread when no further clients will begin.
+      call_id: An id for the call to the worker; by default it draws one.
+      after: The id of a call to the same worker, whose clients begin before those of this call.
     """
 
     take: Callable[[range, PhaseResult], None]
@@ -78,6 +82,10 @@ class HandIn:
     is_free: Callable[[], bool] = lambda: True
     begun: Callable[[Leave], None] = lambda leave: None
     reached: Callable[[int], None] = lambda client: None
+    sent: Callable[[], None] = lambda: None
+    all_begun: Callable[[], None] = lambda: None
+    call_id: str = ""
+    after: str = ""
 
 
 class HandInSink(PhaseSink):
@@ -114,6 +122,9 @@ class HandInSink(PhaseSink):
         with self._bounds:
             stop = min(stop, self._stop)
             self._claimed = max(stop, self._claimed)
+            is_last = stop == self._stop
+        if is_last:
+            self._hand_in.all_begun()
         return stop
 
     async def leave(self, rate: float) -> Headway:

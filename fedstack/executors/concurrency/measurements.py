@@ -29,6 +29,7 @@ class Measurements:
       runs: The number of runs for many clients in which threads were available.
       runs_without_helpers: The number of upcoming runs that do not try a second thread, because it was not worthwhile.
       misses: The number of consecutive tries in which a second thread was not worthwhile.
+      waits: Whether the clients have been seen to wait, and not to compute since.
     """
 
     seconds_per_call: float | None = None
@@ -36,6 +37,7 @@ class Measurements:
     runs: int = 0
     runs_without_helpers: int = 0
     misses: int = 0
+    waits: bool = False
 
     def note_helper(self, pays: bool) -> None:
         """Records whether a second thread is worthwhile. Each consecutive miss delays the next try further."""

@@ -149,7 +149,7 @@ class _PhaseRun:
         self._clients = self._left = clients
         self._hand_in = hand_in
         self._tolerance = current_scope().of(Tolerance)
-        self._id = draw_id().hex() if hand_in.seconds else ""
+        self._id = (hand_in.call_id or draw_id().hex()) if hand_in.seconds else ""
 
     async def run(self, session: RemoteSession) -> Contribution:
         """Runs the clients that are left in a session, and returns the contribution of those that are not handed in."""
@@ -173,12 +173,14 @@ class _PhaseRun:
             inputs = slice_inputs(inputs, clients.start - first, clients.stop - first)
         request, packer = await _written(session, phase, inputs, self._arguments, clients, peer, copies)
         request.hand_in_seconds, request.id = self._hand_in.seconds, self._id
+        request.after = self._hand_in.after
         if note is not None:
             write_span(current_scope().span, request.span)
             note.bytes_sent = request.ByteSize() + packer.segment_bytes
         with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
             self._hand_in.begun(lambda rate: self._leave(session, rate))
-            answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
+            beat, sent = peer.heartbeat_seconds, self._hand_in.sent
+            answer = session.stub.run_phase(request, packer.segments, beat, report.heard, sent)
             try:
                 last, response = await session.stub.io.run(self._received(answer, address, report, note))
             except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:

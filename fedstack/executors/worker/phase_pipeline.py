@@ -183,7 +183,8 @@ async def run(
         outbox.handed_in += len(clients)
         outbox.put(Parcel(response.SerializeToString(), packer.segments, host.chunk_bytes, is_last=False))
 
-    hand_in = HandIn(take, max(_LEAST_SECONDS, seconds), outbox.is_free, outbox.begun)
+    wanted = max(_LEAST_SECONDS, seconds)
+    hand_in = HandIn(take, wanted, outbox.is_free, outbox.begun, all_begun=outbox.all_begun)
     return await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
 
 
@@ -225,6 +226,7 @@ class Outbox:
         self._parcels: deque[Parcel] = deque()
         self.leave: Leave | None = None
         self.ending = Ending()
+        self._all_begun = asyncio.Event()
         self.tells_often = False
 
     def begun(self, leave: Leave) -> None:
@@ -237,6 +239,14 @@ class Outbox:
             return headway
 
         self.leave = leave_and_note
+
+    def all_begun(self) -> None:
+        """Records that no further clients of the phase will begin. May be called on any thread."""
+        self._loop.call_soon_threadsafe(self._all_begun.set)
+
+    async def wait_until_begun(self) -> None:
+        """Waits until no further clients of the phase will begin, or until it has ended."""
+        await self._all_begun.wait()
 
     def is_free(self) -> bool:
         """Returns whether all parcels have been sent."""
@@ -259,6 +269,7 @@ class Outbox:
     def close(self) -> None:
         """Stops notifying, which breaks the reference cycle of the work, its error's frames and this object."""
         self._notify = self.leave = None
+        self._all_begun.set()
 
     def drain(self) -> Iterator[Parcel]:
         """Yields the parcels. Each is removed once it has been sent."""
@@ -301,15 +312,20 @@ async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
     ]
 
 
-async def answer(received: Received[PhaseRequest], host: PhaseHost, outbox: Outbox | None = None) -> Parcel:
+async def answer(
+    received: Received[PhaseRequest], host: PhaseHost, outbox: Outbox | None = None, previous: Outbox | None = None
+) -> Parcel:
     """Admits a received phase, reads the bytes of its arrays, runs the phase, and returns the last response.
 
     Args:
       received: The message.
       host: The host of the phase.
       outbox: Receives the responses that precede the last one, if the sender wants any.
+      previous: The outbox of a phase whose clients begin first; `None` if the clients need not wait.
     """
     admitted = await admit(received, host)
     with host.lend(received.message.clients) as engine:
         await received.fill(admitted.unpacker)
+        if previous is not None:
+            await previous.wait_until_begun()
         return await reply(admitted, await run(admitted, engine, host, outbox), engine, host)

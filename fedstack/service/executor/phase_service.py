@@ -92,4 +92,4 @@ async def run_phase(core: ServiceCore, session: Session, received: Received[Phas
     with session.listed(received.message.id, outbox):
         if received.message.guarded:
             return await run_guarded(core, host, received, outbox)
-        return await answer(received, host, outbox)
+        return await answer(received, host, outbox, session.outbox_of(received.message.after))

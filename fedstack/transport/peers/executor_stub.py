@@ -174,9 +174,10 @@ class ExecutorStub(ServiceStub):
         segments: Sequence[Segment],
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+        sent: Callable[[], None] = lambda: None,
     ) -> Answer:
-        """Runs a client phase on the peer."""
-        return self.exchange(f"/{EXTENSIONS}/RunPhase", request, segments, heartbeat_seconds, on_heartbeat)
+        """Runs a client phase on the peer; see `exchange`."""
+        return self.exchange(f"/{EXTENSIONS}/RunPhase", request, segments, heartbeat_seconds, on_heartbeat, sent=sent)
 
     async def shorten_phase(self, request: extended.ShortenPhaseRequest) -> extended.ShortenPhaseResponse:
         """Asks for the last clients of a running phase."""

@@ -165,6 +165,7 @@ class ServiceStub:
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
+        sent: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Incoming, None]:
         """Calls a method that accepts a parcel and returns a parcel; see `download`.
 
@@ -175,8 +176,9 @@ class ServiceStub:
           heartbeat_seconds: The interval at which the peer sends heartbeats.
           on_heartbeat: A function that is called with each heartbeat.
           soon_seconds: The time limit for the first heartbeat; by default the same as for later heartbeats.
+          sent: Called on any thread after the request has been sent.
         """
-        answer = await self.ask(path, request, segments, heartbeat_seconds, on_heartbeat, soon_seconds)
+        answer = await self.ask(path, request, segments, heartbeat_seconds, on_heartbeat, soon_seconds, sent)
         if isinstance(answer, Parcel):
             yield incoming_of(answer)
             return
@@ -191,10 +193,11 @@ class ServiceStub:
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
+        sent: Callable[[], None] = lambda: None,
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming]:
         """Like `exchange`, but returns a response directly if it was received as a single message."""
         soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
-        answer = await self.connection.ask(path, self._parcel(request, segments), soon, self.who)
+        answer = await self.connection.ask(path, self._parcel(request, segments, sent), soon, self.who)
         if isinstance(answer, Parcel):
             return answer
         return self._answer(answer, heartbeat_seconds, 0.0, on_heartbeat)
@@ -209,8 +212,8 @@ class ServiceStub:
             return answer
         return self._answer(answer, heartbeat_seconds, 0.0, lambda beat: None)
 
-    def _parcel(self, request: Message, segments: Sequence[Segment]) -> Parcel:
-        return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes)
+    def _parcel(self, request: Message, segments: Sequence[Segment], sent: Callable[[], None] = lambda: None) -> Parcel:
+        return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes, sent=sent)
 
     @contextlib.asynccontextmanager
     async def _answer(

@@ -39,12 +39,14 @@ class Parcel:
       segments: The memory, in the order in which the message describes it.
       chunk_bytes: The maximum number of segment bytes in a piece, for transports that split segments.
       is_last: Whether the parcel is the last of its call, as far as is known.
+      sent: Called on any thread after the transport has taken the last byte.
     """
 
     header: bytes
     segments: Sequence[Segment] = ()
     chunk_bytes: int = CHUNK_BYTES
     is_last: bool = True
+    sent: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
 
 
 # A part of an incoming parcel. A parcel is received either as a whole, or as a header followed by the bytes of the
@@ -58,6 +60,7 @@ def frames_of(parcel: Parcel) -> Iterator[bytes]:
     """Yields a parcel as frames. Each frame is created when it is requested."""
     yield header_frame(parcel.header)
     yield from data_frames(parcel.segments, parcel.chunk_bytes)
+    parcel.sent()
 
 
 def pieces_of(parcel: Parcel) -> Iterator[Piece]:
@@ -76,6 +79,7 @@ def pieces_of(parcel: Parcel) -> Iterator[Piece]:
             views = list(segment.views())
             for start in range(0, len(views), at_once):
                 yield Data(memoryview(b"".join(views[start : start + at_once])))
+    parcel.sent()
 
 
 async def _here(_: int, work: Callable[[], None]) -> None:

@@ -62,6 +62,7 @@ class Clock:
     """Stands for the `time` module: what this process is busy with is the test's."""
 
     perf_counter = staticmethod(time.perf_counter)
+    thread_time = staticmethod(time.thread_time)
 
     def __init__(self, busy_until: float = float("inf")) -> None:
         self.asked = 0
@@ -131,6 +132,24 @@ def test_clients_that_wait_after_they_have_loaded_something_run_side_by_side_too
     clock.busy_until = 10
     with locally():
         assert meeting_of(AT_ONCE)(list(range(AT_ONCE))) == list(range(AT_ONCE))
+
+
+def test_clients_that_have_been_seen_to_wait_run_side_by_side_while_the_process_is_busy(
+    monkeypatch: pytest.MonkeyPatch, two_cores: None
+) -> None:
+    barrier = threading.Barrier(AT_ONCE)
+
+    @at_clients
+    def meet(x: Any) -> Any:
+        time.sleep(0.02)  # so that there is work for as many threads
+        barrier.wait(LIMIT_SECONDS)
+        return x
+
+    with locally():
+        meet(list(range(AT_ONCE)))
+        busy = Clock()  # with something else, such as the inputs of other clients
+        monkeypatch.setattr("fedstack.executors.base.client_blocks.time", busy)
+        assert meet(list(range(AT_ONCE))) == list(range(AT_ONCE))
 
 
 @pytest.mark.parametrize("cores", [None, 1])  # of the machine's two

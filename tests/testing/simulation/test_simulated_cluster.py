@@ -18,6 +18,8 @@ from elastic_programs import elastic_rounds, ending_rounds, spread, surviving_ro
 from programs import PROGRAMS, rough_run, rounds, runs, third
 
 import fedstack
+from fedstack.backends import workers_backend
+from fedstack.backends.piece_runs import ClientPieces
 from fedstack.errors import ContextError, DeadlineExceededError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto.extensions_pb2 import GetStatusResponse
@@ -62,6 +64,16 @@ def test_rounds_whose_clients_fail_end_with_the_bits_of_a_local_run(tens):
 def test_rounds_that_do_not_wait_for_all_clients_have_the_bits_of_a_local_replay(tens):
     for seed in SEEDS[10 * tens : 10 * tens + 10]:
         ending_rounds(seed)
+
+
+@pytest.mark.parametrize("rounds", [elastic_rounds, surviving_rounds, ending_rounds])
+def test_rounds_whose_clients_travel_in_pieces_have_the_same_bits(rounds, monkeypatch):
+    def pieces(inputs, clients, threads):
+        return ClientPieces(lambda left: min(4 - left.start % 4, len(left)), 3, in_turn=True) if clients > 4 else None
+
+    monkeypatch.setattr(workers_backend, "pieces_of_inputs", pieces)
+    for seed in SEEDS[:20]:
+        rounds(seed)
 
 
 def test_clients_take_simulated_time_on_workers_of_their_own_speed():
