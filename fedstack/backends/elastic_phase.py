@@ -324,10 +324,10 @@ class ElasticPhase:
                 if assignment.left:
                     self._news_of.handed_in(clients, assignment.worker)
                 unfinished = left_out_among(result.again)
-                for some in ranges_of(sorted(unfinished)):
-                    self._assignments.wait(some)
-                for client in result.again.keys() - unfinished:
-                    self._assignments.again(assignment, client)
+                for some in ranges_of(sorted(unfinished)):  # held, if a task has ended by itself
+                    self._assignments.wait(some, is_held=self._early is None or not self._early.is_asking)
+                for some in ranges_of(sorted(result.again.keys() - unfinished)):
+                    self._assignments.again(assignment, some)
                 if result.again:
                     self._news.set()
                 if counts is not None:

@@ -144,9 +144,8 @@ class Contributions:
 
         Args:
           clients: The clients.
-          errors: The errors of those that were present, by client. If one had failed before, its first error counts.
+          errors: The errors of those that were present, by client.
         """
-        errors = {client: self._again.get(client, error) for client, error in errors.items()}
         self.add(clients, skipped(self._phase, self._arguments, clients, errors))
 
     async def folded(self) -> FoldedPhase:

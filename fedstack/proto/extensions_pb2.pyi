@@ -451,7 +451,7 @@ class Span(_message.Message):
     def __init__(self, trace: _Optional[str] = ..., call: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure", "again", "late", "unfinished", "ran")
+    __slots__ = ("fold", "held", "kept", "differing_module", "handed_in", "shortened", "failure", "again", "unfinished", "ran")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -508,7 +508,6 @@ class PhaseResponse(_message.Message):
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
-    LATE_FIELD_NUMBER: _ClassVar[int]
     UNFINISHED_FIELD_NUMBER: _ClassVar[int]
     RAN_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
@@ -519,10 +518,9 @@ class PhaseResponse(_message.Message):
     shortened: int
     failure: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
     again: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Failure]
-    late: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Clients]
     unfinished: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Clients]
     ran: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Ran]
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., again: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., late: _Optional[_Iterable[_Union[PhaseResponse.Clients, _Mapping]]] = ..., unfinished: _Optional[_Iterable[_Union[PhaseResponse.Clients, _Mapping]]] = ..., ran: _Optional[_Iterable[_Union[PhaseResponse.Ran, _Mapping]]] = ...) -> None: ...
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ..., handed_in: _Optional[int] = ..., shortened: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., again: _Optional[_Iterable[_Union[PhaseResponse.Failure, _Mapping]]] = ..., unfinished: _Optional[_Iterable[_Union[PhaseResponse.Clients, _Mapping]]] = ..., ran: _Optional[_Iterable[_Union[PhaseResponse.Ran, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

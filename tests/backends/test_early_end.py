@@ -27,7 +27,7 @@ class Phase:
         self.counts[one].settled(len(clients) - unfinished)
         self.early.contributed(len(clients) - unfinished)
         if unfinished:
-            self.assignments.wait(range(clients.stop - unfinished, clients.stop))
+            self.assignments.wait(range(clients.stop - unfinished, clients.stop), is_held=False)
         if not one.left:
             assert self.assignments.ended(one)
 

@@ -36,7 +36,7 @@ class Assignment:
       is_shared: Whether other workers may have received some of these clients, so that the worker may end without them.
       done: The number of clients that the worker has handed in.
       begun: The index of the first client that the worker has certainly not begun.
-      failures: The number of times that the client, which is then the only one, has failed so far.
+      failures: The number of times that each of the clients has failed so far.
     """
 
     worker: Hashable
@@ -63,8 +63,8 @@ class _Waiting:
       losses: The number of times that these clients have been lost so far.
       since: The time from which the clients may run, in seconds.
       is_held: Whether the clients must wait for the end of a search.
-      failures: The number of times that the client, which is then the only one, has failed so far.
-      avoids: The worker on which it failed last. Another worker runs the client, if there is one.
+      failures: The number of times that each of the clients has failed so far.
+      avoids: The worker on which they failed last. Other workers run the clients, if there are any.
     """
 
     clients: range
@@ -93,13 +93,14 @@ class Assignments:
         self.running: dict[Assignment, None] = {}
         self.dropped: list[Assignment] = []
         self._waiting = [_Waiting(clients, 0, 0.0)] if clients else []
+        self._unfinished: list[_Waiting] = []
         self._workers: tuple[Hashable, ...] = ()
         self._has_copies = False
 
     @property
     def is_done(self) -> bool:
         """Whether all clients are done, apart from failed clients and the clients behind them."""
-        return not (self._waiting or self.running)
+        return not (self._waiting or self.running or self._unfinished)
 
     @property
     def is_idle(self) -> bool:
@@ -109,7 +110,7 @@ class Assignments:
     @property
     def needs_workers(self) -> bool:
         """Whether clients wait, and it is unknown which workers are available."""
-        return bool(self._waiting) and not self._workers
+        return bool(self._waiting or (self._unfinished and not self.running)) and not self._workers
 
     @property
     def wakes_at(self) -> float | None:
@@ -144,6 +145,9 @@ class Assignments:
 
         Each range is divided evenly. The pieces go to the workers that have the fewest clients to run.
         """
+        if not self.running:
+            self._waiting += self._unfinished
+            self._unfinished = []
         if not self._workers:
             return []
         ready = [one for one in self._waiting if not one.is_held and one.since <= now]
@@ -156,8 +160,9 @@ class Assignments:
                 load[assignment.worker] += assignment.size
         started: list[Assignment] = []
         for one in sorted(ready, key=lambda one: one.clients.start):
-            for piece in _divided(one.clients, len(load)):
-                worker = min([each for each in load if each != one.avoids] or load, key=load.__getitem__)
+            others = [worker for worker in load if worker != one.avoids] or list(load)
+            for piece in _divided(one.clients, len(others)):
+                worker = min(others, key=load.__getitem__)
                 load[worker] += len(piece)
                 started.append(self._assign(worker, one.at(piece, is_held=False)))
         return started
@@ -212,13 +217,12 @@ class Assignments:
         if assignment.left:
             self._no_longer_needed(range(assignment.left[0].start, sys.maxsize), list(self.running))
 
-    def again(self, assignment: Assignment, client: int) -> None:
-        """Records that a client, which counts as handed in, has failed and is to run again on another worker.
+    def again(self, assignment: Assignment, clients: range) -> None:
+        """Records that clients, which count as handed in, have failed and are to run again on another worker.
 
-        The client waits until `present` is called.
+        The clients wait until `present` is called.
         """
-        alone = range(client, client + 1)
-        self._waiting.append(_Waiting(alone, 0, 0.0, failures=assignment.failures + 1, avoids=assignment.worker))
+        self._waiting.append(_Waiting(clients, 0, 0.0, failures=assignment.failures + 1, avoids=assignment.worker))
         self._workers = ()
 
     def move(self, assignment: Assignment, stop: int, workers: Sequence[Hashable]) -> list[Assignment]:
@@ -269,14 +273,19 @@ class Assignments:
         """Records that clients have failed, or are not waited for, so that they need not run again."""
         self._no_longer_needed(clients, list(self.running))
 
-    def wait(self, clients: range) -> None:
-        """Records that clients, which count as handed in, were not done after all, so that they wait for a worker."""
-        self._waiting.append(_Waiting(clients, 0, 0.0))
+    def wait(self, clients: range, *, is_held: bool) -> None:
+        """Records that clients, which count as handed in, were not done after all, so that they wait for a worker.
+
+        Args:
+          clients: The clients.
+          is_held: Whether they wait until no worker is running clients.
+        """
+        (self._unfinished if is_held else self._waiting).append(_Waiting(clients, 0, 0.0))
         self._workers = ()
 
     def dismiss(self) -> list[range]:
         """Returns the clients that wait for a worker. They no longer do."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._unfinished = [*self._waiting, *self._unfinished], [], []
         return [one.clients for one in waiting]
 
     def keep_one_copy(self, rank: Callable[[Assignment], object]) -> None:

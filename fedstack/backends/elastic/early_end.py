@@ -81,7 +81,8 @@ class EarlyEnd:
             self._until, self._asked = now + _ANSWER_SECONDS, dict.fromkeys(running)
             for one in running:
                 one.is_shared = True  # it may end without clients that it has not begun
-            return list(running)
+            if running:
+                return list(running)
         if now < self._until and any(one in running for one in self._asked):
             return ()
         self._until = None

@@ -22,7 +22,7 @@ from fedstack.executors.survivors.tolerance import Tolerance, is_own, may_run_ag
 from fedstack.foundations.traceback_filter import without_frames
 
 # A worker leaves this many clients of a phase to other workers because they have failed. Further ones run again here.
-_MOST_ELSEWHERE = 100
+_MOST_ELSEWHERE = 1000
 
 
 @attrs.frozen(eq=False)
@@ -185,7 +185,7 @@ class TolerantBlocks:
         """Runs a client, and returns its results. If it fails, it may run again, here or on another worker."""
         tries, ending = self._tolerance.retries, self._ending
         if ending is not None and ending.is_over:
-            return _Failed(left_out(client), runs_again=ending.enough is None)
+            return _Failed(left_out(client), runs_again=ending.leaves_out)
         while True:
             try:
                 return call()
@@ -194,12 +194,13 @@ class TolerantBlocks:
                 if not is_own(error):
                     raise
             error.client_index = client
-            if isinstance(error, ClientLeftOutError) and ending is not None:
-                return _Failed(without_frames(error), runs_again=ending.enough is None)
             may_repeat = may_run_again(error)
+            is_unfinished = isinstance(error, ClientLeftOutError) or (may_repeat and tries > 0)
+            if ending is not None and ending.is_over and is_unfinished:
+                return _Failed(left_out(client), runs_again=ending.leaves_out)
             if may_repeat and next(self._elsewhere, False):
                 return _Failed(without_frames(error), runs_again=True)
-            if not may_repeat or not tries or (ending is not None and ending.is_over):
+            if not may_repeat or not tries:
                 return _Failed(without_frames(error), runs_again=False)
             tries -= 1
 

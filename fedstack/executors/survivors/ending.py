@@ -10,16 +10,18 @@ class Ending:
     """The end of a phase that does not wait for all of its clients. Thread-safe.
 
     Args:
-      enough: The number of clients that must be done; `None` if another process counts them, and decides whether the
-        others are late or run again.
+      enough: The number of clients that must be done; `None` if another process counts them.
       present: The number of clients that take part in the phase.
+      leaves_out: Whether clients that are not done at the end are left out of the contribution, because another process
+        decides whether they are late.
 
     Attributes:
       is_over: Whether the phase has ended: clients that are not done are late, and no further client begins.
     """
 
-    def __init__(self, enough: int | None = None, present: int = 0) -> None:
+    def __init__(self, enough: int | None = None, present: int = 0, *, leaves_out: bool = False) -> None:
         self.enough = enough
+        self.leaves_out = leaves_out
         self._present = present
         self.is_over = False
         self._done = 0

@@ -53,7 +53,7 @@ def read_tolerance(request: PhaseRequest, ending: Ending | None = None) -> Toler
         return None
     found = request.tolerance
     seconds = found.client_seconds if found.client_seconds > 0 else None
-    ending = Ending(found.enough) if found.enough else ending if found.ends else None
+    ending = Ending(found.enough, leaves_out=True) if found.enough else ending if found.ends else None
     return Tolerance(sorted(found.absent), seconds, found.retries, found.retries_elsewhere, ending)
 
 
@@ -61,13 +61,11 @@ def write_failures(
     response: PhaseResponse, failures: Mapping[int, FedstackError], again: Mapping[int, FedstackError]
 ) -> None:
     """Adds to a response which clients have failed, for good or to run again; see `PhaseResult`."""
-    for errors, written, unfinished in (
-        (failures, response.failure, response.late),
-        (again, response.again, response.unfinished),
-    ):
-        for clients in ranges_of(sorted(left_out_among(errors))):
-            unfinished.add(first_client=clients.start, clients=len(clients))
-        for number, client in enumerate(sorted(errors.keys() - left_out_among(errors))):
+    unfinished = left_out_among(again)
+    for clients in ranges_of(sorted(unfinished)):
+        response.unfinished.add(first_client=clients.start, clients=len(clients))
+    for errors, written in ((failures, response.failure), (again, response.again)):
+        for number, client in enumerate(sorted(errors.keys() - unfinished)):
             error = errors[client]
             details = details_of(error) if number < _MOST_DETAILED else details_of(error, most_bytes=_BRIEF_BYTES)
             written.add(client=client).status.ParseFromString(details)
@@ -89,18 +87,16 @@ def read_failures(
     """
     absent = () if tolerance is None else tolerance.absent_in(clients)
     failures = _read_errors(response.failure, clients, None if tolerance is None else set(absent), address)
-    may_be_late = tolerance is not None and tolerance.ending is not None
-    failures.update(_read_late(response.late, clients, {*absent, *failures} if may_be_late else None))
     runs_again = tolerance is not None and tolerance.retries_elsewhere
     again = _read_errors(response.again, clients, {*absent, *failures} if runs_again else None, address)
-    again.update(_read_late(response.unfinished, clients, {*absent, *failures, *again} if may_be_late else None))
+    may_be_late = tolerance is not None and tolerance.ending is not None
+    again.update(_read_late(response, clients, {*absent, *failures, *again} if may_be_late else None))
     return failures, again
 
 
 def failed_in(response: PhaseResponse) -> int:
     """Returns the number of clients that have failed or are late, or are to run again, according to a response."""
-    late = sum(some.clients for some in (*response.late, *response.unfinished))
-    return len(response.failure) + len(response.again) + late
+    return len(response.failure) + len(response.again) + sum(some.clients for some in response.unfinished)
 
 
 def _read_errors(
@@ -125,12 +121,10 @@ def _read_errors(
     return failures
 
 
-def _read_late(
-    messages: Iterable[PhaseResponse.Clients], clients: range, others: Set[int] | None
-) -> dict[int, FedstackError]:
+def _read_late(response: PhaseResponse, clients: range, others: Set[int] | None) -> dict[int, FedstackError]:
     """Returns the errors of the clients that are late, by client; for the arguments, see `_read_errors`."""
     late: dict[int, FedstackError] = {}
-    for message in messages:
+    for message in response.unfinished:
         some = range(message.first_client, message.first_client + message.clients)
         if others is None or not some or not clients.start <= some.start < some.stop <= clients.stop:
             raise wrong_clients(clients, f"clients {some.start} to {some.stop - 1} that are late")

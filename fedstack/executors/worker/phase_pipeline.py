@@ -225,7 +225,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._parcels: deque[Parcel] = deque()
         self.leave: Leave | None = None
-        self.ending = Ending()
+        self.ending = Ending(leaves_out=True)
         self._all_begun = asyncio.Event()
         self.tells_often = False
 

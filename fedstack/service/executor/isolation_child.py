@@ -174,7 +174,7 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Told) -> N
             buffer[:] = standard_input.read(len(buffer))
         admitted.unpacker.finish()
         ranges: queue.SimpleQueue[range] = queue.SimpleQueue()
-        ending = Ending()
+        ending = Ending(leaves_out=True)
         threading.Thread(target=_read_ranges, args=(standard_input, ranges, ending), daemon=True).start()
         await admission.load(admitted.leaves)
     if options.serves:

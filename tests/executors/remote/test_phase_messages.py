@@ -480,10 +480,6 @@ async def test_folds_that_came_beside_their_message_may_be_written_into():
     assert all(partial.owned and partial.value.flags.writeable for partial in tree)
 
 
-def is_late(response, first_client, clients):
-    response.late.add(first_client=first_client, clients=clients)
-
-
 def is_unfinished(response, first_client, clients):
     response.unfinished.add(first_client=first_client, clients=clients)
 
@@ -501,12 +497,12 @@ WRONG_FAILURES = [
     (AGAIN, lambda r: r.again.add(client=11), "found the fold of clients 10 to 11, some of which run again"),
     (AGAIN, lambda r: r.again.add(client=10), "found the fold of block 5 of 2^1 clients"),
     (AGAIN, lambda r: r.again.add(client=12), "found the fold of block 12 of 2^0 clients"),
-    (TOLERANT, lambda r: is_late(r, 10, 1), "found clients 10 to 10 that are late"),
-    (ENDING, lambda r: is_late(r, 10, 0), "that are late"),
-    (ENDING, lambda r: is_late(r, 10, 2**62), "that are late"),
-    (ENDING, lambda r: is_late(r, 9, 2), "found clients 9 to 10 that are late"),
-    (ENDING, lambda r: [is_late(r, 10, 2), is_late(r, 11, 1)], "found client 11 that is late"),
-    (ENDING, lambda r: [is_late(r, 12, 1), is_unfinished(r, 12, 1)], "found client 12 that is late"),
+    (TOLERANT, lambda r: is_unfinished(r, 10, 1), "found clients 10 to 10 that are late"),
+    (ENDING, lambda r: is_unfinished(r, 10, 0), "that are late"),
+    (ENDING, lambda r: is_unfinished(r, 10, 2**62), "that are late"),
+    (ENDING, lambda r: is_unfinished(r, 9, 2), "found clients 9 to 10 that are late"),
+    (ENDING, lambda r: [is_unfinished(r, 10, 2), is_unfinished(r, 11, 1)], "found client 11 that is late"),
+    (ENDING, lambda r: [r.failure.add(client=12), is_unfinished(r, 12, 1)], "found client 12 that is late"),
     (ENDING, lambda r: is_unfinished(r, 10, 3), "found the fold of block 5 of 2^1 clients"),
     (TOLERANT, lambda r: is_unfinished(r, 10, 3), "that are late"),
 ]  # fmt: skip

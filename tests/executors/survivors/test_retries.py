@@ -102,9 +102,9 @@ def test_clients_that_succeed_in_the_end_count_as_if_they_had_never_failed(stack
     with context_over(stack, ClientFailures(min_clients=0, retries=retries)):
         assert told(fold([*range(clients)])) == (expected, for_good)
     if stack != "workers that are lost":
-        for client in range(clients):  # a client may run together with others before it runs alone
+        for client in range(clients):  # in each try, a client may run together with others before it runs alone
             tries = 1 + min(often.get(client, 0), retries)
-            assert tries <= calls[client] <= tries + 1
+            assert tries <= calls[client] <= 2 * tries
 
 
 @pytest.mark.fedstack_leak_check(False)  # the servers live as long as the tests of this module
