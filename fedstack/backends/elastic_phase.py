@@ -27,13 +27,15 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
-from fedstack.executors.remote.phase_copies import note_length, sent_once
+from fedstack.executors.remote.phase_copies import has_run, note_length, sent_once
 from fedstack.executors.survivors.ending import left_out, left_out_among, ranges_of
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
 
 _logger = logging.getLogger(__name__)
+# How long a worker is kept in reserve, in seconds.
+_RESERVE_SECONDS = 1.0
 # The minimum time between two contributions of a worker. The work of about half this time is lost with a worker.
 HAND_IN_SECONDS = 0.5
 # The system reports the exit status of a process shortly after its connections have broken.
@@ -134,6 +136,16 @@ class ElasticPhase:
             self._news.set()
             return
         places = await self._backend.with_room(await self._backend.places(), len(clients))
+        if (
+            self._tolerance is not None
+            and not has_run(self._part.phase)
+            and len(places) > 1
+            and self._backend.guarding()
+        ):
+            # Clients that end their process may end all workers before the first loss is known. If failures are
+            # tolerated and nobody restarts workers, one of them waits until clients of a new program have run a while.
+            places = places[:-1]
+            self._rebalancing.wait(_RESERVE_SECONDS)
         self._lost.begun_with = len(places)
         cuts_blocks = not any(fold.functions for fold in self._part.phase.folds)
         counts = even_counts(len(clients), len(places)) if cuts_blocks else whole_blocks(clients, len(places))

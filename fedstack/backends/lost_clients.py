@@ -149,6 +149,7 @@ class LostClients:
             searched = True
             self._contributions.skip(range(client, client + 1), {client: without_frames(error)})
             self._assignments.skip(range(client, client + 1))
+            self._assignments.forgive()
         if searched:
             losses.forget(phase)
         self._assignments.release()

@@ -67,7 +67,7 @@ class WorkersBackend(Backend):
         self._dispose_batch_size = dispose_batch_size
         self._stream_structs = stream_structs
         self._source = source
-        self._restarts = source if isinstance(source, RestartsWorkers) else None
+        self._restarts = source if isinstance(source, RestartsWorkers) and source.restarts else None
         self._sessions: dict[Worker, _Sessions] = {}
 
     async def places(self) -> Sequence[Worker]:

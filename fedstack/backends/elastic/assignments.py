@@ -269,6 +269,11 @@ class Assignments:
         for one in self._waiting:
             one.is_held = False
 
+    def forgive(self) -> None:
+        """Records that the cause of all losses so far has been found, so that they no longer count."""
+        for one in (*self._waiting, *self.running):
+            one.losses = 0
+
     def skip(self, clients: range) -> None:
         """Records that clients have failed, or are not waited for, so that they need not run again."""
         self._no_longer_needed(clients, list(self.running))

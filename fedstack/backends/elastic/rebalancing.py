@@ -81,6 +81,11 @@ class Rebalancing:
         with contextlib.suppress(RuntimeError):  # the loop may have been closed meanwhile
             self._loop.call_soon_threadsafe(self._look)
 
+    def wait(self, seconds: float) -> None:
+        """Lets no clients move for some time, unless a worker is lost, and looks for no idle workers."""
+        self._timer.end()
+        self._timer = timers_on(self._loop).call_at(self._loop.time() + seconds, self._settle)
+
     def present(self, workers: Sequence[Hashable]) -> None:
         """Records which workers take part in the phase."""
         self._balance.present(workers)

@@ -42,6 +42,11 @@ def note_length(phase: Phase, seconds: float) -> None:
     _length_of(phase.program).seconds = seconds
 
 
+def has_run(phase: Phase) -> bool:
+    """Returns whether a phase with the same program has ended without an error."""
+    return _length_of(phase.program).seconds < math.inf
+
+
 def sent_once(phase: Phase, inputs: Sequence[object]) -> list[object]:
     """Returns the inputs of a phase, of which the large ones that all clients share are sent to each peer only once.
 

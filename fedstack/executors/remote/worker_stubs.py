@@ -36,7 +36,12 @@ class KnowsLosses(Protocol):
 
 @runtime_checkable
 class RestartsWorkers(Protocol):
-    """A source of workers that restarts its workers, and does so at once if they had worked since their start."""
+    """A source of workers that can restart its workers, and does so at once if they had worked since their start."""
+
+    @property
+    def restarts(self) -> bool:
+        """Whether workers that end are restarted."""
+        ...
 
     def worked(self, target: str) -> None:
         """Records that a worker has contributed to a phase. May be called from any thread, and returns quickly."""

@@ -97,6 +97,11 @@ class WorkerPool(ClosesOnExit):
         worker = self._find(target)
         return None if worker is None else worker.loss()
 
+    @property
+    def restarts(self) -> bool:
+        """Whether workers that end are restarted."""
+        return any(worker.comes_back for worker in self._workers)
+
     def worked(self, target: str) -> None:
         """Records that a worker has contributed to a phase. If it ends later, it is restarted at once.
 
