@@ -163,6 +163,9 @@ class Invoker:
         outer = begin_invocation(self._environment, losses, None if call is None else call.span)
         # Calls that functions of clients make are not recorded, so they are not replayed.
         number = next(self._calls) if outer.losses is None else None
+        # They are part of the client's work, and know no policy, as on workers. A context that they create has its own.
+        is_inside = outer.losses is not None and outer.environment == self._environment
+        policy = None if is_inside else self._client_failures
         try:
             payload: object = None
             cardinalities: Cardinalities = {}
@@ -170,7 +173,7 @@ class Invoker:
             absent: dict[int, ClientFailure] = {}
             if signature.parameter is not None:
                 check_takes_values(signature)
-                if self._client_failures is not None:
+                if policy is not None:
                     arg, absent = split_absent(arg, signature.parameter)
                 payload = await self._normalized(arg, signature.parameter)
                 clients = count_clients(payload, signature.parameter)
@@ -178,8 +181,8 @@ class Invoker:
                     cardinalities[CLIENTS] = clients
                     if call is not None:
                         call.clients = clients
-            if self._client_failures is not None:
-                survivors = functools.partial(Survivors, self._client_failures, absent, number)
+            if policy is not None:
+                survivors = functools.partial(Survivors, policy, absent, number)
             if self._observer is None:
                 progress = None if call is None else GuardedProgress(call.span)
                 return await self._retried(comp, signature, payload, survivors, cardinalities, progress, losses, call)
@@ -331,6 +334,8 @@ async def _run(executor: Executor, comp: ConcreteComputation, signature: Functio
     if not executor.drives_inline:
         await need_event_loop()
     result = await executor.prepared(comp)(payload)
+    if survivors is not None:
+        survivors.check_end()
     absent = {} if survivors is None else survivors.absent
     return await executor.finish(lambda: to_result(result, signature.result, absent), signature.result)
 

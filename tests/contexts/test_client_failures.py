@@ -7,6 +7,7 @@ import weakref
 import federated_language as fl
 import numpy as np
 import pytest
+import remote_stacks
 from federated_language.framework import RetryableError
 from watching import Diary
 
@@ -102,19 +103,28 @@ async def test_an_asynchronous_context_has_policies_too() -> None:
         assert await total([1, 2]) == 3
 
 
-def test_a_computation_inside_a_leaf_is_a_call_of_its_own() -> None:
+@pytest.mark.fedstack_leak_check(False)  # the service lives as long as the tests
+@pytest.mark.parametrize("stack", ["local", "two workers"])
+def test_a_computation_inside_a_leaf_knows_no_policy_unless_it_has_a_context_of_its_own(stack: str) -> None:
     @fedstack.python_computation([INT], INT)
     def inner(x):
-        found = each([int(x), -int(x)])
-        assert isinstance(found[1], ClientFailure)
-        return found[0]
+        return total([1, int(x)])
+
+    @fedstack.python_computation([INT], INT)
+    def tolerant_inner(x):
+        with local(client_failures=ClientFailures()):
+            return total([1, int(x)])
 
     @fl.federated_computation(INTS)
     def outer(xs):
-        return fl.federated_sum(fl.federated_map(inner, xs))
+        return fl.federated_sum(fl.federated_map(inner, xs)), fl.federated_map(tolerant_inner, xs)
 
-    with local(client_failures=ClientFailures(tolerate=0.5)):
-        assert outer([1, 2]) == 3
+    factory = fedstack.local_executor_factory() if stack == "local" else remote_stacks.in_memory_workers(2)
+    with SyncExecutionContext(factory, client_failures=ClientFailures(tolerate=0.5)):
+        found, inside = outer([1, -2, 5])
+    assert found == 2 + 6
+    assert isinstance(inside[1], ClientFailure), "its first function has failed"
+    assert (inside[0], inside[2]) == (2, 6)
 
 
 def test_a_list_of_one_call_can_be_passed_to_the_next() -> None:
@@ -124,7 +134,7 @@ def test_a_list_of_one_call_can_be_passed_to_the_next() -> None:
         assert total(found) == 4
         assert [type(one) for one in each(found)] == [np.int32, ClientFailure, np.int32]
         assert each(found)[1] == ClientFailure()
-        with pytest.raises(TooManyClientFailuresError, match="2 failures among 4 clients, so that 1 is left"):
+        with pytest.raises(TooManyClientFailuresError, match="2 failures among 4 clients, 1 absent, so that 1 is left"):
             total([*found[:2], -3, -4])
 
 

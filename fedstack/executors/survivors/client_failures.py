@@ -107,6 +107,14 @@ class ClientFailures:
         # The share is rounded to 9 digits first: 0.29 of 100 clients are 29, although 0.29 * 100 < 29.
         return int(round(share * clients, 9)) if whole_number_of(share) is None else int(share)
 
+    def least(self, clients: int) -> int:
+        """Returns the minimum number of clients that must be left. By default, a call without clients is no failure.
+
+        Args:
+          clients: The number of clients of the call.
+        """
+        return self.min_clients if clients or self.min_clients > 1 else 0
+
     def enough_of(self, clients: int) -> int | None:
         """Returns the number of clients that must be done for a phase to end; `None` for all.
 

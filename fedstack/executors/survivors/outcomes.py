@@ -61,11 +61,47 @@ def _read(name: object, message: object) -> FedstackError | None:
     return cast("type[FedstackError]", kind if is_ours else LeafError)(str(message))
 
 
+def _outcome_of(row: Any) -> ClientOutcome:
+    """Returns the outcome in a row of a file.
+
+    Raises:
+      ValueError: If the row is no outcome.
+    """
+    call, phase, client, kind, worker, seconds, name, message = row
+    is_failed = kind in ("failed", "late")
+    if (
+        not all(type(number) is int and number >= 0 for number in (call, phase, client))
+        or kind not in ("done", "absent", "failed", "late")
+        or not isinstance(worker, str)
+        or not (seconds is None or type(seconds) in (int, float))
+        or not all(isinstance(text, str) if is_failed else text is None for text in (name, message))
+    ):
+        raise ValueError(f"the row {row!r:.200}")
+    return ClientOutcome(call, phase, client, kind, worker, seconds, _read(name, message))
+
+
+def _check_complete(outcomes: Sequence[ClientOutcome], rows: int) -> None:
+    """Checks that there is one outcome for each client of each phase, and that no phase is missing.
+
+    Raises:
+      ValueError: If not.
+    """
+    if len(outcomes) != rows:
+        raise ValueError(f"{rows} outcomes of {len(outcomes)} runs of clients")
+    call, phase, client = 0, -1, 0
+    for one in outcomes:
+        next_phase = one.call == call and (one.phase, one.client) == (phase + 1, 0)
+        next_call = one.call > call and (one.phase, one.client) == (0, 0)  # calls without phases have no outcomes
+        if (one.call, one.phase, one.client) != (call, phase, client) and not next_phase and not next_call:
+            raise ValueError(f"client {one.client} in phase {one.phase} of call {one.call}, and not those before it")
+        call, phase, client = one.call, one.phase, one.client + 1
+
+
 class ClientOutcomes(Sequence[ClientOutcome]):
     """The outcomes of the calls of a block, in order of call, phase and client."""
 
     def __init__(self) -> None:
-        self._outcomes: list[ClientOutcome] = []
+        self._outcomes: dict[tuple[int, int, int], ClientOutcome] = {}
         self._calls = itertools.count()
 
     def next_call(self) -> int:
@@ -73,8 +109,8 @@ class ClientOutcomes(Sequence[ClientOutcome]):
         return next(self._calls)
 
     def add(self, outcomes: Iterable[ClientOutcome]) -> None:
-        """Adds outcomes. May be called on any thread."""
-        self._outcomes += outcomes
+        """Adds outcomes. Those of a call that is repeated replace those of its last attempt. Called on any thread."""
+        self._outcomes.update(((one.call, one.phase, one.client), one) for one in outcomes)
 
     def of_kind(self, kind: str) -> list[ClientOutcome]:
         """Returns the outcomes of a kind, such as `failed`."""
@@ -115,11 +151,10 @@ class ClientOutcomes(Sequence[ClientOutcome]):
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"the format {content['format']!r}")
-            found.add(
-                ClientOutcome(int(call), int(phase), int(client), str(kind), str(worker), took, _read(error, message))
-                for call, phase, client, kind, worker, took, error, message in content["rows"]
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            rows = list(map(_outcome_of, content["rows"]))
+            found.add(rows)
+            _check_complete(found, len(rows))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidValueError(
                 f"Expected the outcomes of clients in {os.fspath(path)}, found {type(error).__name__}: {error}; pass a "
                 "file that ClientOutcomes.save has written"
@@ -129,7 +164,7 @@ class ClientOutcomes(Sequence[ClientOutcome]):
     def phases_of(self, call: int) -> Sequence[Mapping[int, ClientOutcome]]:
         """Returns the outcomes of each phase of a call, by client."""
         phases: dict[int, dict[int, ClientOutcome]] = {}
-        for one in self._outcomes:
+        for one in self._outcomes.values():
             if one.call == call:
                 phases.setdefault(one.phase, {})[one.client] = one
         return [phases.get(number, {}) for number in range(max(phases, default=-1) + 1)]
@@ -148,7 +183,7 @@ class ClientOutcomes(Sequence[ClientOutcome]):
         return self._in_order()[index]
 
     def _in_order(self) -> list[ClientOutcome]:
-        return sorted(self._outcomes, key=lambda one: (one.call, one.phase, one.client))
+        return [self._outcomes[key] for key in sorted(self._outcomes)]
 
     def __repr__(self) -> str:
         return f"<ClientOutcomes of {len(self)} runs of clients>"

@@ -71,7 +71,7 @@ class Survivors(SystemScope):
             found = len(self._replayed[self.phase]) if self.phase < len(self._replayed) else 0
             raise InvalidValueError(
                 f"Expected the outcomes of {counted(clients, 'client')} in phase {self.phase} of the call to replay, "
-                f"found {found}; replay calls of the same computations, with the same clients, in the same order"
+                f"found {found}; replay calls of the same computations, in the same order"
             )
         outcomes = self._replayed[self.phase].values()
         return {one.client: one.error for one in outcomes if isinstance(one.error, FedstackError)}
@@ -87,6 +87,18 @@ class Survivors(SystemScope):
             raise InvalidValueError(
                 f"Expected only those clients to fail that failed in the replayed call, found a failure of "
                 f"{named_some(sorted(others))} in phase {self.phase}; replay the call with the same data and functions"
+            )
+
+    def check_end(self) -> None:
+        """Checks, after the last phase, that the replayed call had no further phases.
+
+        Raises:
+          InvalidValueError: If it had.
+        """
+        if self._replayed is not None and self.phase < len(self._replayed):
+            raise InvalidValueError(
+                f"Expected the outcomes of {counted(self.phase, 'phase')} of the call to replay, found those of "
+                f"{len(self._replayed)}; replay calls of the same computations, in the same order"
             )
 
     def settle(self, failures: Mapping[int, FedstackError], clients: int) -> None:
@@ -112,8 +124,9 @@ class Survivors(SystemScope):
                 observers.tell(ClientFailed(**ids, client=client, number=phase, error=name, message=text))
         failed = {client: one for client, one in self.absent.items() if _is_failed(one.error)}
         left = clients - len(self.absent)
-        if self.absent and (len(failed) > self._policy.most(clients) or left < self._policy.min_clients):
-            raise too_many_failures(self._policy, failed, clients, left)
+        if len(failed) > self._policy.most(clients) or left < self._policy.least(clients):
+            late = sum(isinstance(one.error, ClientLeftOutError) for one in self.absent.values())
+            raise too_many_failures(self._policy, failed, clients, left, late)
         if failures:
             _logger.info("%s failed in phase %d; %d left", counted(len(failures), "client"), phase, left)
             if not left:
@@ -129,9 +142,9 @@ def _is_failed(error: Exception | None) -> bool:
 
 
 def too_many_failures(
-    policy: ClientFailures, failed: Mapping[int, ClientFailure], clients: int, left: int
+    policy: ClientFailures, failed: Mapping[int, ClientFailure], clients: int, left: int, late: int
 ) -> TooManyClientFailuresError:
-    """Returns the error for a call in which too many clients have failed."""
+    """Returns the error for a call in which too few clients are left."""
     kinds: dict[str, list[int]] = defaultdict(list)
     for client in sorted(failed):
         kinds[_kind(failed[client].error)].append(client)
@@ -140,10 +153,20 @@ def too_many_failures(
         lines[_MOST_KINDS:] = [f"  … and {len(lines) - _MOST_KINDS} other kinds of errors"]
     first = f"\nThe first: {failed[min(failed)].error}" if failed else ""
     colon = ":\n" if failed else ""
+    wanted, advice = (
+        f"fewer clients to fail ({policy.limits})",
+        "fix the functions or the data, or let the policy tolerate more",
+    )
+    if len(failed) <= policy.most(clients):
+        wanted = f"at least {counted(policy.min_clients, 'client')} to be left ({policy.limits})"
+    if late:
+        advice += "; increase enough to wait for more clients"
+    absent = clients - left - late - len(failed)
+    others = [f"{late} late" if late else "", f"{absent} absent" if absent else ""]
+    gone = "".join(f", {other}" for other in others if other)
     error = TooManyClientFailuresError(
-        f"Expected fewer clients to fail ({policy.limits}), found {counted(len(failed), 'failure')} among "
-        f"{counted(clients, 'client')}, so that {left} {'is' if left == 1 else 'are'} left; fix the functions or the "
-        f"data, or let the policy tolerate more{colon}" + "\n".join(lines) + first
+        f"Expected {wanted}, found {counted(len(failed), 'failure')} among {counted(clients, 'client')}{gone}, so that "
+        f"{left} {'is' if left == 1 else 'are'} left; {advice}{colon}" + "\n".join(lines) + first
     )
     error.failures = dict(failed)
     error.survivors = left

@@ -1,5 +1,6 @@
 """What became of each client, told while somebody asks."""
 
+import json
 import math
 
 import federated_language as fl
@@ -10,7 +11,7 @@ import remote_stacks
 import fedstack
 from fedstack import ClientFailure, ClientFailures
 from fedstack.contexts import SyncExecutionContext
-from fedstack.errors import InvalidValueError, LeafError
+from fedstack.errors import InvalidValueError, LeafError, TooManyClientFailuresError
 from fedstack.executors.survivors.outcomes import ClientOutcome
 
 INT = fl.TensorType(np.int32)
@@ -172,3 +173,72 @@ def test_calls_inside_of_functions_count_neither_as_recorded_nor_as_replayed() -
             first, second = outer([1, 2]), total([1, -2, 3])
     with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
         assert (outer([1, 2]), total([1, 7, 3])) == (first, second)
+
+
+@fl.federated_computation(INTS)
+def largest(xs):
+    return fl.federated_max(fl.federated_map(positive, xs))
+
+
+def test_a_call_with_fewer_phases_is_no_replay() -> None:
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+        with fedstack.client_outcomes() as outcomes:
+            total([1, -2, 3])
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
+        with pytest.raises(InvalidValueError, match="outcomes of 1 phase of the call to replay, found those of 2"):
+            largest([1, -2, 3])
+
+
+DONE = [0, 0, 0, "done", "", 0.1, None, None]
+FAILED = [0, 0, 1, "failed", "w", None, "LeafError", "no"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0.5, *DONE[1:]]],
+        [[0, True, *DONE[2:]]],
+        [[0, 0, -1, *DONE[3:]]],
+        [[*DONE[:3], "weird", *DONE[4:]]],
+        [[*DONE[:4], None, *DONE[5:]]],
+        [[*DONE[:5], "x", None, None]],
+        [[*DONE[:6], "LeafError", "no"]],
+        [DONE, [*FAILED[:6], None, None]],
+        [DONE, DONE],
+        [DONE, [*FAILED[:2], 0, *FAILED[3:]]],
+        [FAILED],
+        [DONE, [0, 0, 2, *FAILED[3:]]],
+        [DONE, [0, 10**9, 0, *DONE[3:]]],
+        [[0, 1, 0, *DONE[3:]]],
+        [DONE[:7]],
+        [None],
+    ],
+)
+def test_rows_that_are_no_outcomes_of_whole_phases_are_refused(rows, tmp_path) -> None:
+    path = tmp_path / "outcomes.json"
+    fedstack.ClientOutcomes().save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "rows": rows}))
+    with pytest.raises(InvalidValueError, match="Expected the outcomes of clients in .*, found ValueError|TypeError"):
+        fedstack.ClientOutcomes.load(path)
+    path.write_text(json.dumps({**content, "rows": [DONE, FAILED, [2, 0, 0, *DONE[3:]]]}))
+    assert len(fedstack.ClientOutcomes.load(path)) == 3
+
+
+def test_text_that_is_nested_too_deeply_is_refused(tmp_path) -> None:
+    path = tmp_path / "outcomes.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(InvalidValueError, match="Expected the outcomes of clients"):
+        fedstack.ClientOutcomes.load(path)
+
+
+def test_too_few_clients_are_refused_from_the_start_and_late_ones_are_named() -> None:
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(min_clients=5)):
+        for clients in ([1, 2, 3], []):
+            with pytest.raises(TooManyClientFailuresError, match="Expected at least 5 clients to be left"):
+                total(clients)
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+        assert total([]) == 0
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(enough=2, min_clients=5)):
+        with pytest.raises(TooManyClientFailuresError, match=r"among 6 clients, \d late, .*increase enough to wait"):
+            total([1, 2, 3, 4, 6, 7])

@@ -80,7 +80,7 @@ def test_a_client_counts_as_failed_in_the_first_phase_only() -> None:
     assert survivors.tolerance([7]).absent == [2, 5, 7]
     assert (survivors.absent[2].client, survivors.absent[2].phase) == (2, 0)
     assert survivors.absent[5].error is None
-    with pytest.raises(TooManyClientFailuresError, match="2 failures among 10 clients, so that 7 are left"):
+    with pytest.raises(TooManyClientFailuresError, match="2 failures among 10 clients, 1 absent, so that 7 are left"):
         survivors.settle({3: error_of(3)}, 10)
 
 
@@ -107,7 +107,10 @@ def test_the_last_clients_may_be_required() -> None:
 def test_clients_that_are_absent_from_the_start_are_not_left() -> None:
     absent = {client: ClientFailure() for client in range(8)}
     Survivors(ClientFailures(tolerate=0, min_clients=2), absent).settle({}, 10)
-    with pytest.raises(TooManyClientFailuresError, match="0 failures among 10 clients, so that 2 are left.*more$"):
+    with pytest.raises(
+        TooManyClientFailuresError,
+        match=r"at least 3 clients to be left .*, found 0 failures among 10 clients, 8 absent, so that 2 .*more$",
+    ):
         Survivors(ClientFailures(tolerate=0, min_clients=3), absent).settle({}, 10)
 
 
