@@ -29,7 +29,7 @@ from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.remote.phase_copies import has_run, note_length, sent_once
 from fedstack.executors.survivors.ending import left_out, left_out_among, ranges_of
-from fedstack.executors.survivors.tolerance import Guarded, Tolerance
+from fedstack.executors.survivors.tolerance import Guarded, Tolerance, UnreadableInputsError, present_among
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
 
@@ -98,7 +98,7 @@ class ElasticPhase:
           NoWorkersError: If no worker is available.
         """
         if self._progress is not None and self._part.phase.program.steps:
-            self._progress.expect(len(self._part.clients))
+            self._progress.expect(present_among(self._part.clients))
         try:
             await self._begin()
             while not self._assignments.is_done:
@@ -210,7 +210,11 @@ class ElasticPhase:
     def _leave_out(self, clients: range) -> None:
         """Adds clients that are late."""
         absent = set(() if self._tolerance is None else self._tolerance.absent_in(clients))
-        self._contributions.skip(clients, {client: left_out(client) for client in clients if client not in absent})
+        errors = {client: left_out(client) for client in clients if client not in absent}
+        self._contributions.skip(clients, errors)
+        if self._progress is not None:
+            self._progress.started(len(errors))
+            self._progress.failed(len(errors))
 
     async def _after(self, assignment: Assignment, task: "asyncio.Task[None]") -> None:
         """Processes the end of an assignment."""
@@ -230,6 +234,11 @@ class ElasticPhase:
                 await self._give_up(error)
         elif isinstance(error, asyncio.CancelledError):
             raise error
+        elif isinstance(error, UnreadableInputsError):
+            for client, found in error.by_client.items():
+                self._contributions.skip(range(client, client + 1), {client: found})
+                self._assignments.skip(range(client, client + 1))
+            self._assignments.ended(assignment)  # the others wait again
         else:
             first = assignment.left[0].start if assignment.left else assignment.clients.start
             self._assignments.failed(assignment)
@@ -344,8 +353,7 @@ class ElasticPhase:
                     self._news.set()
                 if counts is not None:
                     counts.withdrawn(0, 0, len(result.again))
-                    absent = 0 if self._tolerance is None else len(self._tolerance.absent_in(clients))
-                    ended = len(clients) - absent - len(result.again)
+                    ended = present_among(clients) - len(result.again)
                     counts.settled(ended, len(result.failures))
                     if self._early is not None:
                         self._early.contributed(ended - len(result.failures))

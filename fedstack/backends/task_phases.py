@@ -35,8 +35,8 @@ from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_p
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
 from fedstack.executors.remote.phase_messages import write_phase
-from fedstack.executors.survivors.failure_messages import write_tolerance
-from fedstack.executors.survivors.tolerance import Tolerance
+from fedstack.executors.survivors.failure_messages import error_of_inputs, write_tolerance
+from fedstack.executors.survivors.tolerance import Tolerance, present_among
 from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.status import error_from_status
@@ -235,7 +235,10 @@ class TaskPhases(PhaseRunner):
     ) -> Contribution:
         cost = self.backend.task_seconds + shared_bytes(inputs) * SECONDS_PER_BYTE
         pace = task_pace_of(phase.program)
-        if pace.clients_per_task(len(clients), cost) == len(clients):
+        tolerance = current_scope().of(Tolerance)
+        # The share of a small task that must be done may be all of its clients.
+        ends = tolerance is not None and tolerance.ending is not None
+        if ends or pace.clients_per_task(len(clients), cost) == len(clients):
             return clients, await self.run_phase(phase, inputs, arguments, clients)
         whole = PhaseAtClients(phase, inputs, arguments, clients)
 
@@ -255,7 +258,9 @@ class TaskPhases(PhaseRunner):
         """Runs a phase. Returns the process that ran the phase, and a reference to the contribution."""
         header, parts = await self._written(part, note, part.clients)
         task = Task(worker_side.run_phase, (self.settings, header, *parts), worker_side.answer_phase)
-        with PhaseReport(current_scope().progress, len(part.clients) if part.phase.program.steps else 0) as report:
+        with PhaseReport(
+            current_scope().progress, present_among(part.clients) if part.phase.program.steps else 0
+        ) as report:
             return await self._done(task, part, report)
 
     async def _written(
@@ -268,6 +273,12 @@ class TaskPhases(PhaseRunner):
           note: Counts the bytes.
           clients: The clients whose results the receiver handles.
         """
+        try:
+            return await self._packed(part, note, clients)
+        except FedstackError as error:
+            raise error_of_inputs(error, part.inputs, part.phase.input_types, part.clients) from error.__cause__
+
+    async def _packed(self, part: PhaseAtClients, note: PhaseNote | None, clients: range) -> tuple[bytes, list[object]]:
         reads, inputs = self.backend.reads, part.inputs
         packer = TaskPacker(self.shared, reads)
         if not reads and not inputs_are_here(inputs):

@@ -23,7 +23,7 @@ from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.observed_phases import observed_phase
 from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.survivors.tolerance import Tolerance
+from fedstack.executors.survivors.tolerance import Tolerance, present_among
 from fedstack.foundations.error_text import counted
 
 
@@ -89,8 +89,7 @@ class LocalPhases(PhaseEngine):
         """Returns the columns of the inputs and the states of the folds of a phase that begins."""
         states = [await self.new_state(fold, argument) for fold, argument in zip(phase.folds, arguments)]
         if (progress := current_scope().progress) is not None and phase.program.steps:
-            tolerance = current_scope().of(Tolerance)
-            progress.expect(len(clients) - len(tolerance.absent_in(clients) if tolerance else ()))
+            progress.expect(present_among(clients))
         return cast("Sequence[Column]", unshared(inputs)), states
 
     async def _run(self, phase: Phase, columns: Sequence[Column], clients: range, sink: PhaseSink) -> None:

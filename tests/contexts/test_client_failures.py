@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import federated_language as fl
 import numpy as np
@@ -281,3 +282,40 @@ def test_executors_of_other_packages_are_refused() -> None:
     with SyncExecutionContext(Foreign(), client_failures=ClientFailures()):
         with pytest.raises(InvalidValueError, match="executor that supports client_failures"):
             total([1])
+
+
+class Unreadable:
+    """A sequence that cannot be read to its end."""
+
+    def __iter__(self):
+        yield np.int32(1)
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.fedstack_leak_check(False)  # the service lives as long as the tests
+@pytest.mark.parametrize(
+    "make",
+    [
+        fedstack.local_executor_factory,
+        lambda: remote_stacks.in_memory_workers(1),
+        lambda: remote_stacks.in_memory_workers(3),
+        lambda: fedstack.pool_executor_factory(ThreadPoolExecutor(2)),
+    ],
+)
+@pytest.mark.parametrize("bad", [{1}, {0, 3, 4}, {0, 1, 2, 3, 4, 5}])
+def test_a_client_whose_sequence_cannot_be_read_has_failed(make, bad) -> None:
+    sequence = fl.SequenceType(np.int32)
+    length = fedstack.python_computation([sequence], INT)(lambda elements: np.int32(len(list(elements))))
+
+    @fl.federated_computation(fl.FederatedType(sequence, fl.CLIENTS))
+    def lengths(values):
+        found = fl.federated_map(length, values)
+        return fl.federated_sum(found), found
+
+    given = [Unreadable() if client in bad else [1, 2] for client in range(6)]
+    with SyncExecutionContext(make(), client_failures=ClientFailures(min_clients=0)):
+        total, found = lengths(given)
+    assert total == 2 * (6 - len(bad))
+    failed = {client for client, one in enumerate(found) if isinstance(one, ClientFailure)}
+    assert failed == bad
+    assert all("the disk is gone" in str(found[client].error) for client in bad)

@@ -148,6 +148,21 @@ def steps(xs):
     return fl.federated_mean(found), joined, fl.federated_max(xs), found
 
 
+@fedstack.python_computation([np.int32], np.int32)
+def end_or_not(x):
+    if x < 0:
+        os._exit(3)
+    time.sleep(0.01)
+    return x
+
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def sum_of_those_left(xs):
+    """A program that no other test runs, so that nothing is known of it."""
+    found = fl.federated_map(end_or_not, xs)
+    return fl.federated_sum(found), found
+
+
 @fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.int32]), fl.CLIENTS))
 def sum_of_failing_visits(clients):
     return fl.federated_sum(fl.federated_map(visit_and_fail, clients))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_leaves import steps
+from fault_leaves import steps, sum_of_those_left
 from fault_stacks import Background, context_over, eventually
 from serving import served
 from watching import Diary
@@ -96,6 +96,15 @@ def test_without_a_policy_a_client_ends_one_worker_and_is_named(start) -> None:
     assert bits(found) == bits(locally({})), "two workers are left"
 
 
+def test_a_worker_is_left_although_all_workers_meet_clients_that_end_them_at_once(start) -> None:
+    changed = dict.fromkeys(range(0, CLIENTS, 3), -2)
+    workers = start(3, threads=4)
+    with context_over(workers, client_failures=ClientFailures()):
+        total, found = Background(lambda: sum_of_those_left(values(changed))).result()
+    assert total == sum(set(range(CLIENTS)) - set(changed))
+    assert {one.client for one in found if isinstance(one, ClientFailure)} == set(changed)
+
+
 def test_workers_of_a_pool_are_started_again_and_the_clients_are_left_out() -> None:
     policy = ClientFailures()
     with local_worker_pool(2) as pool:
@@ -115,7 +124,8 @@ def test_a_client_whose_process_is_killed_each_time_is_left_out(start) -> None:
 
 
 @pytest.mark.fedstack_leak_check(False)  # processes of the standard library
-def test_a_pool_of_processes_leaves_out_a_client_that_ends_it() -> None:
+@pytest.mark.parametrize("changed", [{3: -2, 8: -1}, {3: -2, 8: -1, 11: -2, 20: -2, 36: -2}])
+def test_a_pool_of_processes_leaves_out_clients_that_end_it(changed: dict[int, int]) -> None:
     made: list[ProcessPoolExecutor] = []
 
     def make() -> ProcessPoolExecutor:
@@ -125,9 +135,9 @@ def test_a_pool_of_processes_leaves_out_a_client_that_ends_it() -> None:
     diary = Diary()
     factory = fedstack.pool_executor_factory(make)
     with SyncExecutionContext(factory, client_failures=ClientFailures()), observe.add_observer(diary):
-        found = steps(values({3: -2, 8: -1}))
-    assert bits(found) == bits(locally({3: -2, 8: -1}))
-    assert set(gone(found)) == {3, 8}
+        found = steps(values(changed))
+    assert bits(found) == bits(locally(changed))
+    assert set(gone(found)) == set(changed)
     assert diary.of(ClientsRetried)
     for pool in made:
         pool.shutdown()

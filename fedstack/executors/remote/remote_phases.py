@@ -11,6 +11,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import (
     DeadlineExceededError,
+    FedstackError,
     InvalidValueError,
     StaleSessionError,
     WorkerUnavailableError,
@@ -28,8 +29,8 @@ from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
-from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
-from fedstack.executors.survivors.tolerance import Guarded, Tolerance
+from fedstack.executors.survivors.failure_messages import error_of_inputs, failed_in, write_tolerance
+from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
@@ -177,7 +178,7 @@ class _PhaseRun:
         if note is not None:
             write_span(current_scope().span, request.span)
             note.bytes_sent = request.ByteSize() + packer.segment_bytes
-        with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
+        with PhaseReport(current_scope().progress, present_among(clients) if phase.program.steps else 0) as report:
             self._hand_in.begun(lambda rate: self._leave(session, rate))
             beat, sent = peer.heartbeat_seconds, self._hand_in.sent
             answer = session.stub.run_phase(request, packer.segments, beat, report.heard, sent)
@@ -217,9 +218,9 @@ class _PhaseRun:
                 self._left = range(part.stop, max(part.stop, self._left.stop))
                 report.left_out(failed_in(response))
                 if not response.handed_in:
-                    report.ends_after(part.stop - clients.start)
+                    report.ends_after(present_among(range(clients.start, part.stop)))
                     return (part, received.complete()), response
-                report.handed_in(part.stop - clients.start)
+                report.handed_in(present_among(range(clients.start, part.stop)))
                 self._hand_in.take(part, received.complete())
 
     def _part(self, response: messages.PhaseResponse) -> range:
@@ -291,7 +292,10 @@ async def _written(
     scope = current_scope()
 
     def write() -> messages.PhaseRequest:
-        return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
+        try:
+            return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
+        except FedstackError as error:
+            raise error_of_inputs(error, inputs, phase.input_types, clients) from error.__cause__
 
     request = write() if inputs_are_here(inputs) else await off_loop(write)
     write_tolerance(request, scope, clients)

@@ -71,7 +71,7 @@ class Survivors(SystemScope):
             found = len(self._replayed[self.phase]) if self.phase < len(self._replayed) else 0
             raise InvalidValueError(
                 f"Expected the outcomes of {counted(clients, 'client')} in phase {self.phase} of the call to replay, "
-                f"found {found}; replay calls of the same computations, in the same order"
+                f"found {found}; replay calls of the same computations, with the same clients, in the same order"
             )
         outcomes = self._replayed[self.phase].values()
         return {one.client: one.error for one in outcomes if isinstance(one.error, FedstackError)}

@@ -1,11 +1,11 @@
 """Defines the conditions under which the clients of one phase may fail, or are absent."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from fedstack.computations.leaves.work_scope import SystemScope
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.errors import (
     CarrierError,
     ClientTimeoutError,
@@ -47,6 +47,10 @@ class Tolerance(SystemScope):
         """Returns the absent clients of a range, in ascending order."""
         return self.absent[bisect_left(self.absent, clients.start) : bisect_left(self.absent, clients.stop)]
 
+    def present_in(self, clients: range) -> int:
+        """Returns the number of clients of a range that are present."""
+        return len(clients) - len(self.absent_in(clients))
+
     def parts(self, clients: range) -> Iterator[tuple[range, bool]]:
         """Splits a range into consecutive ranges of clients that are all present or all absent.
 
@@ -63,8 +67,24 @@ class Tolerance(SystemScope):
             yield range(start, clients.stop), True
 
 
+def present_among(clients: range) -> int:
+    """Returns the number of clients of a range that are present in the phase of the current scope."""
+    tolerance = current_scope().of(Tolerance)
+    return len(clients) if tolerance is None else tolerance.present_in(clients)
+
+
 class Guarded(SystemScope):
     """The scope of clients that run in child processes of their worker, because they may end their process."""
+
+
+class UnreadableInputsError(FedstackError):
+    """Raised if inputs of clients that may fail cannot be read in order to be sent. Not seen by users.
+
+    Attributes:
+      by_client: The errors of the clients whose inputs cannot be read, by client.
+    """
+
+    by_client: Mapping[int, FedstackError] = {}
 
 
 def may_run_again(error: FedstackError) -> bool:

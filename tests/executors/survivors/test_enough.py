@@ -1,5 +1,7 @@
 """Phases that end once enough clients are done."""
 
+import concurrent.futures
+import contextlib
 import threading
 
 import federated_language as fl
@@ -12,6 +14,7 @@ import fedstack
 from fedstack import ClientFailure, ClientFailures
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import ClientLeftOutError, InvalidValueError, TooManyClientFailuresError
+from fedstack.executors.concurrency.progress import ProgressCounts
 
 INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -59,6 +62,19 @@ def fold(xs):
         fl.federated_sum(rest),
         rest,
     )
+
+
+@fedstack.python_computation([INT], INT)
+def below_1000(x):
+    if x >= 1000:
+        raise KeyError("this client fails")
+    return x
+
+
+@fl.federated_computation(INTS)
+def smallest(xs):
+    kept = fl.federated_map(below_1000, xs)
+    return fl.federated_min(kept), kept
 
 
 STACKS = {
@@ -144,3 +160,52 @@ def test_a_share_is_that_of_the_clients_that_take_part(enough: float, clients: i
 def test_what_is_no_share_and_no_number_of_clients_is_refused(enough: object) -> None:
     with pytest.raises(InvalidValueError, match="enough"):
         ClientFailures(enough=enough)
+
+
+@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack != "workers that are lost"])
+def test_clients_whose_second_try_has_not_run_when_a_phase_ends_are_late(stack: str) -> None:
+    lock, tried = threading.Lock(), set[int]()
+
+    @fedstack.python_computation([INT], INT)
+    def flaky(x):
+        with lock:
+            is_first = int(x) not in tried
+            tried.add(int(x))
+        if x % 3 == 0 and is_first:
+            raise ConnectionResetError("the first time")
+        if x % 3 == 1:
+            assert waits.wait(WALL)
+        return x
+
+    @fl.federated_computation(INTS)
+    def total(xs):
+        kept = fl.federated_map(flaky, xs)
+        return fl.federated_sum(kept), kept
+
+    with context_over(stack, ClientFailures(enough=10, retries=1, tolerate=0)):
+        with fedstack.client_outcomes() as outcomes:
+            total([*range(30)])
+    assert not outcomes.of_kind("failed")
+    assert len(outcomes.of_kind("done")) >= 10
+
+
+@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack != "workers that are lost"])
+def test_progress_counts_clients_that_are_late_or_absent_in_the_same_way_everywhere(stack: str) -> None:
+    counts = ProgressCounts()
+    values = [-client - 1 if client in (3, 8) else client for client in range(20)]
+    with context_over(stack, ClientFailures(enough=18)) as context:
+        with context.with_options(progress=lambda _: contextlib.nullcontext(counts)):
+            found = fold(values)
+    late = len(late_among(found))
+    assert counts.total == 20 + 20 - sum(phase == 0 for phase in late_among(found).values())
+    assert (counts.done, counts.running, counts.failures) == (counts.total - late, 0, late)
+
+
+@pytest.mark.fedstack_leak_check(False)  # processes of the standard library
+def test_a_pool_makes_up_for_clients_that_fail_in_one_of_its_tasks() -> None:
+    with concurrent.futures.ProcessPoolExecutor(2) as pool:
+        factory = fedstack.pool_executor_factory(pool)
+        with SyncExecutionContext(factory, client_failures=ClientFailures(enough=10, min_clients=10)):
+            total, kept = smallest([1000] * 10 + [*range(10)])
+    assert total == 0
+    assert [isinstance(one, ClientFailure) for one in kept] == [True] * 10 + [False] * 10
