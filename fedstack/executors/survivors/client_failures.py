@@ -159,7 +159,7 @@ class ClientFailure:
 refuse(
     f"{ClientFailure.__module__}.{ClientFailure.__qualname__}",
     "a ClientFailure",
-    "set client_failures on the context, so that clients may be absent",
+    "put it in the place of a client's whole value, and set client_failures on the context",
 )
 
 

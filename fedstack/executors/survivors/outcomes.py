@@ -27,8 +27,8 @@ class ClientOutcome:
       call: The number of the call within the block, counted from 0.
       phase: The number of the phase within the call, counted from 0.
       client: The index of the client.
-      kind: `done`, `failed`, `late` (it took longer than `client_seconds`) or `absent` (it failed in an earlier phase,
-        or does not take part).
+      kind: `done`, `failed`, `late` (it took longer than `client_seconds`, or was not done when `enough` others were)
+        or `absent` (it failed or was late in an earlier phase, or does not take part).
       worker: The worker that ran the client; empty for a client that ran in this process, or did not run.
       seconds: The time that the client took, in seconds. For clients that ran as a batch, this is an equal share of the
         time of the batch. `None` if it is not known.
