@@ -34,8 +34,8 @@ from fedstack.executors.concurrency.leaf_threads import off_loop, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
-from fedstack.executors.remote.phase_messages import write_phase
-from fedstack.executors.survivors.failure_messages import error_of_inputs, write_tolerance
+from fedstack.executors.remote.phase_messages import error_of_inputs, write_phase
+from fedstack.executors.survivors.failure_messages import write_tolerance
 from fedstack.executors.survivors.tolerance import Tolerance, present_among
 from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed

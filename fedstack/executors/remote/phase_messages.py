@@ -14,6 +14,7 @@ from google.protobuf import any_pb2
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carriers import code_version
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program, read_by_one
@@ -29,11 +30,13 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.columns import Column, ConstantColumn, SharedColumn
-from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import PhaseCopies
+from fedstack.executors.survivors.tolerance import Tolerance, UnreadableInputsError, is_own
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.observe.events import NO_SPAN, Span, is_id
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
@@ -137,6 +140,41 @@ def write_values(
             types = signature.inputs[len(signature.inputs) - len(captures) :]
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
                 packer.pack_shared(value.value, payload, type_spec)
+
+
+def error_of_inputs(
+    error: FedstackError, inputs: Sequence[object], types: Sequence[Type], clients: range
+) -> FedstackError:
+    """Returns the error to raise if inputs of clients cannot be read in order to be sent.
+
+    If the clients may fail, each of them is read alone, and the error names those whose inputs cannot be read.
+
+    Args:
+      error: The first error.
+      inputs: A column of exactly the given clients for each input.
+      types: The type of each input.
+      clients: The clients.
+    """
+    tolerance = current_scope().of(Tolerance)
+    if tolerance is None:
+        return error
+    errors: dict[int, FedstackError] = {}
+    for index, client in enumerate(clients):
+        try:
+            for column, member in zip(inputs, types):
+                if isinstance(column, Column):
+                    alone = column.slice(index, index + 1).here()
+                    Packer().pack_column(PhaseRequest.Input().value, alone, member, "an input")
+        except FedstackError as found:
+            found.client_index = client  # the values are the client's own, wherever they are
+            if not is_own(found):
+                return error
+            errors[client] = without_frames(found)
+    if not errors:
+        return error
+    unreadable = UnreadableInputsError(str(error))
+    unreadable.by_client = errors
+    return unreadable
 
 
 def write_span(span: Span, message: messages.Span) -> None:

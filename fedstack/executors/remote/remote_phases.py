@@ -24,12 +24,12 @@ from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_p
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.remote.phase_messages import write_phase, write_span
+from fedstack.executors.remote.phase_messages import error_of_inputs, write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
-from fedstack.executors.survivors.failure_messages import error_of_inputs, failed_in, write_tolerance
+from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.membership.ledger import Suspects

@@ -3,18 +3,14 @@
 The reader checks what a worker says of its clients.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 
-from fedstack.computations.codec.packing import Packer
-from fedstack.computations.leaves.work_scope import WorkScope, current_scope
-from fedstack.computations.types.language import Type
-from fedstack.computations.values.columns import Column
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.errors import FedstackError, InvalidValueError, RemoteError
 from fedstack.executors.survivors.ending import Ending, left_out, left_out_among, ranges_of
 from fedstack.executors.survivors.outcomes import Telling
-from fedstack.executors.survivors.tolerance import Tolerance, UnreadableInputsError, is_own
-from fedstack.foundations.traceback_filter import without_frames
-from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse
+from fedstack.executors.survivors.tolerance import Tolerance
+from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.transport.wire.status import details_of, error_from_status
 
 # The number of failures of clients that are sent with tracebacks, and the maximum size of each of the others, in bytes.
@@ -59,40 +55,6 @@ def read_tolerance(request: PhaseRequest, ending: Ending | None = None) -> Toler
     seconds = found.client_seconds if found.client_seconds > 0 else None
     ending = Ending(found.enough, leaves_out=True) if found.enough else ending if found.ends else None
     return Tolerance(sorted(found.absent), seconds, found.retries, found.retries_elsewhere, ending)
-
-
-def error_of_inputs(
-    error: FedstackError, inputs: Sequence[object], types: Sequence[Type], clients: range
-) -> FedstackError:
-    """Returns the error to raise if inputs of clients cannot be read in order to be sent.
-
-    If the clients may fail, each of them is read alone, and the error names those whose inputs cannot be read.
-
-    Args:
-      error: The first error.
-      inputs: A column of exactly the given clients for each input.
-      types: The type of each input.
-      clients: The clients.
-    """
-    tolerance = current_scope().of(Tolerance)
-    if tolerance is None:
-        return error
-    errors: dict[int, FedstackError] = {}
-    for index, client in enumerate(clients):
-        try:
-            for column, member in zip(inputs, types):
-                if isinstance(column, Column):
-                    Packer().pack_column(Packed(), column.slice(index, index + 1).here(), member, "an input")
-        except FedstackError as found:
-            found.client_index = client  # the values are the client's own, wherever they are
-            if not is_own(found):
-                return error
-            errors[client] = without_frames(found)
-    if not errors:
-        return error
-    unreadable = UnreadableInputsError(str(error))
-    unreadable.by_client = errors
-    return unreadable
 
 
 def write_failures(
