@@ -159,8 +159,8 @@ class ElasticPhase:
     async def _turn(self) -> None:
         """Waits for news, and processes them."""
         times = [None if self._finding is not None else self._assignments.wakes_at, self._rebalancing.wakes_at]
-        if self._early is not None and self._early.is_asking:
-            times = [self._early.wakes_at]
+        if self._early is not None:
+            times = [self._early.wakes_at, *([] if self._early.is_asking else times)]
         wakes_at, timer = min((at for at in times if at is not None), default=None), None
         if wakes_at is not None:
             timer = self._loop.call_later(max(0.0, wakes_at - self._loop.time()), self._news.set)

@@ -82,22 +82,27 @@ def test_a_worker_that_does_not_answer_is_not_waited_for_if_the_others_are_enoug
     assert phase.turn(1.0) == [phase.first, phase.second]
     phase.hand_in(phase.first, range(5), unfinished=1)
     assert phase.turn(1.5) == []
-    assert phase.early.wakes_at == 2.0
-    assert phase.turn(2.0) == []
+    assert phase.early.wakes_at == 3.0
+    assert phase.turn(3.0) == []
     assert phase.early.is_over
     assert phase.late == [range(5, 10), range(4, 5)]
     assert phase.assignments.dropped == [phase.second]
 
 
-def test_the_word_of_a_worker_that_does_not_answer_does_not_count_again() -> None:
+def test_workers_that_do_not_answer_are_asked_again_later() -> None:
     phase = Phase(enough=5)
     phase.counts[phase.first].finished(5)
     assert phase.turn(1.0) == [phase.first, phase.second]
-    assert phase.turn(2.0) == []
+    assert phase.turn(3.0) == []
     assert not phase.early.is_over
-    assert phase.turn(2.1) == [], "it is not asked again at once"
+    assert not phase.early.is_asking
+    assert phase.turn(4.9) == [], "not at once"
+    assert phase.early.wakes_at == 5.0
+    assert phase.turn(5.0) == [phase.first, phase.second]
     phase.hand_in(phase.first, range(5))
-    assert phase.turn(3.0) == [phase.second]
+    assert phase.turn(7.0) == []
+    assert phase.early.is_over
+    assert phase.late == [range(5, 10)]
 
 
 def test_of_clients_that_run_twice_only_the_worker_that_has_done_more_is_asked() -> None:

@@ -97,7 +97,7 @@ def test_without_a_policy_a_client_ends_one_worker_and_is_named(start) -> None:
 
 
 def test_a_worker_is_left_although_all_workers_meet_clients_that_end_them_at_once(start) -> None:
-    changed = dict.fromkeys(range(0, CLIENTS, 3), -2)
+    changed = dict.fromkeys(range(0, CLIENTS, 8), -2)
     workers = start(3, threads=4)
     with context_over(workers, client_failures=ClientFailures()):
         total, found = Background(lambda: sum_of_those_left(values(changed))).result()

@@ -16,7 +16,9 @@ from fedstack.executors.concurrency.progress import PartProgress
 from fedstack.executors.survivors.ending import Ending
 
 # The time within which workers answer that are asked to end a phase.
-_ANSWER_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
+# The time after which they are asked again, if too few of their clients were done.
+_AGAIN_SECONDS = 2.0
 
 
 class EarlyEnd:
@@ -37,6 +39,7 @@ class EarlyEnd:
         self._contributed = 0
         self._asked: dict[Assignment, None] = {}
         self._until: float | None = None
+        self._again_at: float | None = None
 
     @property
     def is_asking(self) -> bool:
@@ -51,7 +54,7 @@ class EarlyEnd:
     @property
     def wakes_at(self) -> float | None:
         """The time at which `turn` may have something to do without news; `None` if there is none."""
-        return self._until
+        return self._until if self._again_at is None else self._again_at
 
     def begun(self, assignment: Assignment, counts: PartProgress) -> None:
         """Records that a worker runs an assignment, and where its clients are counted."""
@@ -64,7 +67,6 @@ class EarlyEnd:
     def no_answer(self, assignment: Assignment) -> None:
         """Records that a worker cannot say which of its clients are done."""
         self._asked.pop(assignment, None)
-        self._counts.pop(assignment, None)
 
     def turn(self, now: float, silent: Callable[[Assignment], bool]) -> Sequence[Assignment]:
         """Ends the phase if it is time, and returns the assignments whose workers are to be asked to end now.
@@ -74,6 +76,9 @@ class EarlyEnd:
           silent: Returns whether the worker of an assignment did not answer lately.
         """
         running = self._assignments.running
+        if self._again_at is not None and now < self._again_at:
+            return ()
+        self._again_at = None
         if self._until is None and self._contributed + sum(map(self._done, running)) < self._enough:
             return ()
         if self._until is None:
@@ -87,8 +92,7 @@ class EarlyEnd:
             return ()
         self._until = None
         if self._contributed < self._enough:
-            for one in self._asked:
-                self._counts.pop(one, None)  # its word does not count again
+            self._again_at = now + _AGAIN_SECONDS
             return ()
         self._ending.end()
         for one in list(running):
