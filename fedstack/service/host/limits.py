@@ -54,7 +54,7 @@ class ServiceLimits:
       max_depth: Nested structs in one value.
       max_name_bytes: Bytes of names and type URLs in one type or computation, each counted once.
       max_abandoned: Cancelled tasks still running on extra threads, because a running function cannot be stopped.
-      max_isolated: Concurrent child processes that search for a client that crashes its process.
+      max_isolated: Concurrent child processes that run clients which may crash their process.
       lease_seconds: How long a client with a lease may be silent.
       plain_lease_seconds: How long a client without leases (that is, without fedstack's extensions) may be silent.
       isolation_seconds: The time limit of the search for a client that crashes its process.
@@ -75,7 +75,7 @@ class ServiceLimits:
     max_depth: int = _count(100, "nested structs")
     max_name_bytes: int = _count(1 << 20, "bytes of names in a type or computation")
     max_abandoned: int = _count(256, "tasks still running after their cancellation")
-    max_isolated: int = _count(4, "child processes that search for a client that crashes its process")
+    max_isolated: int = _count(4, "child processes that run clients which may crash their process")
     lease_seconds: float = _seconds(60.0, "a client may be silent")
     plain_lease_seconds: float = _seconds(3600.0, "a client that renews no lease may be silent")
     isolation_seconds: float = _seconds(600.0, "the search for a client that crashes its process may take")
