@@ -7,7 +7,7 @@ if no worker is left, does the invocation fail. If a worker is idle, it takes ov
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -20,7 +20,7 @@ from fedstack.backends.elastic.rebalancing import Available, Rebalancing
 from fedstack.backends.lost_clients import LostClients
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import SystemScope, WorkScope, current_scope
-from fedstack.errors import RemoteError
+from fedstack.errors import FedstackError, RemoteError
 from fedstack.executors.base.hand_ins import HandIn, Leave
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
@@ -211,6 +211,10 @@ class ElasticPhase:
         """Adds clients that are late."""
         absent = set(() if self._tolerance is None else self._tolerance.absent_in(clients))
         errors = {client: left_out(client) for client in clients if client not in absent}
+        self._skip(clients, errors)
+
+    def _skip(self, clients: range, errors: Mapping[int, FedstackError]) -> None:
+        """Adds clients that no worker has run to their end, with the errors of those that were present."""
         self._contributions.skip(clients, errors)
         if self._progress is not None:
             self._progress.started(len(errors))
@@ -236,7 +240,7 @@ class ElasticPhase:
             raise error
         elif isinstance(error, UnreadableInputsError):
             for client, found in error.by_client.items():
-                self._contributions.skip(range(client, client + 1), {client: found})
+                self._skip(range(client, client + 1), {client: found})
                 self._assignments.skip(range(client, client + 1))
             self._assignments.ended(assignment)  # the others wait again
         else:
