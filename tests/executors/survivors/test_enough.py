@@ -104,9 +104,10 @@ def late_among(found) -> dict[int, int]:
 @pytest.mark.fedstack_leak_check(False)  # clients wait on threads that have been given up
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_phase_does_not_wait_for_clients_once_enough_are_done(stack: str) -> None:
-    slow = {0, 7, 8, 9, 30}
+    # Slow clients keep their threads when their worker is lost, because that is this process.
+    slow = {8} if stack == "workers that are lost" else {0, 7, 8, 9, 30}
     values = [-client - 1 if client in slow else client for client in range(40)]
-    policy = ClientFailures(enough=35, tolerate=0)
+    policy = ClientFailures(enough=40 - len(slow), tolerate=0)
     with context_over(stack, policy), fedstack.client_outcomes() as outcomes:
         found = fold(values)
     assert late_among(found).keys() >= slow
