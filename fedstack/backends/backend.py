@@ -149,6 +149,11 @@ class Backend(abc.ABC):
             return in_levels(runners, counts, caller.max_fanout, MergedTasks)
         return runners, counts
 
+    @property
+    def loses_workers(self) -> bool:
+        """Whether nobody restarts workers that end, so that clients could end all of them; by default false."""
+        return False
+
     def guarding(self) -> int:
         """Returns the number of workers that are ready and can run clients in child processes; by default 0.
 

@@ -140,7 +140,7 @@ class ElasticPhase:
             self._tolerance is not None
             and not has_run(self._part.phase)
             and len(places) > 1
-            and self._backend.guarding()
+            and self._backend.loses_workers
         ):
             # Clients that end their process may end all workers before the first loss is known. If failures are
             # tolerated and nobody restarts workers, one of them waits until clients of a new program have run a while.

@@ -67,7 +67,7 @@ class WorkersBackend(Backend):
         self._dispose_batch_size = dispose_batch_size
         self._stream_structs = stream_structs
         self._source = source
-        self._restarts = source if isinstance(source, RestartsWorkers) and source.restarts else None
+        self._restarts = source if isinstance(source, RestartsWorkers) else None
         self._sessions: dict[Worker, _Sessions] = {}
 
     async def places(self) -> Sequence[Worker]:
@@ -137,6 +137,10 @@ class WorkersBackend(Backend):
         self, phase: Phase, places: Sequence[Worker], counts: Sequence[int], caller: Caller
     ) -> tuple[Sequence[PhaseRunner], Sequence[int]]:
         return [_WorkerPhases(self, worker, caller.server) for worker in places], counts
+
+    @property
+    def loses_workers(self) -> bool:
+        return self._restarts is None or not self._restarts.restarts
 
     def guarding(self) -> int:
         if self._restarts is not None:
