@@ -1,7 +1,6 @@
 """Clients that end their process, where failures of clients are tolerated, and where workers are not started again."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -146,12 +145,10 @@ def test_a_pool_of_processes_leaves_out_clients_that_end_it(changed: dict[int, i
 def test_a_phase_ends_without_a_slow_client_in_a_child_process_too(start) -> None:
     changed = {3: -2, 8: -1, 9: -2, 39: -4}  # the first worker ends, and a child of the second is left
     workers = start(2, threads=4)
-    begin = time.monotonic()
     with context_over(workers, client_failures=ClientFailures(enough=28)):
         found = Background(lambda: steps(values(changed))).result()
-    assert time.monotonic() - begin < 20, "the slow client was waited for"
     late = {one.client for one in found[3] if isinstance(one, ClientFailure) and type(one.error) is ClientLeftOutError}
-    assert 39 in late
+    assert 39 in late, "the slow client was waited for"
     assert set(gone(found)) == {3, 8, 9, *late}
     assert bits(found) == bits(locally(dict.fromkeys(gone(found), -1)))
 
@@ -160,11 +157,10 @@ def test_a_phase_ends_without_a_slow_client_in_a_child_process_too(start) -> Non
 def test_a_pool_of_processes_does_not_wait_for_slow_clients() -> None:
     slow = {5: -4, 30: -4}
     with ProcessPoolExecutor(2) as pool:
-        begin = time.monotonic()
         factory = fedstack.pool_executor_factory(pool)
         with SyncExecutionContext(factory, client_failures=ClientFailures(enough=CLIENTS - len(slow))):
             found = steps(values(slow))
-        assert time.monotonic() - begin < 20, "the slow clients were waited for"
         for process in list(pool._processes.values()):
             process.kill()
+    assert set(gone(found)) == set(slow), "the slow clients were waited for"
     assert bits(found) == bits(locally(slow))
