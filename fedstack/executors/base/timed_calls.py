@@ -75,6 +75,10 @@ class _Caller(Generic[_T]):
                 del error  # breaks the reference cycle of the error and this frame
         return cast(_T, result)
 
+    def rest(self, *, starts: bool) -> None:
+        """Records that the thread has no calls to make for now. Until it has, another thread may take its place."""
+        self._threads.set_aside(self._job, waits=starts)
+
     def close(self) -> None:
         """Lets the thread end after the last call."""
         self._calls.put(None)
@@ -137,18 +141,26 @@ class TimedCalls(Generic[_T]):
 
     def _taken(self, threads: LeafThreads) -> _Caller[_T]:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            caller = self._idle.pop() if self._idle else None
+        if caller is not None:
+            caller.rest(starts=False)
+            return caller
         caller = _Caller[_T](threads)
         if self._ending is not None:
             self._unwatch.append(self._ending.watch(caller.interrupt))
         return caller
 
     def _give_back(self, caller: _Caller[_T]) -> None:
+        # Threads without calls must not take the place of those of other phases, which may be needed to end this one.
+        caller.rest(starts=True)
         with self._lock:
             if not self._is_closed:
                 self._idle.append(caller)
                 return
+        self._end(caller)
+
+    def _end(self, caller: _Caller[_T]) -> None:
+        caller.rest(starts=False)
         caller.close()
 
     def close(self) -> None:
@@ -157,6 +169,6 @@ class TimedCalls(Generic[_T]):
             self._is_closed = True
             idle, self._idle = self._idle, []
         for caller in idle:
-            caller.close()
+            self._end(caller)
         while self._unwatch:
             self._unwatch.pop()()

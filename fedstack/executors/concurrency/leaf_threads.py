@@ -154,6 +154,10 @@ class LeafThreads:
         self.abandon(job)
         job.add_done_callback(drop_outcome)
 
+    def set_aside(self, job: Job[Any], *, waits: bool) -> None:
+        """Records that the thread of a running job waits from now on, so that it is replaced, or no longer waits."""
+        self._pool.set_aside(job, 1 if waits else -1)
+
     def close(self) -> None:
         """Stops idle threads. Submitted work still runs to completion. Idempotent."""
         self._pool.close()

@@ -7,6 +7,7 @@ import time
 import federated_language as fl
 import numpy as np
 import pytest
+from await_until import await_until
 
 import fedstack
 from fedstack import ClientFailure, ClientFailures
@@ -138,6 +139,21 @@ def test_one_block_after_the_other_runs_on_the_same_thread() -> None:
             assert make(threading.get_ident) == first
             with timed.lent() as another:
                 assert another(threading.get_ident) != first
+    threads.close()
+
+
+def test_threads_that_make_no_calls_are_not_missed_by_other_phases(gate: Gate) -> None:
+    threads = LeafThreads(2)
+    with contextlib.closing(TimedCalls[object](threads, 60.0)) as resting:
+        with resting.lent() as make, resting.lent() as another:
+            assert len({make(threading.get_ident), another(threading.get_ident)}) == 2
+        # Both threads of the pool now rest, and their phase goes on.
+        with calls_on(threads, 60.0) as make:
+            assert threads.submit(lambda: make(lambda: "made")).result(timeout=60) == "made"
+    await_until(lambda: "<LeafThreads 2 threads" in repr(threads))
+    begun = [threads.submit(gate.wait) for _ in range(3)]
+    await_until(lambda: len(gate.threads) == 2)
+    assert sum(job.running() for job in begun) == 2
     threads.close()
 
 
