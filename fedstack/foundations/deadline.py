@@ -73,10 +73,12 @@ class LoopTimers:
 
     def _due(self, when: float) -> None:
         self._next = None
+        due: list[LoopTimer] = []  # without timers that these set for the same time: a loop may call a moment early
         while self._timers and (self._timers[0][0] <= when or self._timers[0][2].call is None):
-            call = heapq.heappop(self._timers)[2].call
-            if call is not None:
-                call()
+            due.append(heapq.heappop(self._timers)[2])
+        for timer in due:
+            if timer.call is not None:
+                timer.call()
         if self._timers:
             self._wait()
 

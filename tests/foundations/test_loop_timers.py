@@ -5,6 +5,7 @@ import gc
 import weakref
 
 from fedstack.foundations.deadline import timers_on
+from fedstack.testing.simulation.virtual_loop import VirtualLoop
 
 LONG = 3600.0
 LIMIT = 20
@@ -78,3 +79,23 @@ def test_a_loop_that_is_closed_with_timers_is_dropped_with_them():
     del loop
     gc.collect()
     assert known() is None
+
+
+def test_a_timer_that_is_set_again_for_a_time_that_has_come_leaves_the_loop_its_turn() -> None:
+    loop = VirtualLoop()
+    turns: list[float] = []
+
+    def again() -> None:
+        turns.append(loop.time())
+        if len(turns) < 5:
+            timers_on(loop).call_at(when, again)
+        else:
+            loop.stop()
+
+    when = 1.0
+    timers_on(loop).call_at(when, again)
+    loop.call_at(when, lambda: turns.append(-1.0))
+    loop.run_forever()
+    loop.close()
+    assert turns[:3] != [1.0, 1.0, 1.0]
+    assert -1.0 in turns[:3]
