@@ -50,6 +50,7 @@ CONSTANT = None
 TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.io_loop._calls": (None, "weakly: event loops"),
     "foundations.deadline._timers": (None, "weakly: event loops, and their timers"),
+    "executors.remote.remote_transfers._rooms": (None, "weakly: event loops"),
     "membership.membership.io_loop.ticks._calls": (None, "a session's, and ends with it"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "computations.leaves.bound_operation._calls": (None, "calls that run, by the thread"),

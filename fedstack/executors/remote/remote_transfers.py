@@ -1,7 +1,10 @@
 """Packs values for a peer, and unpacks the peer's responses."""
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -13,6 +16,7 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, parsed, sized
+from fedstack.foundations.message_room import MessageRoom
 from fedstack.foundations.segments import Segment, SegmentReader
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import Answer, ExecutorStub
@@ -20,6 +24,11 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 from fedstack.transport.wire.status import error_from_status
 
+# Large contributions are received at the same time up to this size, and up to this share of the computer's memory.
+_ROOM_BYTES, _ROOM_SHARE = 256 << 20, 0.01
+# After this time, a contribution is received anyway: a peer that stands still must not hold up others for long.
+_ROOM_SECONDS = 5.0
+_rooms: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, MessageRoom]" = weakref.WeakKeyDictionary()
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
@@ -151,3 +160,33 @@ async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M
         await incoming.read_into(unpacker.buffers)
     unpacker.finish()
     return result
+
+
+@contextlib.asynccontextmanager
+async def room_for(size: int, order: int) -> AsyncGenerator[None, None]:
+    """Waits until few other contributions are being received, and counts this one until the block ends.
+
+    Peers keep what they are not asked for. If it comes in order, most partial results can be merged at once, so that
+    they need no memory here.
+
+    Args:
+      size: The size of the contribution in bytes.
+      order: The index of its first client. Of contributions that wait, the first in this order is next.
+    """
+    loop = asyncio.get_running_loop()
+    room = _rooms.get(loop)
+    if room is None:
+        room = _rooms[loop] = MessageRoom(max(_ROOM_BYTES, int(_memory_bytes() * _ROOM_SHARE)), _ROOM_SECONDS)
+    is_counted = await room.take(size, order)
+    try:
+        yield
+    finally:
+        if is_counted:
+            room.give_back(size)
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # pragma: no cover - unknown on this platform
+        return 0

@@ -11,12 +11,13 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.foundations.message_room import SMALL_BYTES, MessageRoom
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.observe.events import RpcEnded
 from fedstack.observe.observers import observers
 from fedstack.service.host.call_log import CallLog
 from fedstack.service.host.call_stream import CallStream, Context, Task, WholeCalls, too_slow
-from fedstack.service.host.call_table import SMALL_BYTES, CallCounts, CallTable, MessageRoom
+from fedstack.service.host.call_table import CallCounts, CallTable
 from fedstack.service.host.limits import ServerLimits, exceeded, option_of
 from fedstack.transport.grpc.credential_files import TOKEN_REFUSED, bearer_token
 from fedstack.transport.grpc.grpc_module import grpc
@@ -77,7 +78,7 @@ class CallRouter(grpc.GenericRpcHandler):
         self._is_allowed = is_allowed
         self._limits = limits
         self._caller = caller
-        self._room = MessageRoom(limits.max_unary_bytes, _ROOM_SECONDS)
+        self._room = MessageRoom(limits.max_unary_bytes, _ROOM_SECONDS, limits.max_unary_bytes)
         self._foreground = CallTable(limits, "max_calls", limits.header_seconds)
         self._watches = CallTable(limits, "max_watches", 0.0)
         # Calls that join a running call. The running call already occupies a slot of the foreground table, so the

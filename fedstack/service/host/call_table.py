@@ -3,13 +3,12 @@
 A client is identified by its token or, without tokens, by its address.
 """
 
-import asyncio
 import functools
 import hashlib
 import ipaddress
 import re
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
@@ -127,10 +126,6 @@ def caller_with(token: str) -> str:
     return f"token:{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
-# Messages up to this size neither wait nor count, such as lease renewals, status requests and requests to close.
-SMALL_BYTES = 64 * 1024
-
-
 class CallTable:
     """The running calls of a server. Each call occupies one of a limited number of slots.
 
@@ -187,73 +182,6 @@ class CallTable:
         caller = self.running.pop(task, None)
         if caller is not None:
             self._shares.give_back(caller)
-
-
-class MessageRoom:
-    """Limits the memory for messages. A message that does not fit waits its turn, and is refused after a time limit.
-
-    A message larger than the limit is admitted only while no other message is processed. Waiting messages also use
-    memory, so the limit applies to their total size as well.
-
-    Args:
-      most: The limit in bytes.
-      seconds: The time limit for waiting, after which a message is refused.
-    """
-
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._taken = 0
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._waiting_bytes = 0
-
-    async def take(self, size: int) -> bool:
-        """Reserves room for a message, waiting if necessary, and returns whether there was room in time."""
-        if size <= SMALL_BYTES:
-            return True
-        if not self._waiting and self._has_room(size):
-            self._taken += size
-            return True
-        if self._waiting and self._waiting_bytes + size > self._most:
-            return False
-        turn = asyncio.get_running_loop().create_future(), size
-        self._waiting.append(turn)
-        self._waiting_bytes += size
-        try:
-            done, _ = await asyncio.wait([turn[0]], timeout=self._seconds)
-        except asyncio.CancelledError:
-            self._leave(turn)
-            if turn[0].done():
-                self.give_back(size)
-            raise
-        if not done:
-            self._leave(turn)
-        return bool(done)
-
-    def give_back(self, size: int) -> None:
-        """Frees the room that was reserved for a message."""
-        if size > SMALL_BYTES:
-            self._taken -= size
-            self._admit()
-
-    def _has_room(self, size: int) -> bool:
-        return self._taken + size <= self._most or not self._taken
-
-    def _leave(self, turn: tuple["asyncio.Future[None]", int]) -> None:
-        if turn in self._waiting:
-            self._waiting.remove(turn)
-            self._waiting_bytes -= turn[1]
-            self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting and self._has_room(self._waiting[0][1]):
-            turn, size = self._waiting.popleft()
-            self._waiting_bytes -= size
-            self._taken += size
-            turn.set_result(None)
-
-    def __repr__(self) -> str:
-        return f"<MessageRoom: {self._taken} of {self._most} bytes taken, {len(self._waiting)} messages wait>"
 
 
 class CallCounts:
