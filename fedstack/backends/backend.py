@@ -89,6 +89,15 @@ class Backend(abc.ABC):
         """
         return places[:most]
 
+    def kept_at(self, place: Any, inputs: Sequence[object]) -> Sequence[range]:
+        """Returns the clients of a phase whose inputs a worker already has from an earlier phase.
+
+        Args:
+          place: One of the workers.
+          inputs: A column of all clients for each input of the phase.
+        """
+        return ()
+
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Subscribes to changes: the function is called when a worker joins, drains, leaves or is lost.
 

@@ -16,6 +16,7 @@ from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.elastic.assignments import Assignment, Assignments
 from fedstack.backends.elastic.early_end import EarlyEnd
 from fedstack.backends.elastic.phase_news import PhaseNews
+from fedstack.backends.elastic.placement import placed
 from fedstack.backends.elastic.rebalancing import Available, Rebalancing
 from fedstack.backends.lost_clients import LostClients
 from fedstack.backends.task_phases import PhaseAtClients
@@ -149,6 +150,9 @@ class ElasticPhase:
         self._lost.begun_with = len(places)
         cuts_blocks = not any(fold.functions for fold in self._part.phase.folds)
         counts = even_counts(len(clients), len(places)) if cuts_blocks else whole_blocks(clients, len(places))
+        kept = [self._backend.kept_at(place, self._part.inputs) for place in places]
+        if any(kept):
+            places = [places[index] for index in placed(counts, kept)]
         runners, counts = self._backend.runners(self._part.phase, places, counts, self._caller)
         # An engine with a store may join workers to groups, of which the first worker merges the contributions.
         workers: Sequence[Hashable] = places if len(runners) == len(places) else range(len(runners))

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 
-from fedstack.computations.values.columns import Column, bytes_per_client, shared_bytes
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.shared_columns import bytes_per_client, shared_bytes
 from fedstack.errors import FedstackError, ResourceLimitError
 from fedstack.executors.base.hand_ins import END, Contribution, HandIn, Headway, Leave, estimated_rate, kept_until
 from fedstack.executors.composing_executor import LOSSES

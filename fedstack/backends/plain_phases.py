@@ -9,7 +9,8 @@ from fedstack.computations.plan.program_ir import program_to_ir
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, FederatedType, StructType, computation_pb2
-from fedstack.computations.values.columns import Column, unshared
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.shared_columns import unshared
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.phase_engine import PhaseRunner

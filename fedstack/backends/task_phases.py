@@ -22,8 +22,9 @@ from fedstack.computations.leaves.portability import portable, warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Type, computation_pb2
-from fedstack.computations.values.columns import empty_column, shared_bytes
+from fedstack.computations.values.columns import empty_column
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
+from fedstack.computations.values.shared_columns import shared_bytes
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
 from fedstack.executors.base.hand_ins import SECONDS_PER_BYTE, Contribution, HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner

@@ -20,6 +20,7 @@ from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
+from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.errors import DeadlineExceededError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn
@@ -131,7 +132,19 @@ class WorkersBackend(Backend):
         return None
 
     def _is_open(self, worker: Worker) -> bool:
-        return not worker.features.phases or self.sessions_at(worker).phases.has_session
+        return not worker.features.phases or self.sessions_at(worker).phases.session is not None
+
+    def kept_at(self, place: Worker, inputs: Sequence[object]) -> Sequence[range]:
+        session = self.sessions_at(place).phases.session
+        if session is None:
+            return ()
+        return [
+            members
+            for column in inputs
+            if isinstance(column, SharedColumn) and not column.is_constant
+            for copy, members in column.parts_at(session)
+            if copy is not None
+        ]
 
     def runners(
         self, phase: Phase, places: Sequence[Worker], counts: Sequence[int], caller: Caller

@@ -10,7 +10,8 @@ from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Executor, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
-from fedstack.computations.values.columns import Column, ListColumn, shared_bytes, unshared
+from fedstack.computations.values.columns import Column, ListColumn
+from fedstack.computations.values.shared_columns import shared_bytes, unshared
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn, HandInSink

@@ -341,16 +341,22 @@ class Packed(_message.Message):
 class PhaseRequest(_message.Message):
     __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after")
     class Input(_message.Message):
-        __slots__ = ("type", "value", "keep", "kept")
+        __slots__ = ("type", "value", "keep", "kept", "first_member", "part", "clients")
         TYPE_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         KEEP_FIELD_NUMBER: _ClassVar[int]
         KEPT_FIELD_NUMBER: _ClassVar[int]
+        FIRST_MEMBER_FIELD_NUMBER: _ClassVar[int]
+        PART_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
         type: _computation_pb2.Type
         value: Packed
         keep: str
         kept: str
-        def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ..., keep: _Optional[str] = ..., kept: _Optional[str] = ...) -> None: ...
+        first_member: int
+        part: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Input]
+        clients: int
+        def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ..., keep: _Optional[str] = ..., kept: _Optional[str] = ..., first_member: _Optional[int] = ..., part: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., clients: _Optional[int] = ...) -> None: ...
     class Function(_message.Message):
         __slots__ = ("computation", "capture")
         COMPUTATION_FIELD_NUMBER: _ClassVar[int]

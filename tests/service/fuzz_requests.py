@@ -405,4 +405,10 @@ class Drawer:
             self.kept.append(message.keep)
         elif self.choose.random() < 0.2:
             message.kept = self.choose.choice([*self.kept[-3:], self.value(session)])
+            message.first_member = self.choose.choice([0, 0, 1, 2**63])
+            message.ClearField("value")
+        elif self.choose.random() < 0.2:
+            for clients in (self.choose.choice([0, 1, 2, 2**63]), 1):
+                part = message.part.add(clients=clients, value=message.value)
+                self.mark(session, part)
             message.ClearField("value")

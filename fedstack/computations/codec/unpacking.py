@@ -208,8 +208,14 @@ class Unpacker:
         view.setflags(write=False)
         return view
 
-    def unpack_column(self, proto: Packed, member: Type, path: str = "value") -> Column:
-        """Returns clients' values, each of type `member`, as a column; see `unpack`."""
+    def unpack_column(self, proto: Packed, member: Type, path: str = "value", *, clients: int | None = None) -> Column:
+        """Returns the values of all clients, or of another number of clients, of type `member`; see `unpack`."""
+        if clients is not None:
+            everyone, self._clients = self._clients, clients
+            try:
+                return self.unpack_column(proto, member, path)
+            finally:
+                self._clients = everyone
         kind = proto.WhichOneof("kind")
         if isinstance(member, TensorType) and kind == "column":
             rows = array_from_proto(proto.column, member.dtype, path=path)

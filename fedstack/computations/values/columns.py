@@ -5,7 +5,6 @@ structs is stored as a struct of columns, so that the cost of zipping and select
 clients.
 """
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, cast
 
@@ -169,35 +168,6 @@ class ConstantColumn(Column):
         return ConstantColumn(cast("tuple[object, ...]", self.value)[index], self.size)
 
 
-def shared_bytes(columns: Sequence[object]) -> int:
-    """Returns the size of the arrays that all clients of some columns share, in bytes."""
-    return sum(_shared_bytes(column) for column in columns)
-
-
-def _shared_bytes(column: object) -> int:
-    if isinstance(column, StructColumn):
-        return shared_bytes(column.fields)
-    column = column.column if isinstance(column, SharedColumn) else column
-    return _array_bytes(column.value) if isinstance(column, ConstantColumn) else 0
-
-
-def _array_bytes(payload: object) -> int:
-    if isinstance(payload, np.ndarray):
-        return payload.nbytes
-    return sum(map(_array_bytes, cast("tuple[object, ...]", payload))) if isinstance(payload, tuple) else 0
-
-
-def bytes_per_client(column: Column) -> int:
-    """Returns the size of the arrays of a column's first client, in bytes, without arrays that all clients share."""
-    if isinstance(column, SharedColumn):
-        return bytes_per_client(column.column)
-    if isinstance(column, StructColumn):
-        return sum(map(bytes_per_client, column.fields))
-    if isinstance(column, ListColumn) and len(column) and isinstance(column.values[0], np.ndarray):
-        return column.values[0].nbytes
-    return 0
-
-
 def zip_columns(fields: Sequence[Column], size: int) -> Column:
     """Returns a column of structs whose fields are the given columns."""
     if all(isinstance(field, ConstantColumn) for field in fields):
@@ -251,69 +221,42 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
     return column_from_payloads([payload for column in columns for payload in column.items()], member)
 
 
-class SharedColumn(Column):
-    """A column that several phases read. It records which peers have a copy, so that no copy is sent twice.
-
-    A shared column lives as long as the run of the schedule, or of the phase, that reads it. Slicing the same range of
-    clients always returns the same object, so that the copies of a slice are found again. If all clients have the same
-    payload, all slices share their copies.
+class JoinedColumn(Column):
+    """Several columns as one. They are concatenated when their payloads are needed, because some may still be received.
 
     Args:
-      column: The values.
-      whole: The column of which this one is a slice, if both share their copies.
-
-    Attributes:
-      column: The values.
-      copies: The name of the copy for each owner of a copy, such as a session on a worker.
-      whole: The column whose copies these are. The copies are needed as long as it exists.
+      parts: The columns.
+      member: The type of the payloads.
     """
 
-    __slots__ = ("__weakref__", "_slices", "_whole", "column", "copies")
+    __slots__ = ("member", "parts")
 
-    def __init__(self, column: Column, whole: "SharedColumn | None" = None) -> None:
-        self.column = column
-        self._whole = whole
-        self.copies: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-        if whole is not None:
-            self.copies = whole.copies
-        self._slices: dict[tuple[int, int], SharedColumn] = {}
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether all clients have the same payload."""
-        return isinstance(self.column, ConstantColumn)
-
-    @property
-    def whole(self) -> "SharedColumn":
-        return self if self._whole is None else self._whole
+    def __init__(self, parts: Sequence[Column], member: Type) -> None:
+        self.parts = parts
+        self.member = member
 
     def __len__(self) -> int:
-        return len(self.column)
+        return sum(map(len, self.parts))
 
     @property
     def is_here(self) -> bool:
-        return self.column.is_here
+        return False
 
     def here(self) -> Column:
-        return self.column.here()
+        return concatenate([part.here() for part in self.parts], self.member)
 
     def items(self) -> Sequence[object]:
-        return self.column.items()
+        return self.here().items()
 
-    def slice(self, start: int, stop: int) -> "SharedColumn":
-        if (start, stop) == (0, len(self.column)):
-            return self
-        found = self._slices.get((start, stop))
-        if found is None:
-            found = SharedColumn(self.column.slice(start, stop), self.whole if self.is_constant else None)
-            if not self.is_constant:
-                self._slices[start, stop] = found
-        return found
+    def slice(self, start: int, stop: int) -> Column:
+        found: list[Column] = []
+        offset = 0
+        for part in self.parts:
+            first, last = max(start - offset, 0), min(stop - offset, len(part))
+            if first < last:
+                found.append(part.slice(first, last))
+            offset += len(part)
+        return found[0] if len(found) == 1 else JoinedColumn(found, self.member)
 
     def field(self, index: int) -> Column:
-        return self.column.field(index)
-
-
-def unshared(values: Sequence[object]) -> list[object]:
-    """Returns the inputs of a phase, with each shared column replaced by its plain column."""
-    return [value.column if isinstance(value, SharedColumn) else value for value in values]
+        return self.here().field(index)

@@ -9,7 +9,8 @@ from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
-from fedstack.computations.values.columns import Column, bytes_per_client
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.shared_columns import bytes_per_client
 from fedstack.errors import FedstackError
 from fedstack.executors.base.block import Block
 from fedstack.executors.base.phase_sink import Sink

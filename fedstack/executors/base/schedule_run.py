@@ -14,7 +14,8 @@ from fedstack.computations.plan.schedule import only_task, schedule
 from fedstack.computations.plan.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import contains_federated, fields_of, is_client_valued
-from fedstack.computations.values.columns import Column, ConstantColumn, SharedColumn, zip_columns
+from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
+from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.errors import FedstackError, UnsupportedIntrinsicError
 from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by, runs_inline
 from fedstack.executors.survivors.survivors import Survivors

@@ -11,7 +11,8 @@ import attrs
 
 from fedstack.computations.plan.interpreter import ProgramRunner, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
-from fedstack.computations.values.columns import Column, ListColumn, bytes_per_client
+from fedstack.computations.values.columns import Column, ListColumn
+from fedstack.computations.values.shared_columns import bytes_per_client
 from fedstack.errors import ClientLeftOutError, ClientTimeoutError, FedstackError
 from fedstack.executors.base.block import Block
 from fedstack.executors.base.phase_sink import ResultStream, Sink

@@ -22,6 +22,7 @@ from fedstack.executors.folds.fold_states import (
     zero_of,
 )
 from fedstack.executors.folds.leaf_fold import LeafFold, leaf_columns
+from fedstack.foundations.caches import Made
 
 
 class SecureSumState(TreeState):
@@ -88,11 +89,12 @@ class FoldArgument:
       captures: For each function of the fold, the payloads of its captures.
     """
 
-    __slots__ = ("_bounds", "captures", "values")
+    __slots__ = ("_bounds", "captures", "made", "values")
 
     def __init__(self, values: Sequence[object], captures: Sequence[Sequence[object]]) -> None:
         self.values = values
         self.captures = captures
+        self.made: Made = {}
         self._bounds: list[int] | None = None
 
     def bounds(self, fold: Fold) -> list[int]:

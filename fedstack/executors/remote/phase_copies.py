@@ -1,23 +1,30 @@
-"""Sends inputs to a peer only once; what follows refers to the peer's copy.
+"""Sends values to a peer only once; what follows refers to the peer's copies.
 
-This holds for inputs that several phases read, and for large values that all clients of a long phase share: a worker
-that takes over clients of another one already has them.
+This holds for inputs that several phases read, of which each peer may have other parts, and for large values that all
+clients of a long phase share: a worker that takes over clients of another one already has them.
 """
 
 import math
 import uuid
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.program import Program
 from fedstack.computations.plan.tasks import Phase
-from fedstack.computations.values.columns import ConstantColumn, SharedColumn, shared_bytes
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.columns import Column, ConstantColumn, JoinedColumn
+from fedstack.computations.values.shared_columns import SharedColumn, shared_bytes
+from fedstack.errors import InvalidValueError
+from fedstack.executors.folds.aggregations import FoldArgument
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.foundations.caches import made_once
 from fedstack.proto.extensions_pb2 import PhaseRequest
 
+FindKept = Callable[[str], "tuple[Column, Type]"]
 # The minimum size of inputs to keep. For smaller inputs, sending them again is cheaper than disposing of a copy.
 _WORTH_KEEPING_BYTES = 16 * 1024
 # Values that all clients of a phase share are kept from this size on, unless the phase was shorter than this before.
@@ -47,12 +54,17 @@ def has_run(phase: Phase) -> bool:
     return _length_of(phase.program).seconds < math.inf
 
 
+def _is_long(phase: Phase) -> bool:
+    """Returns whether a phase is long, as far as is known."""
+    return _length_of(phase.program).seconds >= _LONG_SECONDS
+
+
 def sent_once(phase: Phase, inputs: Sequence[object]) -> list[object]:
     """Returns the inputs of a phase, of which the large ones that all clients share are sent to each peer only once.
 
     A peer disposes of such values with a delay. After short phases, it would have the values of several phases.
     """
-    if _length_of(phase.program).seconds < _LONG_SECONDS:
+    if not _is_long(phase):
         return list(inputs)
     return [
         SharedColumn(value) if isinstance(value, ConstantColumn) and shared_bytes([value]) >= _SHARED_BYTES else value
@@ -60,54 +72,192 @@ def sent_once(phase: Phase, inputs: Sequence[object]) -> list[object]:
     ]
 
 
+@made_once
+def _shared_payloads(argument: FoldArgument) -> "dict[int, SharedColumn]":
+    """Returns the payloads of a fold's argument that peers may keep, by their identity."""
+    return {}
+
+
 class PhaseCopies:
-    """The inputs of a phase that the peer has already kept, and the inputs that the peer should keep.
+    """The values of a phase that the peer has already kept, and the values that the peer should keep.
 
     Args:
-      session: The session of the phase. A kept input is disposed of once its column is garbage-collected.
+      session: The session of the phase. A kept value is disposed of once its column is garbage-collected.
+      phase: The phase.
     """
 
-    def __init__(self, session: RemoteSession) -> None:
+    def __init__(self, session: RemoteSession, phase: Phase) -> None:
         self._session = session
+        self._keeps_arguments = _is_long(phase)
         self._offered: dict[str, SharedColumn] = {}
 
-    def refer(self, column: SharedColumn, message: PhaseRequest.Input) -> bool:
-        """Refers to the peer's copy of a column, if there is one.
+    def write(self, column: SharedColumn, member: Type, message: PhaseRequest.Input, packer: Packer, path: str) -> None:
+        """Writes an input. It refers to copies of the peer, and asks the peer to keep the rest.
 
         Args:
-          column: The column.
-          message: The message of the input, in which the id of the copy is set.
-
-        Returns:
-          Whether the peer has a copy of the column.
+          column: The input.
+          member: The type of its members.
+          message: The message of the input.
+          packer: Packs the values.
+          path: The path of the input in error messages.
         """
-        copy = column.copies.get(self._session)
-        if copy is None:
-            return False
-        message.kept = copy
-        return True
+        parts = column.parts_at(self._session)
+        for copy, members in parts:
+            part = message if len(parts) == 1 else message.part.add(clients=len(members))
+            if copy is not None:
+                part.kept = copy.name
+                part.first_member = max(0, members.start - copy.members.start)
+                continue
+            own = column.slice(members.start - column.members.start, members.stop - column.members.start)
+            before = packer.segment_bytes
+            packer.pack_column(part.value, own.column, member, path)
+            self._offer(own, part, packer.segment_bytes - before)
 
-    def offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
-        """Asks the peer to keep a column, if the column is large enough.
+    def write_payload(
+        self, argument: FoldArgument, payload: object, type_spec: Type, message: PhaseRequest.Input, packer: Packer
+    ) -> None:
+        """Writes a payload of a fold's argument, or refers to the peer's copy of it."""
+        column = self._kept_payload(argument, payload)
+        copy = None if column is None else column.parts_at(self._session)[0][0]
+        if copy is not None:
+            message.kept = copy.name
+            return
+        before = packer.segment_bytes
+        packer.pack_shared(message.value, payload, type_spec)
+        if column is not None:
+            self._offer(column, message, packer.segment_bytes - before)
 
-        Args:
-          column: The column.
-          message: The message of the input, into which the column was packed.
-          segment_bytes: The number of bytes that are sent separately from the message.
-        """
+    def _kept_payload(self, argument: FoldArgument, payload: object) -> SharedColumn | None:
+        """Returns the column of a payload that is worth keeping."""
+        if not self._keeps_arguments:
+            return None
+        column = ConstantColumn(payload, 1)
+        if shared_bytes([column]) < _SHARED_BYTES:
+            return None
+        return _shared_payloads(argument).setdefault(id(payload), SharedColumn(column))
+
+    def _offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
+        """Asks the peer to keep the value of a message, if it is large enough."""
         if segment_bytes + message.value.ByteSize() >= _WORTH_KEEPING_BYTES:
             message.keep = uuid.uuid4().hex
             self._offered[message.keep] = column
 
     def settle(self, kept: Iterable[str]) -> None:
-        """Records which columns the peer has kept, given their ids."""
+        """Records which values the peer has kept, given their ids."""
         for copy in kept:
             column = self._offered.pop(copy, None)
             if column is not None:
-                column.copies[self._session] = copy
+                column.note_copy(self._session, copy)
                 weakref.finalize(column.whole, self._session.forget, copy).atexit = False
 
     def give_up(self) -> None:
-        """Disposes of columns that the peer may have kept for a phase whose response was not received."""
+        """Disposes of values that the peer may have kept for a phase whose response was not received."""
         for copy in self._offered:
             self._session.forget(copy)
+
+
+def values_of(request: PhaseRequest) -> Iterator[PhaseRequest.Input]:
+    """Yields all messages in a request that may contain a value."""
+    for message in request.input:
+        yield message
+        yield from message.part
+    for fold in request.fold:
+        yield from fold.argument
+        for function in fold.function:
+            yield from function.capture
+
+
+@attrs.frozen
+class Offered:
+    """A value that the sender of a phase may refer to later, if it is kept.
+
+    Attributes:
+      name: The id under which to keep the value.
+      column: The value.
+      member: The type of the members of the column.
+      size: The size of the value in the message, in bytes.
+    """
+
+    name: str
+    column: Column
+    member: Type
+    size: int
+
+
+class ReceivedValues:
+    """Reads the values of a received phase.
+
+    Args:
+      unpacker: Unpacks the values that the message contains.
+      find_kept: Returns the kept value with a given id and the type of its members.
+      clients: The number of clients, which is also that of the unpacker.
+
+    Attributes:
+      offered: The values that may be kept.
+    """
+
+    def __init__(self, unpacker: Unpacker, find_kept: FindKept, clients: int) -> None:
+        self._unpacker = unpacker
+        self._find_kept = find_kept
+        self._clients = clients
+        self.offered: list[Offered] = []
+
+    def column(self, message: PhaseRequest.Input, member: Type, path: str) -> Column:
+        """Returns an input of the phase's program.
+
+        Args:
+          message: The message.
+          member: The type of the input's members.
+          path: The path of the input in error messages.
+
+        Raises:
+          InvalidValueError: If the message refers to a value that does not fit.
+        """
+        if not message.part:
+            return self._part(message, member, self._clients, path)
+        found = sum(part.clients for part in message.part)
+        if found != self._clients or not all(part.clients for part in message.part):
+            raise InvalidValueError(
+                f"Expected parts with a value for each of {self._clients} clients as {path}, found parts with {found} "
+                "values"
+            )
+        return JoinedColumn([self._part(part, member, part.clients, path) for part in message.part], member)
+
+    def payload(self, message: PhaseRequest.Input, type_spec: Type, path: str) -> object:
+        """Returns a payload of a fold's argument; for the arguments, see `column`."""
+        if message.kept:
+            return self._kept(message, type_spec, 1, path).items()[0]
+        before = self._announced()
+        payload = self._unpacker.unpack(message.value, type_spec)
+        self._offer(message, ConstantColumn(payload, 1), type_spec, before)
+        return payload
+
+    def _part(self, message: PhaseRequest.Input, member: Type, clients: int, path: str) -> Column:
+        if message.kept:
+            return self._kept(message, member, clients, path)
+        before = self._announced()
+        column = self._unpacker.unpack_column(
+            message.value, member, clients=None if clients == self._clients else clients
+        )
+        self._offer(message, column, member, before)
+        return column
+
+    def _kept(self, message: PhaseRequest.Input, member: Type, clients: int, path: str) -> Column:
+        column, kept_type = self._find_kept(message.kept)
+        first = message.first_member
+        if isinstance(column, ConstantColumn):
+            column, first = ConstantColumn(column.value, clients), 0
+        if len(column) < first + clients or kept_type != member:
+            raise InvalidValueError(
+                f"Expected the id of {first + clients} values of type {member} as {path}, found the id of "
+                f"{len(column)} values of type {kept_type}"
+            )
+        return column.slice(first, first + clients)
+
+    def _offer(self, message: PhaseRequest.Input, column: Column, member: Type, before: int) -> None:
+        if message.keep:
+            size = message.value.ByteSize() + self._announced() - before
+            self.offered.append(Offered(message.keep, column, member, size))
+
+    def _announced(self) -> int:
+        return sum(map(len, self._unpacker.buffers))

@@ -29,10 +29,11 @@ from fedstack.computations.types.language import (
     computation_pb2,
 )
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
-from fedstack.computations.values.columns import Column, ConstantColumn, SharedColumn
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
-from fedstack.executors.remote.phase_copies import PhaseCopies
+from fedstack.executors.remote.phase_copies import FindKept, Offered, PhaseCopies, ReceivedValues
 from fedstack.executors.survivors.tolerance import Tolerance, UnreadableInputsError, is_own
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
@@ -44,7 +45,6 @@ from fedstack.proto.extensions_pb2 import PhaseRequest
 Computation = computation_pb2.Computation
 _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
-KeptInput = Callable[[str], "tuple[Column, Type]"]
 # The number of phases is limited to the number of cached plans. The size is limited as well, because functions that are
 # sent by value include the objects that they capture.
 _templates: "SharedCache[object, _PhaseTemplate]" = SharedCache(1000, 256 << 20)
@@ -66,14 +66,14 @@ class ReceivedPhase:
       inputs: A column for each input of the phase.
       arguments: The server's arguments to the folds.
       clients: The indices of the clients in the whole federation.
-      input_bytes: The size of each input in the message, in bytes.
+      offered: The values that the sender may refer to later, if they are kept.
     """
 
     phase: Phase
     inputs: Sequence[Column]
     arguments: FoldArguments
     clients: range
-    input_bytes: Sequence[int]
+    offered: Sequence[Offered]
 
 
 def write_phase(
@@ -126,20 +126,21 @@ def write_values(
     """Adds the values of a phase to a request that contains no values yet; for the arguments, see `write_phase`."""
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
         message, path = request.input[index], f"input {index} of the client work"
-        if not isinstance(value, SharedColumn):
-            packer.pack_column(message.value, value, member, path)
-        elif copies is None or not copies.refer(value, message):
-            before = packer.segment_bytes
-            packer.pack_column(message.value, value.column, member, path)
-            if copies is not None:
-                copies.offer(value, message, packer.segment_bytes - before)
+        if isinstance(value, SharedColumn) and copies is not None:
+            copies.write(value, member, message, packer, path)
+        else:
+            column = value.column if isinstance(value, SharedColumn) else value
+            packer.pack_column(message.value, column, member, path)
     for message, fold, argument in zip(request.fold, phase.folds, arguments):
-        for value, (payload, type_spec) in zip(message.argument, zip(argument.values, fold.server_types)):
-            packer.pack_shared(value.value, payload, type_spec)
+        payloads = list(zip(message.argument, argument.values, fold.server_types))
         for function, signature, captures in zip(message.function, fold.signatures, argument.captures):
             types = signature.inputs[len(signature.inputs) - len(captures) :]
-            for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
+            payloads += zip(function.capture, captures, types)
+        for value, payload, type_spec in payloads:
+            if copies is None:
                 packer.pack_shared(value.value, payload, type_spec)
+            else:
+                copies.write_payload(argument, payload, type_spec, value, packer)
 
 
 def error_of_inputs(
@@ -253,13 +254,13 @@ def computations_of(request: PhaseRequest) -> Sequence[Computation]:
     return [request.program, *(function.computation for fold in request.fold for function in fold.function)]
 
 
-def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) -> ReceivedPhase:
+def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: FindKept) -> ReceivedPhase:
     """Returns the phase in a request. Its type declarations are checked like those of any received computation.
 
     Args:
       request: The message.
       unpacker: Unpacks the values. It must have been created with the number of clients.
-      find_kept: Returns the kept input with a given id and the type of its members.
+      find_kept: Returns the kept value with a given id and the type of its members.
 
     Raises:
       InvalidComputationError: If the phase is malformed.
@@ -272,9 +273,9 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) 
         )
     program = program_from_ir(plans.plan_content(request.program), len(request.input))
     results = [member for _, member in fields_of(cast(StructType, signature.result))]
+    values = ReceivedValues(unpacker, find_kept, request.clients)
     inputs: list[Column] = []
     input_types: list[Type] = []
-    input_bytes: list[int] = []
     declared = () if signature.parameter is None else fields_of(cast(StructType, signature.parameter))
     for index, (message, (_, member)) in enumerate(zip(request.input, declared)):
         type_spec = type_from_proto(message.type)
@@ -282,17 +283,12 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) 
             raise InvalidComputationError(
                 f"Expected values of type {member} as input {index} of a phase, found a value of type {type_spec}"
             )
-        before = _announced(unpacker)
-        if message.kept:
-            inputs.append(_kept(find_kept(message.kept), type_spec.member, request.clients, index))
-        else:
-            inputs.append(unpacker.unpack_column(message.value, type_spec.member))
+        inputs.append(values.column(message, type_spec.member, f"input {index} of a phase"))
         input_types.append(type_spec.member)
-        input_bytes.append(message.value.ByteSize() + _announced(unpacker) - before)
     folds: list[Fold] = []
     arguments: list[FoldArgument] = []
     for message in request.fold:
-        fold, argument = _read_fold(message, results, unpacker)
+        fold, argument = _read_fold(message, results, values)
         folds.append(fold)
         arguments.append(argument)
     held = tuple((position, _result(results, position)) for position in request.held)
@@ -300,23 +296,7 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) 
     folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
     phase = Phase(program, tuple(input_types), tuple(folds), held)
     clients = range(request.first_client, request.first_client + request.clients)
-    return ReceivedPhase(phase, inputs, arguments, clients, input_bytes)
-
-
-def _announced(unpacker: Unpacker) -> int:
-    return sum(map(len, unpacker.buffers))
-
-
-def _kept(found: tuple[Column, Type], member: Type, clients: int, index: int) -> Column:
-    column, kept_type = found
-    if isinstance(column, ConstantColumn):
-        column = ConstantColumn(column.value, clients)
-    if len(column) != clients or kept_type != member:
-        raise InvalidValueError(
-            f"Expected the id of {clients} values of type {member} as input {index} of a phase, found the id of "
-            f"{len(column)} values of type {kept_type}"
-        )
-    return column
+    return ReceivedPhase(phase, inputs, arguments, clients, values.offered)
 
 
 def _result(results: Sequence[Type], position: int) -> Type:
@@ -327,14 +307,18 @@ def _result(results: Sequence[Type], position: int) -> Type:
     return results[position]
 
 
-def _read_fold(message: PhaseRequest.Fold, results: Sequence[Type], unpacker: Unpacker) -> tuple[Fold, FoldArgument]:
+def _read_fold(
+    message: PhaseRequest.Fold, results: Sequence[Type], received: ReceivedValues
+) -> tuple[Fold, FoldArgument]:
     intrinsic = find_intrinsic(message.uri)
     if not intrinsic.aggregates:
         raise InvalidComputationError(f"Expected an aggregation at the end of a phase, found {name_text(message.uri)}")
     members = [_result(results, position) for position in message.result]
     server_types = tuple(type_from_proto(argument.type) for argument in message.argument)
-    values = [unpacker.unpack(argument.value, t) for argument, t in zip(message.argument, server_types)]
-    functions = [_read_function(function, unpacker) for function in message.function]
+    values = [
+        received.payload(argument, member, "an argument") for argument, member in zip(message.argument, server_types)
+    ]
+    functions = [_read_function(function, received) for function in message.function]
     types: list[Type] = [FederatedType(member, CLIENTS) for member in members]
     signatures = [FunctionType(signature.inputs[0], signature.result) for _, signature, _ in functions]
     operands = iter([*types, *server_types])
@@ -363,7 +347,7 @@ def _read_fold(message: PhaseRequest.Fold, results: Sequence[Type], unpacker: Un
 
 
 def _read_function(
-    message: PhaseRequest.Function, unpacker: Unpacker
+    message: PhaseRequest.Function, received: ReceivedValues
 ) -> tuple[Program, ProgramTypes, Sequence[object]]:
     program = program_from_ir(plans.plan_content(message.computation), 1 + len(message.capture))
     declared = cast(FunctionType, type_from_proto(message.computation.type))
@@ -380,7 +364,7 @@ def _read_function(
             raise InvalidComputationError(
                 f"Expected a captured value of type {wanted}, found a value of type {type_spec}"
             )
-        captures.append(unpacker.unpack(capture.value, type_spec))
+        captures.append(received.payload(capture, type_spec, "a captured value"))
     return program, ProgramTypes(tuple(inputs), results[0][1]), captures
 
 

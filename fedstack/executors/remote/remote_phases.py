@@ -27,7 +27,7 @@ from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import error_of_inputs, write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
-from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
+from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive, room_for
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
@@ -53,9 +53,10 @@ class RemotePhases(PhaseRunner):
         self._sessions = sessions
 
     @property
-    def has_session(self) -> bool:
-        """Whether a session is open and not known to have ended."""
-        return self._sessions.current is not None
+    def session(self) -> RemoteSession | None:
+        """The session, if one is open and not known to have ended."""
+        keeper = self._sessions.current
+        return None if keeper is None else keeper.session
 
     async def open(self) -> bool:
         """Opens a session unless one is open, and returns whether the peer supports client phases."""
@@ -168,7 +169,7 @@ class _PhaseRun:
         self, session: RemoteSession, peer: messages.HandshakeResponse, note: PhaseNote | None
     ) -> Contribution:
         phase, clients, address = self._phase, self._left, session.stub.address
-        inputs, copies = self._inputs, PhaseCopies(session)
+        inputs, copies = self._inputs, PhaseCopies(session, phase)
         if clients != self._clients:
             first = self._clients.start
             inputs = slice_inputs(inputs, clients.start - first, clients.stop - first)
@@ -213,7 +214,9 @@ class _PhaseRun:
                 )
                 if note is not None:
                     note.bytes_received += response.ByteSize() + sum(map(len, unpacker.buffers))
-                await (incoming.read_next if response.handed_in else incoming.read_into)(unpacker.buffers)
+                read = incoming.read_next if response.handed_in else incoming.read_into
+                async with room_for(sum(map(len, unpacker.buffers)), part.start):
+                    await read(unpacker.buffers)
                 unpacker.finish()
                 self._left = range(part.stop, max(part.stop, self._left.stop))
                 report.left_out(failed_in(response))
@@ -290,16 +293,18 @@ async def _written(
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
     scope = current_scope()
+    is_guarded = scope.of(Guarded) is not None and peer.isolates and not peer.same_process
+    kept = None if is_guarded else copies  # the values go on to child processes, which have no copies
 
     def write() -> messages.PhaseRequest:
         try:
-            return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
+            return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, kept, sends_code)
         except FedstackError as error:
             raise error_of_inputs(error, inputs, phase.input_types, clients) from error.__cause__
 
     request = write() if inputs_are_here(inputs) else await off_loop(write)
     write_tolerance(request, scope, clients)
-    request.guarded = scope.of(Guarded) is not None and peer.isolates and not peer.same_process
+    request.guarded = is_guarded
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer

@@ -36,6 +36,7 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.folds.aggregations import partial_states
+from fedstack.executors.remote.phase_copies import values_of
 from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
 from fedstack.executors.remote.phase_results import write_result
 from fedstack.executors.survivors.ending import Ending
@@ -135,7 +136,8 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
     computations = computations_of(request)
     admission.check_clients(request.clients)
     check_first_client(request)
-    for message in request.input:
+    messages = list(values_of(request))
+    for message in messages:
         if message.keep:
             host.check_new_id(message.keep)
 
@@ -143,8 +145,8 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
         leaves = [leaf for computation in computations for leaf in admission.check(computation)]
         unpacker = host.unpacker(request.clients)
         found = read_phase(request, unpacker, host.find)
-        size = sum(message.value.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers))
-        admission.check_size(size, len(request.input) * ARRAY_SPARE_BYTES)
+        size = sum(message.value.ByteSize() for message in messages) + sum(map(len, unpacker.buffers))
+        admission.check_size(size, len(messages) * ARRAY_SPARE_BYTES)
         return AdmittedPhase(request, found, unpacker, leaves)
 
     # A short program may have many steps, and a short message many clients.
@@ -302,14 +304,8 @@ async def reply(admitted: AdmittedPhase, last: Contribution, engine: PhaseRunner
 
 
 async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
-    """Keeps the inputs that the sender wants to refer to later, and returns the ids of the kept inputs."""
-    found = admitted.phase
-    inputs = zip(admitted.request.input, found.inputs, found.phase.input_types, found.input_bytes)
-    return [
-        message.keep
-        for message, column, member, size in inputs
-        if message.keep and not message.kept and await host.keep(message.keep, column, member, size)
-    ]
+    """Keeps the values that the sender wants to refer to later, and returns the ids of those that were kept."""
+    return [one.name for one in admitted.phase.offered if await host.keep(one.name, one.column, one.member, one.size)]
 
 
 async def answer(

@@ -26,6 +26,7 @@ from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, off_loop
+from fedstack.executors.remote.phase_copies import values_of
 from fedstack.executors.remote.phase_messages import ReceivedPhase, write_values
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.receiving import Received
@@ -99,10 +100,10 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
 
 def content_of(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
     """Returns the input for child processes: the phase, with each reference replaced by the elements it refers to."""
-    folds = request.fold
-    captures = [capture for fold in folds for function in fold.function for capture in function.capture]
-    for value in (*request.input, *(value for fold in folds for value in fold.argument), *captures):
+    for value in values_of(request):
         value.ClearField("value")
+    for value in request.input:
+        value.ClearField("part")
     packer = Packer()
     write_values(request, received.phase, received.inputs, received.arguments, packer)
     header = request.SerializeToString()

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Generator
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.types.language import CLIENTS, Executor, FederatedType, Type
+from fedstack.computations.types.language import CLIENTS, FederatedType, Type
 from fedstack.computations.values.columns import Column
-from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.worker.phase_pipeline import Outbox, PhaseHost, answer
 from fedstack.executors.worker.receiving import Received
@@ -31,12 +31,12 @@ class SessionHost(PhaseHost):
         super().__init__(core.admission)
         self._core = core
         self._session = session
-        self._stack: Executor = session.executor
 
     @contextlib.contextmanager
     def lend(self, clients: int) -> Generator[PhaseRunner, None, None]:
-        with self._core.sessions.executor_for(self._session, clients) as self._stack:
-            yield phases_in(self._stack)
+        with self._core.sessions.executor_for(self._session, clients) as stack:
+            self._session.clients = clients
+            yield phases_in(stack)
 
     @property
     def chunk_bytes(self) -> int:
@@ -66,8 +66,12 @@ class SessionHost(PhaseHost):
     async def keep(self, value_id: str, column: Column, member: Type, size: int) -> bool:
         if self._session.has(value_id):
             return False
-        with contextlib.suppress(ResourceLimitError):
-            value = await create_known(self._stack, column, FederatedType(member, CLIENTS))
+        # A part of an input, or a value of the server, is kept like the input of a phase with fewer clients.
+        with (
+            contextlib.suppress(CardinalityError, ResourceLimitError),
+            self._core.sessions.executor_for(self._session, len(column)) as stack,
+        ):
+            value = await create_known(stack, column, FederatedType(member, CLIENTS))
             self._session.add(value, size, value_id)
             return True
         return False

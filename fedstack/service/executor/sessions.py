@@ -107,13 +107,12 @@ class SessionTable:
 
     @contextlib.contextmanager
     def executor_for(self, session: Session, clients: int) -> Generator[Executor, None, None]:
-        """Lends an executor for a phase with the given number of clients.
+        """Lends an executor for work with the given number of clients.
 
         Raises:
           CardinalityError: If the session has a different number of clients.
         """
         if session.takes_any_number:
-            session.clients = clients
             executor, give_back = self.lend({CLIENTS: clients})
             try:
                 yield executor

@@ -1,17 +1,23 @@
 """What several phases of a computation read travels to each worker once."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import federated_language as fl
 import numpy as np
 import pytest
+from await_until import await_until
+from hypothesis import given
+from hypothesis import strategies as st
 from recording_connection import RecordingConnection
 
 import fedstack
-from fedstack.computations.values.columns import ListColumn, ScalarColumn, SharedColumn
+from fedstack.backends.workers_backend import WorkersBackend
+from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn
+from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import RemoteError, StaleSessionError, WorkerUnavailableError
+from fedstack.executors.remote.workers import Worker
 from fedstack.executors.worker.phase_pipeline import PhaseHost
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.service.executor.executor_service import ExecutorService
@@ -48,6 +54,10 @@ def three_phases(values, others):
 def small(values):
     mean = fl.federated_broadcast(fl.federated_mean(values))
     return fl.federated_sum(fl.federated_map(difference, (values, mean)))
+
+
+class Owner:
+    """The owner of copies."""
 
 
 def locally(computation, *arguments):
@@ -223,10 +233,122 @@ def test_an_id_of_something_else_is_refused() -> None:
         assert missing.value.code == "NOT_FOUND"
 
 
-def test_the_same_range_of_a_shared_column_is_the_same_object() -> None:
-    column = SharedColumn(ScalarColumn(np.arange(6)))
-    assert column.slice(0, 6) is column
-    assert column.slice(2, 4) is column.slice(2, 4)
-    assert column.slice(2, 6).slice(0, 2) is column.slice(2, 6).slice(0, 2)
+def test_what_workers_have_is_not_sent_again_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = vectors(7)
+    expected = locally(spread, values)
+    places = WorkersBackend.places
+    with remote_context(3) as connections:
+        lost = connections[1]
+        lost.fail["RunPhase"] = [WorkerUnavailableError("Expected an answer, found none")]
+
+        async def without_lost(self: WorkersBackend) -> Sequence[Worker]:
+            ready = await places(self)
+            return ready if lost.fail["RunPhase"] else [one for one in ready if one.stub.connection is not lost]
+
+        monkeypatch.setattr(WorkersBackend, "places", without_lost)
+        assert spread(values) == expected
+    kept, sent = 0, 0
+    for connection in (connections[0], connections[2]):
+        *_, (last, size) = phases(connection)
+        kept += sum(part.clients for part in last.input[0].part if part.kept) or last.clients * bool(last.input[0].kept)
+        sent += size
+    assert kept >= 5  # either worker has taken over either of the two clients
+    assert sent < (2 + 7 - kept) * SIZE * 4 + 40_000
+
+
+def test_a_worker_begins_with_the_clients_whose_inputs_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = vectors(6)
+    expected = locally(spread, values)
+    places, turned = WorkersBackend.places, []
+
+    async def turning(self: WorkersBackend) -> Sequence[object]:
+        turned.append(None)
+        return list(await places(self))[:: (-1) ** len(turned)]
+
+    monkeypatch.setattr(WorkersBackend, "places", turning)
+    with remote_context(3) as connections:
+        assert spread(values) == expected
+    assert len(turned) == 2
+    for connection in connections:
+        (first, _), (second, rest) = phases(connection)
+        assert first.first_client == second.first_client
+        assert rest < SIZE * 4 + 20_000
+
+
+def test_a_worker_that_takes_clients_over_has_the_zero_of_their_aggregation() -> None:
+    large = fl.TensorType(np.float32, [300_000])
+
+    @fedstack.python_computation([large, np.float32], large)
+    def added(total, value):
+        return total + value
+
+    @fedstack.python_computation([np.float32], np.float32)
+    def waiting(value):
+        if value == 3:
+            await_until(lambda: any(method == "RunPhase" for method, _ in connections[1].received))
+        return value
+
+    @fedstack.python_computation([large, large], large)
+    def both(first, second):
+        return first + second
+
+    @fedstack.python_computation([large], np.float32)
+    def first_of(total):
+        return total[0]
+
+    @fedstack.python_computation(None, large)
+    def zeros():
+        return np.zeros(300_000, np.float32)
+
+    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    def total(values):
+        return fl.federated_aggregate(fl.federated_map(waiting, values), zeros(), added, both, first_of)
+
+    values = [np.float32(value) for value in range(8)]
+    with remote_context(2) as connections:
+        connections[0].lose["RunPhase"] = [WorkerUnavailableError("Expected an answer, found none")]
+        assert total(values) == sum(range(8))
+    (first, size), (again, rest) = phases(connections[1])
+    assert first.fold[0].argument[0].keep == again.fold[0].argument[0].kept != ""
+    assert size > 1_200_000 > 100_000 > rest
+
+
+def test_a_shared_column_knows_which_members_were_copied() -> None:
+    column, owner = SharedColumn(ScalarColumn(np.arange(10))), Owner()
+    assert column.parts_at(owner) == [(None, range(10))]
+    for name, start, stop in (("a", 2, 4), ("b", 3, 5), ("c", 7, 10)):
+        column.slice(start, stop).note_copy(owner, name)
+
+    def parts(start: int, stop: int) -> list[tuple[str, int, int]]:
+        found = column.slice(start, stop).parts_at(owner)
+        return [("" if copy is None else copy.name, some.start, some.stop) for copy, some in found]
+
+    assert parts(0, 10) == [("", 0, 2), ("a", 2, 4), ("b", 4, 5), ("", 5, 7), ("c", 7, 10)]
+    assert parts(3, 8) == [("a", 3, 4), ("b", 4, 5), ("", 5, 7), ("c", 7, 8)]
+    assert parts(5, 7) == [("", 5, 7)]
+    assert column.slice(2, 8).slice(1, 2).members == range(3, 4)
+    assert column.parts_at(Owner()) == [(None, range(10))]
     assert list(column.slice(2, 4)) == [2, 3]
     assert list(SharedColumn(ListColumn([(1, b"a"), (2, b"b")])).field(1)) == [b"a", b"b"]
+
+
+def test_any_copy_of_a_constant_column_has_all_members() -> None:
+    column, owner = SharedColumn(ConstantColumn(7, 10)), Owner()
+    column.slice(2, 3).note_copy(owner, "a")
+    ((copy, members),) = column.parts_at(owner)
+    assert copy is not None
+    assert (copy.name, members) == ("a", range(10))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6), st.integers(0, 20), st.integers(0, 20))
+def test_parts_cover_all_members_once_and_lie_in_their_copies(copies, start: int, stop: int) -> None:
+    start, stop = min(start, stop), max(start, stop) + 1
+    column, owner = SharedColumn(ScalarColumn(np.arange(21))), Owner()
+    for number, (first, last) in enumerate(copies):
+        column.slice(min(first, last), max(first, last) + 1).note_copy(owner, str(number))
+    parts = column.slice(start, stop).parts_at(owner)
+    assert [member for _, members in parts for member in members] == list(range(start, stop))
+    copied = {member for first, last in copies for member in range(min(first, last), max(first, last) + 1)}
+    for copy, members in parts:
+        assert members
+        assert set(members) <= set(copy.members) if copy is not None else not set(members) & copied
