@@ -8,7 +8,7 @@ if no worker is left, does the invocation fail. If a worker is idle, it takes ov
 import asyncio
 import logging
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -28,6 +28,7 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
+from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.remote.phase_copies import has_run, note_length, sent_once
 from fedstack.executors.survivors.ending import left_out, left_out_among, ranges_of
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, UnreadableInputsError, present_among
@@ -39,9 +40,6 @@ _logger = logging.getLogger(__name__)
 _RESERVE_SECONDS = 1.0
 # The minimum time between two contributions of a worker. The work of about half this time is lost with a worker.
 HAND_IN_SECONDS = 0.5
-# The system reports the exit status of a process shortly after its connections have broken.
-_REAPED_SECONDS = 0.05
-_T = TypeVar("_T")
 
 
 class ElasticPhase:
@@ -136,7 +134,8 @@ class ElasticPhase:
         if self._lost.suspect():  # clients of an earlier attempt
             self._news.set()
             return
-        places = await self._backend.with_room(await self._backend.places(), len(clients))
+        # The results of earlier phases are kept if a worker is lost now.
+        places = await repeated(self._places, self._losses, "Beginning a phase", LOSSES)
         if (
             self._tolerance is not None
             and not has_run(self._part.phase)
@@ -372,9 +371,13 @@ class ElasticPhase:
 
     async def _find_workers(self) -> None:
         """Finds the workers that are available after a loss."""
-        available = await self._lost.repeated(self._available, "Asking again which workers are available")
+        available = await repeated(self._available, self._losses, "Looking for workers", LOSSES)
         self._assignments.present(available.chosen)
         self._rebalancing.present(available.chosen)
+
+    async def _places(self) -> Sequence[Hashable]:
+        """Returns the workers that begin the phase."""
+        return await self._backend.with_room(await self._backend.places(), len(self._part.clients))
 
     async def _available(self) -> Available:
         """Returns the workers that are available, each with its runner."""

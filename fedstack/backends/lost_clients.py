@@ -7,8 +7,7 @@ other cases, clients that two lost workers had wait until a search has found the
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.elastic.assignments import Assignment, Assignments
@@ -18,6 +17,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import FedstackError, LeafError, NoWorkersError
 from fedstack.executors.composing_executor import LOSSES, Contributions
 from fedstack.executors.concurrency.coroutines import wait
+from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import without_frames
@@ -26,7 +26,6 @@ from fedstack.membership.ledger import InvocationLosses
 _logger = logging.getLogger(__name__)
 # The system reports the exit status of a process shortly after its connections have broken.
 _REAPED_SECONDS = 0.05
-_T = TypeVar("_T")
 
 
 class LostClients:
@@ -141,7 +140,7 @@ class LostClients:
         assert losses is not None, "suspects are found in the losses"
         work = lambda: self._backend.search(self._part, losses.suspects(phase), self._caller)  # noqa: E731
         try:
-            searched = await self.repeated(work, "Searching again")
+            searched = await repeated(work, losses, "Searching", LOSSES)
         except LeafError as error:
             client = error.client_index
             if self._tolerance is None or client is None:
@@ -153,19 +152,3 @@ class LostClients:
         if searched:
             losses.forget(phase)
         self._assignments.release()
-
-    async def repeated(self, work: Callable[[], Awaitable[_T]], what: str) -> _T:
-        """Repeats work on workers that may be lost meanwhile, as often as the retry policy allows."""
-        losses, failures = self._losses, 0
-        assert losses is not None, "only losses cause such work"
-        while True:
-            try:
-                return await work()
-            except LOSSES as error:
-                failures += 1
-                pause = losses.pause(failures)
-                if pause is None or isinstance(error, NoWorkersError):
-                    losses.is_over = True
-                    raise
-                _logger.warning("%s in %.2f s after %s: %s", what, pause, type(error).__name__, error)
-            await wait(pause)

@@ -95,9 +95,11 @@ class WorkersBackend(Backend):
     async def with_room(self, places: Sequence[Worker], most: int) -> Sequence[Worker]:
         """Returns the first workers that have room for a session, and opens their sessions.
 
+        Workers that are lost meanwhile are left out.
+
         Raises:
           ResourceLimitError: If no worker has room.
-          WorkerUnavailableError: If a worker was lost meanwhile.
+          WorkerUnavailableError: If no worker is left, or none of those that are left has room.
         """
         if len(self._sessions) > len(self.workers.members):
             for worker in [worker for worker in self._sessions if worker.state is MemberState.REMOVED]:
@@ -105,7 +107,7 @@ class WorkersBackend(Backend):
         chosen = places[:most]
         if all(worker.refusal is None for worker in places) and all(map(self._is_open, chosen)):
             return chosen
-        refusals: list[ResourceLimitError] = []
+        refusals: list[ResourceLimitError | WorkerUnavailableError] = []
         for candidates in self.workers.by_room(places):
             found: list[Worker] = []
             while candidates and len(found) < most:
@@ -115,10 +117,10 @@ class WorkersBackend(Backend):
                 refusals += [answer for answer in answers if answer is not None]
             if found:
                 return found
-        raise refusals[0]
+        raise next((error for error in refusals if isinstance(error, WorkerUnavailableError)), refusals[0])
 
-    async def _refusal(self, worker: Worker) -> ResourceLimitError | None:
-        """Opens the session on a worker if it is not open; returns the error if the worker has no room for it."""
+    async def _refusal(self, worker: Worker) -> ResourceLimitError | WorkerUnavailableError | None:
+        """Opens the session on a worker if it is not open; returns the error if it is lost or has no room for it."""
         if self._is_open(worker):
             return None
         try:
@@ -127,7 +129,9 @@ class WorkersBackend(Backend):
             self.workers.full(worker, error)
             return error
         except (WorkerUnavailableError, DeadlineExceededError) as error:
-            raise self.lost(worker, error) from error
+            lost = self.lost(worker, error)
+            lost.__cause__ = error
+            return lost
         self.workers.has_room(worker)
         return None
 

@@ -97,6 +97,14 @@ def timers_on(loop: asyncio.AbstractEventLoop) -> LoopTimers:
     return found
 
 
+def clock_here() -> Callable[[], float]:
+    """Returns the clock of the running event loop, which may be simulated, or else the system's monotonic clock."""
+    try:
+        return asyncio.get_running_loop().time
+    except RuntimeError:
+        return time.monotonic
+
+
 class Deadline:
     """A fixed point in time by which work must be done. Successive waits share the remaining time.
 

@@ -23,11 +23,11 @@ is not known, as for a worker on another machine, the loss counts, because only 
 
 import itertools
 import signal
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from fedstack.foundations.deadline import clock_here
 from fedstack.transport.peers.retry import RetryPolicy
 
 SUSPECTED = 2
@@ -204,7 +204,8 @@ class InvocationLosses(LossLedger):
         super().__init__()
         self._policy = policy
         self._check = check
-        self._began = time.monotonic()
+        self._clock = clock_here()
+        self._began = self._clock()
         self.causes: dict[str, str] = {}
         self.is_over = False
         self.hedging = policy.hedging and policy.attempts > 1
@@ -217,7 +218,7 @@ class InvocationLosses(LossLedger):
         """
         self._check()
         pause = self._policy.pause(losses)
-        is_over = losses >= self._policy.attempts or self._policy.ends_before(time.monotonic() + pause - self._began)
+        is_over = losses >= self._policy.attempts or self._policy.ends_before(self._clock() + pause - self._began)
         return None if is_over else pause
 
 

@@ -168,10 +168,13 @@ class Door:
                 self._changed.notify_all()
 
     def wait_for(self, running: "Background[Any]", *processes: int) -> None:
-        """Returns when a function has come from each of these processes; what runs should make them come."""
+        """Returns when a function has come from each of these processes; what runs should make them come.
+
+        Without processes, it returns when any function has come.
+        """
         deadline = time.monotonic() + WALL
         with self._changed:
-            while not set(processes) <= set(self.visitors):
+            while not self.visitors or not set(processes) <= set(self.visitors):
                 if running.ended:
                     raise AssertionError(f"ended, and did not wait: {running.result()!r}")
                 assert time.monotonic() < deadline, f"came: {self.visitors}, not all of {processes}"

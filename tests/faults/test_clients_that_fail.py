@@ -29,8 +29,8 @@ def test_the_first_client_that_fails_is_blamed_even_if_a_later_one_fails_sooner(
     clients = [(door.port, number) for number in (WORKS, WORKS, WORKS, WAITS_AND_FAILS, WORKS, FAILS)]
     with context_over([worker.target for worker in workers], max_fanout=max_fanout):
         running = Background(lambda: sum_of_failing_visits(clients))
-        door.wait_for(running, workers[1].pid)
-        eventually(lambda: has_failed(workers[2]))
+        door.wait_for(running)  # client 3, on whichever worker: those that are idle take over clients
+        eventually(lambda: any(map(has_failed, workers)))
         assert not running.ended
         door.open()
         found = failure_of(running)

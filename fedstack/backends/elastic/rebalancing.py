@@ -148,7 +148,8 @@ class Rebalancing:
         headway: Headway | None = None
         is_silent = False
         try:
-            headway = await Deadline(_SILENT_SECONDS).wait(leave(ask.rate), lambda: DeadlineExceededError("late"))
+            deadline = Deadline(_SILENT_SECONDS, self._loop.time)
+            headway = await deadline.wait(leave(ask.rate), lambda: DeadlineExceededError("late"))
         except DeadlineExceededError:
             is_silent = True
         except FedstackError as error:  # if the worker is lost, its assignment fails too

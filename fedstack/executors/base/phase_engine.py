@@ -24,17 +24,25 @@ from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
-from fedstack.executors.concurrency.observed_phases import observed_phase
+from fedstack.executors.concurrency.observed_phases import name_of, observed_phase
 from fedstack.executors.folds.aggregate_state import AggregateState, ChecksZeros
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments, negative_bound, tree_state
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.survivors.outcomes import Ran, Telling
 from fedstack.executors.survivors.survivors import Survivors
+from fedstack.foundations.caches import made_once
 from fedstack.foundations.error_text import with_place
 
 _T = TypeVar("_T")
 fold_threads = LeafThreads(idle_seconds=1.0)
 _PLACED = ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "placement")
+
+
+@made_once
+def _work_of(phase: Phase) -> str:
+    """Returns what the clients of a phase do: the names of their functions, and the aggregations of the results."""
+    folds = dict.fromkeys(fold.uri for fold in phase.folds)
+    return " → ".join(filter(None, (name_of(phase.program), ", ".join(folds)))) or "no functions"
 
 
 @attrs.frozen
@@ -234,17 +242,14 @@ class PhaseEngine(Engine, PhaseRunner):
         if survivors is None:
             folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
             if telling is not None:
-                telling.record(run.next_phase(), folded.ran, {}, (), len(clients))
+                telling.record(run.next_phase(), _work_of(phase), folded.ran, {}, (), len(clients))
             return folded
-        replayed = survivors.replayed(len(clients))
+        work = _work_of(phase)
+        replayed = survivors.replayed(len(clients), work)
         refused = {**refused, **replayed}
         with scope.adding(survivors.tolerance(refused, len(clients) if phase.program.steps else 0)).entered():
             folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
-        failures = {**refused, **folded.failures}
-        survivors.check_replayed(failures, replayed)
-        if telling is not None:
-            telling.record(survivors.phase, folded.ran, failures, survivors.absent, len(clients))
-        survivors.settle(failures, len(clients))
+        survivors.end_phase(work, {**refused, **folded.failures}, replayed, folded.ran, len(clients))
         return folded
 
     def _checked(self, column: Column) -> Column:
@@ -312,8 +317,6 @@ class PhaseEngine(Engine, PhaseRunner):
                 raise error
             failures[client] = error
             lists[client] = []
-        if survivors is not None and failures:
-            run.refuse(task, failures, survivors)
         function = await self.server.linked(task.function)
         for key in wanted:
             try:
@@ -322,6 +325,7 @@ class PhaseEngine(Engine, PhaseRunner):
                 raise
             except FedstackError as error:
                 raise with_place(error, f"for the key {key} of {task.uri}") from error.__cause__
+        run.selected(task, failures)
         return ListColumn([[wanted[key] for key in client_keys] for client_keys in lists])
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:

@@ -12,12 +12,14 @@ from fedstack.computations.plan.graph import Function, Pack, Symbol, select
 from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.schedule import only_task, schedule
 from fedstack.computations.plan.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
-from fedstack.computations.types.language import StructType, Type
+from fedstack.computations.types.language import RetryableError, StructType, Type
 from fedstack.computations.types.type_structure import contains_federated, fields_of, is_client_valued
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.errors import FedstackError, UnsupportedIntrinsicError
 from fedstack.executors.concurrency.coroutines import LazyTask, gather, need_event_loop, owned_by, runs_inline
+from fedstack.executors.concurrency.repetition import repeated
+from fedstack.executors.survivors.outcomes import Telling
 from fedstack.executors.survivors.survivors import Survivors
 
 _NOBODY: Mapping[int, FedstackError] = MappingProxyType({})
@@ -78,18 +80,25 @@ class ScheduleValues:
         self._phases += 1
         return self._phases - 1
 
-    def refuse(self, task: SelectTask, failures: Mapping[int, FedstackError], survivors: Survivors) -> None:
-        """Records that the values of some clients cannot be selected. They fail in the first phase that reads them.
+    def selected(self, task: SelectTask, failures: Mapping[int, FedstackError]) -> None:
+        """Records that values were selected for the clients.
 
         Args:
           task: The selection.
-          failures: The errors, by client.
-          survivors: The clients of the call. If no phase reads the values, the clients fail at once.
+          failures: The errors of the clients whose values cannot be selected, by client. They fail in the first phase
+            that reads the values. If no phase reads them, the selection counts as a phase.
         """
         if any(task.target in other.reads for other in self.schedule.tasks):
-            self._refused[task.target] = failures
-        else:
-            survivors.settle(failures, self.clients or 0)
+            if failures:
+                self._refused[task.target] = failures
+            return
+        scope, clients = current_scope(), self.clients or 0
+        survivors, telling = scope.of(Survivors), scope.of(Telling)
+        if survivors is not None:
+            replayed = survivors.replayed(clients, task.uri)
+            survivors.end_phase(task.uri, {**failures, **replayed}, replayed, (), clients)
+        elif telling is not None:
+            telling.record(self.next_phase(), task.uri, (), {}, (), clients)
 
     def refused(self, task: Task) -> Mapping[int, FedstackError]:
         """Returns the errors of the clients that have no values for a task, by client."""
@@ -101,16 +110,22 @@ class ScheduleValues:
         return found
 
     async def run_task(self, task: Task, runner: TaskRunner) -> None:
-        """Runs a task whose inputs are available, and stores its results."""
+        """Runs a task whose inputs are available, and stores its results.
+
+        Server work that fails with a retryable error is repeated by itself, so that the results of phases are kept.
+        """
+        losses = current_scope().losses
         if isinstance(task, ServerTask):
             inputs = [self.read(expression) for expression in task.inputs]
-            self.values[task.target] = await runner.run_server_task(task, inputs)
+            work = lambda: runner.run_server_task(task, inputs)  # noqa: E731
+            self.values[task.target] = await repeated(work, losses, "Running server work", RetryableError)
         elif isinstance(task, PhaseTask):
             results = await runner.run_phase_task(task, self)
             for target, value in zip(task.targets, results):
                 self.values[target] = value
         else:
-            self.values[task.target] = await runner.run_select_task(task, self)
+            select = lambda: runner.run_select_task(task, self)  # noqa: E731
+            self.values[task.target] = await repeated(select, losses, "Running a selection", RetryableError)
 
 
 class ScheduleRun(ScheduleValues):

@@ -45,7 +45,7 @@ class ClientOutcome:
 
 
 _NAMES = tuple(field.name for field in attrs.fields(ClientOutcome))
-_FORMAT = "fedstack client outcomes 1"
+_FORMAT = "fedstack client outcomes 2"
 
 
 def _written(error: Exception | None) -> tuple[str | None, str | None]:
@@ -97,11 +97,29 @@ def _check_complete(outcomes: Sequence[ClientOutcome], rows: int) -> None:
         call, phase, client = one.call, one.phase, one.client + 1
 
 
+@attrs.frozen
+class RecordedCall:
+    """The outcomes of a call.
+
+    Attributes:
+      phases: The outcomes of each phase, by client.
+      work: What the clients of each phase do; `None` if it was not recorded.
+    """
+
+    phases: Sequence[Mapping[int, ClientOutcome]]
+    work: Sequence[str | None]
+
+    def phase(self, number: int) -> Mapping[int, ClientOutcome]:
+        """Returns the outcomes of a phase, by client; none if the call had no such phase."""
+        return self.phases[number] if number < len(self.phases) else {}
+
+
 class ClientOutcomes(Sequence[ClientOutcome]):
     """The outcomes of the calls of a block, in order of call, phase and client."""
 
     def __init__(self) -> None:
         self._outcomes: dict[tuple[int, int, int], ClientOutcome] = {}
+        self._work: dict[tuple[int, int], str] = {}  # by call and phase
         self._calls = itertools.count()
 
     def next_call(self) -> int:
@@ -111,6 +129,10 @@ class ClientOutcomes(Sequence[ClientOutcome]):
     def add(self, outcomes: Iterable[ClientOutcome]) -> None:
         """Adds outcomes. Those of a call that is repeated replace those of its last attempt. Called on any thread."""
         self._outcomes.update(((one.call, one.phase, one.client), one) for one in outcomes)
+
+    def note_work(self, call: int, phase: int, work: str) -> None:
+        """Records what the clients of a phase do: their functions and aggregations."""
+        self._work[call, phase] = work
 
     def of_kind(self, kind: str) -> list[ClientOutcome]:
         """Returns the outcomes of a kind, such as `failed`."""
@@ -133,7 +155,9 @@ class ClientOutcomes(Sequence[ClientOutcome]):
           OSError: If the file cannot be written.
         """
         rows = [[*[getattr(one, name) for name in _NAMES[:-1]], *_written(one.error)] for one in self]
-        content = json.dumps({"format": _FORMAT, "columns": [*_NAMES[:-1], "error", "message"], "rows": rows})
+        columns = [*_NAMES[:-1], "error", "message"]
+        phases = [[*key, self._work[key]] for key in sorted(self._work)]
+        content = json.dumps({"format": _FORMAT, "columns": columns, "rows": rows, "phases": phases})
         unfinished = Path(f"{os.fspath(path)}.unfinished")
         unfinished.write_text(content, encoding="utf-8")
         unfinished.replace(path)
@@ -154,6 +178,8 @@ class ClientOutcomes(Sequence[ClientOutcome]):
             rows = list(map(_outcome_of, content["rows"]))
             found.add(rows)
             _check_complete(found, len(rows))
+            for call, phase, work in content["phases"]:
+                found.note_work(int(call), int(phase), str(work))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidValueError(
                 f"Expected the outcomes of clients in {os.fspath(path)}, found {type(error).__name__}: {error}; pass a "
@@ -161,13 +187,16 @@ class ClientOutcomes(Sequence[ClientOutcome]):
             ) from error
         return found
 
-    def phases_of(self, call: int) -> Sequence[Mapping[int, ClientOutcome]]:
-        """Returns the outcomes of each phase of a call, by client."""
+    def of_call(self, call: int) -> "RecordedCall":
+        """Returns the outcomes of a call."""
         phases: dict[int, dict[int, ClientOutcome]] = {}
         for one in self._outcomes.values():
             if one.call == call:
                 phases.setdefault(one.phase, {})[one.client] = one
-        return [phases.get(number, {}) for number in range(max(phases, default=-1) + 1)]
+        numbers = range(max(phases, default=-1) + 1)
+        return RecordedCall(
+            [phases.get(number, {}) for number in numbers], [self._work.get((call, number)) for number in numbers]
+        )
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -228,12 +257,19 @@ class Telling(SystemScope):
         return Telling(self.outcomes, self.outcomes.next_call())
 
     def record(
-        self, phase: int, ran: Iterable[Ran], failures: Mapping[int, Exception], absent: Iterable[int], clients: int
+        self,
+        phase: int,
+        work: str,
+        ran: Iterable[Ran],
+        failures: Mapping[int, Exception],
+        absent: Iterable[int],
+        clients: int,
     ) -> None:
         """Records the outcomes of a phase.
 
         Args:
           phase: The number of the phase.
+          work: What the clients do.
           ran: The clients that ran.
           failures: The errors of the clients that failed, by client.
           absent: The clients that did not run.
@@ -251,6 +287,7 @@ class Telling(SystemScope):
             (worker, took), error = places.get(client, ("", None)), failures.get(client)
             return ClientOutcome(call, phase, client, _kind(error), worker, took, error)
 
+        self.outcomes.note_work(call, phase, work)
         self.outcomes.add(map(outcome, range(clients)))
 
 

@@ -9,6 +9,7 @@ from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.errors import ClientLeftOutError, FedstackError, InvalidValueError, TooManyClientFailuresError
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures, named_some
 from fedstack.executors.survivors.ending import Ending
+from fedstack.executors.survivors.outcomes import Ran, Telling
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
 from fedstack.observe.events import ClientFailed
@@ -18,6 +19,7 @@ _logger = logging.getLogger(__name__)
 _NOBODY_LEFT = (
     "No client is left after phase %d: sums are 0 and means NaN; check what all clients raise, and set min_clients"
 )
+_REPLAY = "replay calls of the same computations, with the same clients, in the same order"
 # The maximum number of kinds of errors that a message lists.
 _MOST_KINDS = 10
 _RAISED = re.compile(r"'[^']*' raised (\w+)")
@@ -42,7 +44,7 @@ class Survivors(SystemScope):
 
     def __init__(self, policy: ClientFailures, absent: Mapping[int, ClientFailure], call: int | None = 0) -> None:
         self._policy = policy
-        self._replayed = None if policy.replay is None or call is None else policy.replay.phases_of(call)
+        self._replayed = None if policy.replay is None or call is None else policy.replay.of_call(call)
         self.absent = dict(absent)
         self.phase = 0
 
@@ -59,28 +61,59 @@ class Survivors(SystemScope):
         ending = None if enough is None else Ending(enough, present)
         return Tolerance(absent, policy.client_seconds, policy.retries, ending=ending)
 
-    def replayed(self, clients: int) -> Mapping[int, FedstackError]:
+    def replayed(self, clients: int, work: str) -> Mapping[int, FedstackError]:
         """Returns the errors of the clients that fail in the next phase because they failed in the replayed call.
+
+        Args:
+          clients: The number of clients of the call.
+          work: What the clients of the phase do.
 
         Raises:
           InvalidValueError: If the replayed call was another one.
         """
         if self._replayed is None:
             return {}
-        if self.phase >= len(self._replayed) or len(self._replayed[self.phase]) != clients:
-            found = len(self._replayed[self.phase]) if self.phase < len(self._replayed) else 0
+        phase = self.phase
+        recorded = self._replayed.phase(phase)
+        if len(recorded) != clients:
             raise InvalidValueError(
-                f"Expected the outcomes of {counted(clients, 'client')} in phase {self.phase} of the call to replay, "
-                f"found {found}; replay calls of the same computations, with the same clients, in the same order"
+                f"Expected the outcomes of {counted(clients, 'client')} in phase {phase} of the call to replay, found "
+                f"{len(recorded)}; {_REPLAY}"
             )
-        outcomes = self._replayed[self.phase].values()
-        return {one.client: one.error for one in outcomes if isinstance(one.error, FedstackError)}
+        before = self._replayed.work[phase] if recorded else None
+        if before not in (None, work):
+            raise InvalidValueError(
+                f"Expected phase {phase} of the call to replay ({before}), found another phase ({work}); {_REPLAY}"
+            )
+        absent = {client for client, one in recorded.items() if one.kind == "absent"}
+        others = sorted(absent ^ self.absent.keys())
+        if others:
+            raise InvalidValueError(
+                f"Expected the same clients to be absent in phase {phase} as in the call to replay, found that "
+                f"{named_some(others)} {'is' if len(others) == 1 else 'are'} absent in only one of the two; {_REPLAY}"
+            )
+        return {one.client: one.error for one in recorded.values() if isinstance(one.error, FedstackError)}
 
-    def check_replayed(self, failures: Iterable[int], replayed: Container[int]) -> None:
-        """Checks that only clients have failed that failed in the replayed call.
+    def end_phase(
+        self,
+        work: str,
+        failures: Mapping[int, FedstackError],
+        replayed: Container[int],
+        ran: Iterable[Ran],
+        clients: int,
+    ) -> None:
+        """Records the outcomes of a phase whose clients have all run.
+
+        Args:
+          work: What the clients do.
+          failures: The errors, by client.
+          replayed: The clients that fail because they failed in the replayed call.
+          ran: The clients that ran, while somebody asks.
+          clients: The number of clients of the call.
 
         Raises:
-          InvalidValueError: If another client has failed.
+          InvalidValueError: If a client has failed that did not fail in the replayed call.
+          TooManyClientFailuresError: If more clients have failed than the policy tolerates.
         """
         others = [] if self._replayed is None else [client for client in failures if client not in replayed]
         if others:
@@ -88,6 +121,10 @@ class Survivors(SystemScope):
                 f"Expected only those clients to fail that failed in the replayed call, found a failure of "
                 f"{named_some(sorted(others))} in phase {self.phase}; replay the call with the same data and functions"
             )
+        telling = current_scope().of(Telling)
+        if telling is not None:
+            telling.record(self.phase, work, ran, failures, self.absent, clients)
+        self.settle(failures, clients)
 
     def check_end(self) -> None:
         """Checks, after the last phase, that the replayed call had no further phases.
@@ -95,14 +132,14 @@ class Survivors(SystemScope):
         Raises:
           InvalidValueError: If it had.
         """
-        if self._replayed is not None and self.phase < len(self._replayed):
+        if self._replayed is not None and self.phase < len(self._replayed.phases):
             raise InvalidValueError(
                 f"Expected the outcomes of {counted(self.phase, 'phase')} of the call to replay, found those of "
-                f"{len(self._replayed)}; replay calls of the same computations, in the same order"
+                f"{len(self._replayed.phases)}; {_REPLAY}"
             )
 
     def settle(self, failures: Mapping[int, FedstackError], clients: int) -> None:
-        """Records the failures of a phase whose clients have all run.
+        """Leaves out the clients that have failed in a phase.
 
         Args:
           failures: The errors, by client.

@@ -152,11 +152,71 @@ def test_a_replay_of_other_calls_is_refused(tmp_path) -> None:
         with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
             with pytest.raises(InvalidValueError, match=message):
                 total(values)
-    short = '{"format": "fedstack client outcomes 1", "rows": [[1]]}'
+    short = '{"format": "fedstack client outcomes 2", "rows": [[1]]}'
     for content in ("{", "[]", '{"format": "another", "rows": []}', short):
         (tmp_path / "file").write_text(content)
         with pytest.raises(InvalidValueError, match="Expected the outcomes of clients in .*file, found"):
             type(outcomes).load(tmp_path / "file")
+
+
+def test_a_replay_with_other_clients_absent_is_refused() -> None:
+    for recorded, given in (([1, ClientFailure(), 3], [1, 2, 3]), ([1, 2, 3], [1, ClientFailure(), 3])):
+        with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+            with fedstack.client_outcomes() as outcomes:
+                total(recorded)
+        with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
+            with pytest.raises(InvalidValueError, match="client 1 is absent in only one of the two; replay calls of"):
+                total(given)
+
+
+def test_a_replay_of_another_computation_is_refused(tmp_path) -> None:
+    @fl.federated_computation(INTS)
+    def lowest(xs):
+        return fl.federated_min(fl.federated_map(positive, xs))
+
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
+        with fedstack.client_outcomes() as outcomes:
+            lowest([1, 2, 3])
+    outcomes.save(tmp_path / "outcomes.json")
+    loaded = fedstack.ClientOutcomes.load(tmp_path / "outcomes.json")
+    for replay in (outcomes, loaded):
+        with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=replay)):
+            with pytest.raises(
+                InvalidValueError, match=r"'?positive → federated_min\), found another phase \(positive →"
+            ):
+                largest([1, 2, 3])
+
+
+KEYS = fl.FederatedType(fl.TensorType(np.int32, [1]), fl.CLIENTS)
+
+
+@pytest.mark.parametrize("stack", ["local", "two workers"])
+def test_a_selection_that_no_phase_reads_counts_as_a_phase(stack: str, tmp_path) -> None:
+    @fedstack.python_computation([INT, np.int32], INT)
+    def plus(x, key):
+        return x + key
+
+    @fl.federated_computation(INTS, KEYS)
+    def selected(xs, keys):
+        sum_of_all = fl.federated_sum(fl.federated_map(positive, xs))
+        chosen = fl.federated_select(keys, fl.federated_value(np.int32(3), fl.SERVER), sum_of_all, plus)
+        return chosen, sum_of_all
+
+    make = {"local": fedstack.local_executor_factory, "two workers": lambda: remote_stacks.in_memory_workers(2)}[stack]
+    keys = [[0], [9], [1], [2]]
+    with SyncExecutionContext(make(), client_failures=ClientFailures()), fedstack.client_outcomes() as outcomes:
+        found, sum_of_all = selected([1, 2, 3, -4], keys)
+    assert [(one.phase, one.client) for one in outcomes.of_kind("failed")] == [(0, 3), (1, 1)]
+    assert [(one.phase, one.client) for one in found if isinstance(one, ClientFailure)] == [(1, 1), (0, 3)]
+    outcomes.save(tmp_path / "outcomes.json")
+    loaded = fedstack.ClientOutcomes.load(tmp_path / "outcomes.json")
+    with SyncExecutionContext(make(), client_failures=ClientFailures(replay=loaded)):
+        again, same_sum = selected([1, 2, 3, 4], keys)
+    assert sum_of_all == same_sum == 6
+    assert str(again) == str(found)
+    with SyncExecutionContext(make()), fedstack.client_outcomes() as outcomes:
+        selected([1, 2, 3, 4], [[0]] * 4)
+    assert [one.phase for one in outcomes] == [0] * 4 + [1] * 4
 
 
 def test_calls_inside_of_functions_count_neither_as_recorded_nor_as_replayed() -> None:

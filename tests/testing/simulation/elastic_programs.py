@@ -256,7 +256,7 @@ def ending_rounds(seed: int, faults: SimulatedFaults | None = None) -> Simulated
 
     outcomes = cluster.run(program)
     for number in range(ROUNDS):
-        for phase in outcomes.phases_of(number):
+        for phase in outcomes.of_call(number).phases:
             kinds = Counter(one.kind for one in phase.values())
             assert len(phase) == clients, f"round {number} tells of {len(phase)} clients"
             if kinds["late"]:

@@ -165,22 +165,32 @@ def test_rough_clusters_see_faults_of_all_kinds():
         assert kind in told, kind
 
 
-def test_a_seed_does_the_same_again_in_another_process_too():
-    cluster = SimulatedCluster(3, 5, SimulatedFaults.rough())
-    cluster.run(rounds)
+SAME = {"rounds": [5], "elastic": [1, 8, 17, 24]}
+
+
+def traces_of(which: str) -> list[str]:
+    """Returns what happens in some simulations, as text."""
+    if which == "elastic":
+        return [elastic_rounds(seed).trace for seed in SAME[which]]
+    clusters = [SimulatedCluster(3, seed, SimulatedFaults.rough()) for seed in SAME[which]]
+    for cluster in clusters:
+        cluster.run(rounds)
+    return [cluster.trace for cluster in clusters]
+
+
+@pytest.mark.parametrize("which", SAME)
+def test_a_seed_does_the_same_again_in_another_process_too(which: str):
     program = (
-        "import logging; logging.disable(logging.WARNING)\n"
-        "from programs import rounds\n"
-        "from fedstack.testing import SimulatedCluster, SimulatedFaults\n"
-        "cluster = SimulatedCluster(3, 5, SimulatedFaults.rough())\n"
-        "cluster.run(rounds); print(cluster.trace)"
+        "import logging; logging.disable(logging.ERROR)\n"
+        f"from test_simulated_cluster import traces_of; print(*traces_of({which!r}), sep='\\n')"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "17"}
     folder = Path(__file__).parent
+    path = os.pathsep.join(map(str, (folder, folder.parents[1])))
+    environment = {**os.environ, "PYTHONHASHSEED": "17", "PYTHONPATH": path}
     again = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
-    assert again.stdout.splitlines() == cluster.trace.splitlines()
+    assert again.stdout.splitlines() == "\n".join(traces_of(which)).splitlines()
 
 
 def test_other_seeds_do_other_things():
