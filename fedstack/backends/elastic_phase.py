@@ -7,7 +7,7 @@ if no worker is left, does the invocation fail. If a worker is idle, it takes ov
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -18,10 +18,11 @@ from fedstack.backends.elastic.early_end import EarlyEnd
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.backends.elastic.placement import placed
 from fedstack.backends.elastic.rebalancing import Available, Rebalancing
+from fedstack.backends.handed_in import HandedIn
 from fedstack.backends.lost_clients import LostClients
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import SystemScope, WorkScope, current_scope
-from fedstack.errors import FedstackError, RemoteError
+from fedstack.errors import RemoteError
 from fedstack.executors.base.hand_ins import HandIn, Leave
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
@@ -30,7 +31,6 @@ from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.remote.phase_copies import has_run, note_length, sent_once
-from fedstack.executors.survivors.ending import left_out, left_out_among, ranges_of
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, UnreadableInputsError, present_among
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
@@ -73,8 +73,6 @@ class ElasticPhase:
         self._search: asyncio.Task[None] | None = None
         self._tolerance = scope.of(Tolerance)
         self._failure: tuple[int, BaseException] | None = None
-        ending = None if self._tolerance is None else self._tolerance.ending
-        self._early = None if ending is None else EarlyEnd(ending, self._assignments, self._leave_out)
         self._rebalancing = Rebalancing(
             self._assignments,
             len(part.clients),
@@ -84,6 +82,8 @@ class ElasticPhase:
             self._task,
             hedging=backend.stops_clients and self._losses is not None and self._losses.hedging,
         )
+        self._handed_in = HandedIn(self._assignments, self._contributions, self._news_of, self._rebalancing.is_silent)
+        self._early = self._handed_in.early
         self._lost = LostClients(
             backend, caller, self._part, self._assignments, self._contributions, self._news_of, self._rebalancing.recall
         )
@@ -112,6 +112,7 @@ class ElasticPhase:
             raise
         finally:
             self._rebalancing.close()
+            self._handed_in.close()
             del self._rebalancing, self._lost, self._early
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
             self._ended.clear()
@@ -210,19 +211,6 @@ class ElasticPhase:
         if not await self._rebalancing.end(assignment):
             early.no_answer(assignment)
 
-    def _leave_out(self, clients: range) -> None:
-        """Adds clients that are late."""
-        absent = set(() if self._tolerance is None else self._tolerance.absent_in(clients))
-        errors = {client: left_out(client) for client in clients if client not in absent}
-        self._skip(clients, errors)
-
-    def _skip(self, clients: range, errors: Mapping[int, FedstackError]) -> None:
-        """Adds clients that no worker has run to their end, with the errors of those that were present."""
-        self._contributions.skip(clients, errors)
-        if self._progress is not None:
-            self._progress.started(len(errors))
-            self._progress.failed(len(errors))
-
     async def _after(self, assignment: Assignment, task: "asyncio.Task[None]") -> None:
         """Processes the end of an assignment."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -243,7 +231,7 @@ class ElasticPhase:
             raise error
         elif isinstance(error, UnreadableInputsError):
             for client, found in error.by_client.items():
-                self._skip(range(client, client + 1), {client: found})
+                self._handed_in.skip(range(client, client + 1), {client: found})
                 self._assignments.skip(range(client, client + 1))
             self._assignments.ended(assignment)  # the others wait again
         else:
@@ -347,24 +335,8 @@ class ElasticPhase:
     def _take(self, assignment: Assignment, clients: range, result: PhaseResult, counts: PartProgress | None) -> None:
         """Adds a contribution that a worker has handed in."""
         try:
-            if self._assignments.handed_in(assignment, clients):
-                self._contributions.add(clients, result, str(assignment.worker))
-                if assignment.left:
-                    self._news_of.handed_in(clients, assignment.worker)
-                unfinished = left_out_among(result.again)
-                for some in ranges_of(sorted(unfinished)):  # held, if a task has ended by itself
-                    self._assignments.wait(some, is_held=self._early is None or not self._early.is_asking)
-                for some in ranges_of(sorted(result.again.keys() - unfinished)):
-                    self._assignments.again(assignment, some)
-                if result.again:
-                    self._news.set()
-                if counts is not None:
-                    counts.withdrawn(0, 0, len(result.again))
-                    ended = present_among(clients) - len(result.again)
-                    counts.settled(ended, len(result.failures))
-                    if self._early is not None:
-                        self._early.contributed(ended - len(result.failures))
-                        self._news.set()
+            if self._handed_in.take(assignment, clients, result, counts):
+                self._news.set()
         except Exception as error:  # for example, arrays that do not fit together
             self._broken = self._broken or error
             self._news.set()

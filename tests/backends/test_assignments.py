@@ -177,6 +177,25 @@ def test_a_client_that_fails_on_one_of_two_workers_is_no_longer_needed_from_the_
     assert assignments.is_done
 
 
+def test_clients_can_be_left_to_other_workers_that_run_all_of_them() -> None:
+    assignments, (first, second) = begun(range(8), 4, 4)
+    assert not assignments.left_to_others(first, range(4), lambda other: True), "nobody else runs them"
+    hand_in_all(assignments, second)
+    (copy,) = assignments.copy(first, ["w1"])
+    assert not assignments.left_to_others(copy, range(4), lambda other: False)
+    assert assignments.handed_in(first, range(1))
+    assert assignments.left_to_others(copy, range(1, 2), lambda other: other is first)
+    assert (copy.left, first.left) == ([range(2, 4)], [range(1, 4)])
+    assert assignments.left_to_others(first, range(2, 4), lambda other: True)
+    assert (copy.left, first.left) == ([range(2, 4)], [range(1, 2)])
+    assert not assignments.left_to_others(first, range(1, 2), lambda other: True), "the copy was left to the first"
+    assert assignments.handed_in(first, range(1, 2))
+    assert assignments.ended(first)
+    assert assignments.left_to_others(copy, range(2, 4), lambda other: True) is False
+    hand_in_all(assignments, copy)
+    assert assignments.is_done
+
+
 def test_what_a_lost_worker_had_not_begun_does_not_count_as_lost() -> None:
     assignments, (first,) = begun(range(10), 10)
     assert assignments.handed_in(first, range(2))
@@ -202,7 +221,8 @@ def test_every_client_is_done_once_whatever_happens(workers: int, data: st.DataO
         assignments.present(names)
         running = [one for one in [*running, *assignments.start(0.0)] if one in assignments.running]
         one = data.draw(st.sampled_from(running))
-        event = data.draw(st.sampled_from(["hand in", "hand in", "end", "end", "lose", "hold", "fail", "move", "copy"]))
+        events = ["hand in", "hand in", "end", "end", "lose", "hold", "fail", "move", "copy", "leave"]
+        event = data.draw(st.sampled_from(events))
         if event == "hand in":
             left = one.left[0]
             part = range(left.start, data.draw(st.integers(left.start + 1, left.stop)))
@@ -217,6 +237,9 @@ def test_every_client_is_done_once_whatever_happens(workers: int, data: st.DataO
             running += assignments.move(one, stop, data.draw(st.lists(st.sampled_from(names), unique=True)))
         elif event == "copy":
             running += assignments.copy(one, data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True)))
+        elif event == "leave":
+            left = data.draw(st.sampled_from(one.left))
+            assignments.left_to_others(one, left, lambda other: data.draw(st.booleans()))
         elif event == "hold":
             assignments.hold([range(one.clients.start, one.clients.stop)])
             assignments.release()

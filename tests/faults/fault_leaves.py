@@ -63,6 +63,18 @@ def visit_and_fail(port, x):
     return x
 
 
+@fedstack.python_computation([np.int32, np.int32], np.int32)
+def visit_or_fail(port, only_at):
+    """Waits at a door, in the only process that can; in others it fails. Takes a moment if it is not to wait."""
+    if only_at and only_at != os.getpid():
+        raise OSError("a file that this process does not have")
+    if only_at:
+        wait_at(port)
+    else:
+        time.sleep(0.02)
+    return np.int32(1)
+
+
 @fedstack.python_computation([MODEL], np.float32)
 def length_of(model):
     return np.float32(np.sum(model * model))
@@ -95,6 +107,11 @@ def mean_wobble(xs):
 @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
 def doubled_sum(xs):
     return fl.federated_sum(fl.federated_map(double, xs))
+
+
+@fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.int32]), fl.CLIENTS))
+def sum_of_visits_or_failures(clients):
+    return fl.federated_sum(fl.federated_map(visit_or_fail, clients))
 
 
 @fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.float32]), fl.CLIENTS))

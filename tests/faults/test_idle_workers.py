@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_leaves import mean_visit, mean_visit_beside
+from fault_leaves import mean_visit, mean_visit_beside, sum_of_visits_or_failures
 from fault_stacks import Background, Door, context_over, eventually, locally
 from processes import Fleet
 from serving import served
@@ -103,6 +103,33 @@ def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(
         still.wake()
         again = arguments(opened)
         assert bits(Background(lambda: mean_visit(again)).result()) == bits(locally(mean_visit, again))
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_a_client_that_fails_on_one_of_two_workers_is_done_if_the_other_responds(
+    fleet: Fleet, door: Door, stands_still: bool
+) -> None:
+    fast, slow = fleet.start(threads=1), fleet.start(threads=1, heartbeat_seconds=60.0)
+    clients, diary = [(0, 0)] * 80, Diary()
+    clients[40] = (door.port, slow.pid)
+    policy = fedstack.ClientFailures()
+    with context_over([fast.target, slow.target], client_failures=policy), observe.add_observer(diary):
+        sum_of_visits_or_failures([(0, 0)] * 80)  # a new function would first run on one worker
+        running = Background(lambda: sum_of_visits_or_failures(clients))
+        door.wait_for(running, slow.pid)
+        if stands_still:
+            slow.stop()
+        eventually(lambda: any(event.runs_twice for event in diary.of(ClientsTakenOver)))
+        if stands_still:
+            assert running.result() == 79
+            slow.wake()
+        else:
+            calls = len(diary.of(PhaseEnded))
+            eventually(lambda: len(diary.of(PhaseEnded)) > calls or running.ended)
+            assert not running.ended
+            door.open()
+            assert running.result() == 80
+        door.open()
 
 
 def test_without_hedging_clients_do_not_run_twice(fleet: Fleet, door: Door, opened: Door, caplog) -> None:

@@ -186,6 +186,25 @@ class Assignments:
                 return True
         return False
 
+    def left_to_others(self, assignment: Assignment, clients: range, able: Callable[[Assignment], bool]) -> bool:
+        """Drops clients from an assignment if other workers are running all of them, and returns whether they are.
+
+        Args:
+          assignment: The assignment, whose worker has run the clients.
+          clients: The clients.
+          able: Returns whether the contribution of another assignment is worth waiting for.
+        """
+        if assignment not in self.running or not self._has_copies:
+            return False
+        rest = [clients]
+        for other in self.running:
+            if other is not assignment and able(other):
+                for taken in other.left:
+                    rest = [part for some in rest for part in _without(some, taken)]
+        if not rest:
+            self._no_longer_needed(clients, [assignment])
+        return not rest
+
     def ended(self, assignment: Assignment) -> bool:
         """Records that a worker has run its assignment, and returns whether this is possible.
 
