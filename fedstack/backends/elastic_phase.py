@@ -26,7 +26,7 @@ from fedstack.errors import RemoteError
 from fedstack.executors.base.hand_ins import HandIn, Leave
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.composing_executor import LOSSES, Contributions, even_counts, whole_blocks
+from fedstack.executors.composing_executor import LOSSES, Contributions
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.concurrency.repetition import repeated
@@ -57,7 +57,7 @@ class ElasticPhase:
         self._backend = backend
         self._caller = caller
         self._part = attrs.evolve(part, inputs=sent_once(part.phase, part.inputs))
-        self._assignments = Assignments(part.clients)
+        self._assignments = Assignments(part.clients, cuts_blocks=not any(fold.functions for fold in part.phase.folds))
         self._contributions = Contributions(engine, part.phase, part.arguments, part.clients)
         self._losses: InvocationLosses | None = scope.losses
         self._progress = scope.progress
@@ -131,7 +131,6 @@ class ElasticPhase:
 
     async def _begin(self) -> None:
         """Assigns all clients to the workers that are available now."""
-        clients = self._part.clients
         if self._lost.suspect():  # clients of an earlier attempt
             self._news.set()
             return
@@ -148,8 +147,7 @@ class ElasticPhase:
             places = places[:-1]
             self._rebalancing.wait(_RESERVE_SECONDS)
         self._lost.begun_with = len(places)
-        cuts_blocks = not any(fold.functions for fold in self._part.phase.folds)
-        counts = even_counts(len(clients), len(places)) if cuts_blocks else whole_blocks(clients, len(places))
+        counts = self._assignments.counts(len(places))
         kept = [self._backend.kept_at(place, self._part.inputs) for place in places]
         if any(kept):
             places = [places[index] for index in placed(counts, kept)]

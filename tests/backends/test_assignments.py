@@ -177,6 +177,21 @@ def test_a_client_that_fails_on_one_of_two_workers_is_no_longer_needed_from_the_
     assert assignments.is_done
 
 
+def test_many_clients_of_a_general_aggregation_are_divided_at_its_blocks() -> None:
+    assignments = Assignments(range(3, 3003), cuts_blocks=False)
+    started = assignments.begin(["w0", "w1"], assignments.counts(2))
+    assert [one.clients for one in started] == [range(3, 1496), range(1496, 3003)]
+    assignments.lost(started[1], since=0.0)
+    assignments.present(["w0", "w1", "w2"])
+    stops = [one.clients.stop for one in assignments.start(0.0)]
+    assert [stop % 8 for stop in stops] == [0, 0, 3003 % 8]
+    assert max(stops[0] - 1496, stops[1] - stops[0], 3003 - stops[1]) <= 1507 // 3 + 8
+    moved = assignments.move(started[0], 1000, ["w1", "w2"])
+    assert all(one.clients.stop % 8 == 0 for one in moved)
+    few = Assignments(range(10), cuts_blocks=False)
+    assert few.counts(4) == [3, 3, 2, 2], "cutting blocks saves time"
+
+
 def test_clients_can_be_left_to_other_workers_that_run_all_of_them() -> None:
     assignments, (first, second) = begun(range(8), 4, 4)
     assert not assignments.left_to_others(first, range(4), lambda other: True), "nobody else runs them"

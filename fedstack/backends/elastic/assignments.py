@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import attrs
 
-from fedstack.executors.composing_executor import even_counts
+from fedstack.executors.composing_executor import even_counts, whole_blocks
 
 
 @attrs.define(eq=False)
@@ -83,19 +83,21 @@ class Assignments:
 
     Args:
       clients: The clients of the phase.
+      cuts_blocks: Whether many clients are divided evenly, and not at the blocks of general aggregations.
 
     Attributes:
       running: The assignments that workers are running, in the order in which they started.
       dropped: The running assignments that are no longer needed. The driver ends and removes them.
     """
 
-    def __init__(self, clients: range) -> None:
+    def __init__(self, clients: range, *, cuts_blocks: bool = True) -> None:
         self.running: dict[Assignment, None] = {}
         self.dropped: list[Assignment] = []
         self._waiting = [_Waiting(clients, 0, 0.0)] if clients else []
         self._unfinished: list[_Waiting] = []
         self._workers: tuple[Hashable, ...] = ()
         self._has_copies = False
+        self._counts = _even if cuts_blocks else whole_blocks
 
     @property
     def is_done(self) -> bool:
@@ -118,6 +120,10 @@ class Assignments:
         return min((one.since for one in self._waiting if not one.is_held), default=None)
 
     # Events.
+
+    def counts(self, workers: int) -> Sequence[int]:
+        """Returns the numbers of clients with which so many workers begin the phase."""
+        return self._counts(self._waiting[0].clients, workers)
 
     def begin(self, workers: Sequence[Hashable], counts: Sequence[int]) -> list[Assignment]:
         """Assigns consecutive ranges of all clients to workers, and returns the assignments to start.
@@ -161,7 +167,7 @@ class Assignments:
         started: list[Assignment] = []
         for one in sorted(ready, key=lambda one: one.clients.start):
             others = [worker for worker in load if worker != one.avoids] or list(load)
-            for piece in _divided(one.clients, len(others)):
+            for piece in self._divided(one.clients, len(others)):
                 worker = min(others, key=load.__getitem__)
                 load[worker] += len(piece)
                 started.append(self._assign(worker, one.at(piece, is_held=False)))
@@ -265,7 +271,7 @@ class Assignments:
         return [
             self._assign(worker, one.at(piece, is_held=False))
             for one in waiting
-            for worker, piece in zip(workers, _divided(one.clients, len(workers)))
+            for worker, piece in zip(workers, self._divided(one.clients, len(workers)))
         ]
 
     def copy(self, assignment: Assignment, workers: Sequence[Hashable]) -> list[Assignment]:
@@ -273,7 +279,7 @@ class Assignments:
         started: list[Assignment] = []
         assignment.is_shared = self._has_copies = True
         for left in assignment.left:
-            for worker, piece in zip(workers, _divided(left, len(workers))):
+            for worker, piece in zip(workers, self._divided(left, len(workers))):
                 started.append(self._assign(worker, self._moving(assignment, piece)))
                 started[-1].is_shared = True
         return started
@@ -320,6 +326,13 @@ class Assignments:
             for clients in list(one.left) if one in self.running else ():
                 self._no_longer_needed(clients, [other for other in self.running if other is not one])
 
+    def _divided(self, clients: range, parts: int) -> Iterator[range]:
+        """Yields consecutive ranges of similar length, none of which is empty."""
+        start = clients.start
+        for count in self._counts(clients, min(parts, len(clients))):
+            yield range(start, start + count)
+            start += count
+
     def _no_longer_needed(self, clients: range, running: Iterable[Assignment]) -> None:
         """Records that some clients need not run any more, and drops the assignments that have no others."""
         rest = [(one, _without(one.clients, clients)) for one in self._waiting]
@@ -359,12 +372,8 @@ class Assignments:
         return f"<Assignments {list(self.running)} running, {self._waiting} waiting>"
 
 
-def _divided(clients: range, parts: int) -> Iterator[range]:
-    """Yields consecutive ranges of similar length, none of which is empty."""
-    start = clients.start
-    for count in even_counts(len(clients), min(parts, len(clients))):
-        yield range(start, start + count)
-        start += count
+def _even(clients: range, parts: int) -> list[int]:
+    return even_counts(len(clients), parts)
 
 
 def _without(clients: range, others: range) -> list[range]:
