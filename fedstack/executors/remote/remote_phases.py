@@ -23,6 +23,7 @@ from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
+from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import error_of_inputs, write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
@@ -36,6 +37,7 @@ from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.peers.executor_stub import Answer
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
+from fedstack.transport.wire.parcels import Incoming
 
 _T = TypeVar("_T")
 # Asks for a single response.
@@ -204,27 +206,35 @@ class _PhaseRun:
         states, clients = partial_states(self._phase, self._arguments), self._left
         async with answer as incoming:
             while True:
-                header = await incoming.header()
-                response = await sized(len(header), lambda: parsed(messages.PhaseResponse, header))  # noqa: B023
-                part = self._part(response)
-                unpacker = Unpacker(clients=len(part), for_results=True)
-                received = await sized(
-                    len(header),
-                    lambda: read_result(self._phase, states, part, response, unpacker, self._tolerance, address),  # noqa: B023
-                )
-                if note is not None:
-                    note.bytes_received += response.ByteSize() + sum(map(len, unpacker.buffers))
-                read = incoming.read_next if response.handed_in else incoming.read_into
-                async with room_for(sum(map(len, unpacker.buffers)), part.start):
-                    await read(unpacker.buffers)
-                unpacker.finish()
+                response, part, result = await self._next(incoming, states, address, note)
                 self._left = range(part.stop, max(part.stop, self._left.stop))
                 report.left_out(failed_in(response))
                 if not response.handed_in:
                     report.ends_after(present_among(range(clients.start, part.stop)))
-                    return (part, received.complete()), response
+                    return (part, result), response
                 report.handed_in(present_among(range(clients.start, part.stop)))
-                self._hand_in.take(part, received.complete())
+                self._hand_in.take(part, result)
+                del result  # it may be large, and the next response may be far away
+
+    async def _next(
+        self, incoming: Incoming, states: Sequence[FoldState | None], address: str, note: PhaseNote | None
+    ) -> tuple[messages.PhaseResponse, range, PhaseResult]:
+        """Receives a response, and returns it with its clients and their contribution."""
+        header = await incoming.header()
+        response = await sized(len(header), lambda: parsed(messages.PhaseResponse, header))
+        part = self._part(response)
+        unpacker = Unpacker(clients=len(part), for_results=True)
+        received = await sized(
+            len(header),
+            lambda: read_result(self._phase, states, part, response, unpacker, self._tolerance, address),
+        )
+        size = sum(map(len, unpacker.buffers))
+        if note is not None:
+            note.bytes_received += response.ByteSize() + size
+        async with room_for(size, part.start):
+            await (incoming.read_next if response.handed_in else incoming.read_into)(unpacker.buffers)
+        unpacker.finish()
+        return response, part, received.complete()
 
     def _part(self, response: messages.PhaseResponse) -> range:
         """Returns the clients of a response."""
