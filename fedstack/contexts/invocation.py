@@ -49,6 +49,7 @@ from fedstack.executors.concurrency.coroutines import need_event_loop, runs_inli
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures
+from fedstack.executors.survivors.outcomes import Telling
 from fedstack.executors.survivors.survivors import Survivors
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.foundations.value_text import describe
@@ -161,6 +162,8 @@ class Invoker:
         signature = comp.type_signature
         losses = InvocationLosses(self._retry_policy, self._check_open)
         outer = begin_invocation(self._environment, losses, None if call is None else call.span)
+        if call is not None and current_scope().of(Telling) is None:
+            set_scope(current_scope().adding(Telling()))
         # Calls that functions of clients make are not recorded, so they are not replayed.
         number = next(self._calls) if outer.losses is None else None
         # They are part of the client's work, and know no policy, as on workers. A context that they create has its own.

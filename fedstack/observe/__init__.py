@@ -9,15 +9,18 @@
 ...     pass  # call computations
 """
 
+from fedstack.observe.client_events import (
+    ClientFailed,
+    ClientsChanged,
+    ClientsHandedIn,
+    ClientsRan,
+    ClientsRetried,
+    ClientsTakenOver,
+)
 from fedstack.observe.events import (
     CallEnded,
     CallRetried,
     CallStarted,
-    ClientFailed,
-    ClientsChanged,
-    ClientsHandedIn,
-    ClientsRetried,
-    ClientsTakenOver,
     Event,
     Folded,
     LeafLoaded,
@@ -42,6 +45,7 @@ __all__ = [
     "ClientFailed",
     "ClientsChanged",
     "ClientsHandedIn",
+    "ClientsRan",
     "ClientsRetried",
     "ClientsTakenOver",
     "Event",

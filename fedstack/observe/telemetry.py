@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedstack._version import __version__
 from fedstack.errors import TypeMismatchError
+from fedstack.observe.client_events import ClientsChanged, ClientsRetried
 from fedstack.observe.events import (
     CallEnded,
     CallRetried,
     CallStarted,
-    ClientsChanged,
-    ClientsRetried,
     Event,
     Folded,
     LeafLoaded,

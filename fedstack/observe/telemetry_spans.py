@@ -9,13 +9,11 @@ from typing import Any
 
 import attrs
 
+from fedstack.observe.client_events import ClientFailed, ClientsRetried, ClientsTakenOver
 from fedstack.observe.events import (
     CallEnded,
     CallRetried,
     CallStarted,
-    ClientFailed,
-    ClientsRetried,
-    ClientsTakenOver,
     Event,
     Folded,
     LeafLoaded,

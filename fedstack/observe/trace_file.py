@@ -15,15 +15,17 @@ from typing import Any
 
 import attrs
 
-from fedstack.observe.events import (
-    CallEnded,
-    CallRetried,
-    CallStarted,
+from fedstack.observe.client_events import (
     ClientFailed,
     ClientsChanged,
     ClientsHandedIn,
     ClientsRetried,
     ClientsTakenOver,
+)
+from fedstack.observe.events import (
+    CallEnded,
+    CallRetried,
+    CallStarted,
     Event,
     Folded,
     LeafLoaded,

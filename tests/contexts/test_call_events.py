@@ -18,6 +18,7 @@ from fedstack.observe import (
     CallRetried,
     CallStarted,
     ClientsChanged,
+    ClientsRan,
     Folded,
     LeafLoaded,
     PhaseEnded,
@@ -97,7 +98,8 @@ def test_a_call_is_told_of_with_its_phase_and_its_clients_in_order() -> None:
     with watched() as diary:
         assert double_all(list(range(10))) == 90
     kinds = [kind for kind, _ in itertools.groupby(diary.kinds(LeafLoaded))]
-    assert kinds == ["CallStarted", "PhaseStarted", "ClientsChanged", "Folded", "PhaseEnded", "CallEnded"]
+    phase_kinds = ["PhaseStarted", "ClientsChanged", "ClientsRan", "Folded", "PhaseEnded"]
+    assert kinds == ["CallStarted", *phase_kinds, "CallEnded"]
     call, phase = diary.the(CallStarted), diary.the(PhaseStarted)
     assert (call.computation, phase.functions, phase.first_client, phase.clients) == ("double_all", "double", 0, 10)
     assert totals(diary.of(ClientsChanged)) == (10, 10, 10, 0)
@@ -150,7 +152,7 @@ def test_each_attempt_that_fails_is_told_of_and_the_call_ends_once() -> None:
 
     with watched() as diary:
         lose_all([0, 1])
-    assert diary.kinds(ClientsChanged, LeafLoaded) == [
+    assert diary.kinds(ClientsChanged, ClientsRan, LeafLoaded) == [
         "CallStarted",
         "PhaseStarted",
         "PhaseEnded",

@@ -1,6 +1,7 @@
 """Contexts with a policy for clients that fail."""
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from fedstack.errors import (
     TooManyClientFailuresError,
     TypeMismatchError,
 )
-from fedstack.observe import ClientFailed
+from fedstack.observe import ClientFailed, ClientsRan
 
 INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -230,13 +231,25 @@ def test_progress_counts_failed_clients_once_and_absent_ones_not_at_all() -> Non
     assert (counts.total, counts.done, counts.running, counts.failures) == (3, 2, 0, 1)
 
 
-def test_observers_are_told_of_clients_that_fail() -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_observers_are_told_what_outcomes_record(recorded: bool) -> None:
     diary = Diary()
-    with local(client_failures=ClientFailures()), observe.add_observer(diary):
+    block = fedstack.client_outcomes() if recorded else contextlib.nullcontext()
+    with local(client_failures=ClientFailures()), observe.add_observer(diary), block:
         total([1, -2, ClientFailure(), -3])
     told = diary.of(ClientFailed)
-    assert [(one.client, one.number, one.error) for one in told] == [(1, 0, "LeafError"), (3, 0, "LeafError")]
+    assert [(one.client, one.number, one.kind, one.error) for one in told] == [
+        (1, 0, "failed", "LeafError"),
+        (3, 0, "failed", "LeafError"),
+    ]
     assert "-2 is negative" in told[0].message
+    assert all(one.seconds > 0 for one in told)
+    ran = [(one.number, client) for one in diary.of(ClientsRan) for client in range(*ends_of(one))]
+    assert sorted(ran) == [(0, 0), (0, 1), (0, 3)]
+
+
+def ends_of(ran: ClientsRan) -> tuple[int, int]:
+    return ran.first_client, ran.first_client + ran.clients
 
 
 def test_failed_clients_keep_no_values_alive() -> None:

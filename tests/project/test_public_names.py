@@ -61,6 +61,7 @@ PUBLIC_NAMES = {
         "ClientFailed",
         "ClientsChanged",
         "ClientsHandedIn",
+        "ClientsRan",
         "ClientsRetried",
         "ClientsTakenOver",
         "Event",

@@ -7,7 +7,8 @@ from fedstack.backends.elastic.assignments import Assignment
 from fedstack.backends.elastic.balance import TakenOver
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.membership.ledger import named
-from fedstack.observe.events import ClientsHandedIn, ClientsRetried, ClientsTakenOver, Span
+from fedstack.observe.client_events import ClientsHandedIn, ClientsRetried, ClientsTakenOver
+from fedstack.observe.events import Span
 from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ import attrs
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.observe.events import NO_SPAN, ClientsChanged, Span
+from fedstack.observe.client_events import ClientsChanged
+from fedstack.observe.events import NO_SPAN, Span
 from fedstack.observe.observers import observers
 from fedstack.transport.wire.frames import Heartbeat, RunningClients
 

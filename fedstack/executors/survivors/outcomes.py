@@ -5,7 +5,7 @@ import importlib
 import itertools
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -14,6 +14,9 @@ import attrs
 from fedstack import errors
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.errors import ClientTimeoutError, FedstackError, InvalidValueError, LeafError
+from fedstack.executors.survivors.ending import ranges_of
+from fedstack.observe.client_events import ClientFailed, ClientsRan
+from fedstack.observe.observers import observers
 
 # The clients that ran together: the clients, the worker, and the time that they took, in seconds.
 Ran = tuple[range, str, float]
@@ -243,7 +246,7 @@ class Telling(SystemScope):
     """Part of the scope of phases that tell which clients ran where, and how long.
 
     Attributes:
-      outcomes: Where the outcomes are recorded; `None` on a worker.
+      outcomes: Where the outcomes are recorded; `None` on a worker, and if only observers are told.
       call: The number of the call; `None` outside of calls.
     """
 
@@ -275,11 +278,15 @@ class Telling(SystemScope):
           absent: The clients that did not run.
           clients: The number of clients.
         """
+        gone = set(absent)
+        ran = list(_without(ran, gone))
+        places = {client: (worker, seconds / len(some)) for some, worker, seconds in ran for client in some}
+        failures = {client: error for client, error in failures.items() if client not in gone}
+        if observers.present:
+            _tell(phase, ran, failures, places)
         if self.outcomes is None or self.call is None:
             return
         call = self.call
-        places = {client: (worker, seconds / len(some)) for some, worker, seconds in ran for client in some}
-        gone = set(absent)
 
         def outcome(client: int) -> ClientOutcome:
             if client in gone:
@@ -289,6 +296,40 @@ class Telling(SystemScope):
 
         self.outcomes.note_work(call, phase, work)
         self.outcomes.add(map(outcome, range(clients)))
+
+
+def _without(ran: Iterable[Ran], absent: Container[int]) -> Iterator[Ran]:
+    """Yields the clients that ran together, without clients that were absent."""
+    for some, worker, seconds in ran:
+        present = [client for client in some if client not in absent]
+        for part in ranges_of(present):
+            yield part, worker, seconds * len(part) / len(present)
+
+
+def _tell(
+    phase: int, ran: Iterable[Ran], failures: Mapping[int, Exception], places: Mapping[int, tuple[str, float]]
+) -> None:
+    """Tells observers what became of the clients of a phase."""
+    ids = current_scope().span.ids
+    for some, worker, seconds in ran:
+        first, count = some.start, len(some)
+        observers.tell(
+            ClientsRan(**ids, number=phase, first_client=first, clients=count, worker=worker, seconds=seconds)
+        )
+    for client in sorted(failures):
+        error, (worker, took) = failures[client], places.get(client, ("", None))
+        observers.tell(
+            ClientFailed(
+                **ids,
+                client=client,
+                number=phase,
+                kind=_kind(error),
+                error=type(error).__name__,
+                message=str(error),
+                worker=worker,
+                seconds=took or 0.0,
+            )
+        )
 
 
 def _kind(error: Exception | None) -> str:

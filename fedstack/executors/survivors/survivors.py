@@ -12,8 +12,6 @@ from fedstack.executors.survivors.ending import Ending
 from fedstack.executors.survivors.outcomes import Ran, Telling
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
-from fedstack.observe.events import ClientFailed
-from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
 _NOBODY_LEFT = (
@@ -156,9 +154,6 @@ class Survivors(SystemScope):
             if len(self.absent) >= _MOST_CAUSES:
                 error.__cause__ = None
             self.absent[client] = ClientFailure(client, phase, error)
-            if observers.present:
-                ids, name, text = current_scope().span.ids, type(error).__name__, str(error)
-                observers.tell(ClientFailed(**ids, client=client, number=phase, error=name, message=text))
         failed = {client: one for client, one in self.absent.items() if _is_failed(one.error)}
         left = clients - len(self.absent)
         if len(failed) > self._policy.most(clients) or left < self._policy.least(clients):
