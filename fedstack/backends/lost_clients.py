@@ -146,7 +146,11 @@ class LostClients:
             if self._tolerance is None or client is None:
                 raise
             searched = True
-            self._contributions.skip(range(client, client + 1), {client: without_frames(error)})
+            workers = [worker for some in losses.suspects(phase) if client in some.clients for worker in some.workers]
+            # It has ended several workers; the outcome has the last one.
+            self._contributions.skip(
+                range(client, client + 1), {client: without_frames(error)}, str(workers[-1]) if workers else ""
+            )
             self._assignments.skip(range(client, client + 1))
             self._assignments.forgive()
         if searched:

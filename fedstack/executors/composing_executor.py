@@ -139,14 +139,17 @@ class Contributions:
         self._failures.update(result.failures)
         self._ran += [(some, where or worker, seconds) for some, where, seconds in result.ran]
 
-    def skip(self, clients: range, errors: Mapping[int, FedstackError]) -> None:
+    def skip(self, clients: range, errors: Mapping[int, FedstackError], worker: str = "") -> None:
         """Adds clients that are in no contribution, because they have ended their worker or nobody waits for them.
 
         Args:
           clients: The clients.
           errors: The errors of those that were present, by client.
+          worker: The worker that has run the clients, for a time that is not known; empty if there is none.
         """
         self.add(clients, skipped(self._phase, self._arguments, clients, errors))
+        if worker:
+            self._ran.append((clients, worker, 0.0))
 
     async def folded(self) -> FoldedPhase:
         """Returns the merged contributions of all clients."""

@@ -16,7 +16,7 @@ import fedstack
 from fedstack import ClientFailure, ClientFailures, observe
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import ClientLeftOutError, LeafError, TooManyClientFailuresError
-from fedstack.observe import ClientsChanged, ClientsRetried
+from fedstack.observe import ClientFailed, ClientsChanged, ClientsRetried
 from fedstack.service.pool.worker_pool import local_worker_pool
 
 pytestmark = pytest.mark.slow
@@ -70,6 +70,7 @@ def test_clients_that_end_their_process_are_left_out_and_a_worker_is_left(start)
             what = "raised ValueError" if client == 8 else "crashed its process with exit status 3"
             assert f"'step_or_end' {what}" in error
             assert f"at client {client}" in error
+        assert {one.client: one.worker in workers for one in diary.of(ClientFailed)} == dict.fromkeys(ENDING, True)
         changes = diary.of(ClientsChanged)
         eventually(lambda: sum(one.done for one in changes) == CLIENTS - len(ENDING))
         assert sum(one.failed for one in changes) == len(ENDING)

@@ -361,7 +361,8 @@ class ClientBlocks:
             self.progress.finished(present - failed)
             if failed:
                 self.progress.failed(failed)
-        self.sink.took(clients, seconds)
+        if tolerant is None:
+            self.sink.took(clients, seconds)
         self.sink.reached(reached)
         return seconds
 

@@ -5,6 +5,7 @@ of all further blocks, unless the program prefers columns. Nothing stands in for
 """
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -33,10 +34,12 @@ class _Failed:
     Attributes:
       error: Its error.
       runs_again: Whether another worker is to run it.
+      has_run: Whether it has begun.
     """
 
     error: FedstackError
     runs_again: bool
+    has_run: bool = True
 
 
 class TolerantBlocks:
@@ -114,7 +117,7 @@ class TolerantBlocks:
 
     def _run_together(self, columns: Sequence[Column], clients: range) -> bool:
         """Runs clients over whole columns, and returns whether none of them has failed."""
-        first = clients.start
+        first, begin = clients.start, time.perf_counter()
         try:
             here = [column.here() for column in columns]
         except FedstackError:
@@ -129,6 +132,7 @@ class TolerantBlocks:
             return False
         self.result_bytes = sum(map(bytes_per_client, results))
         self._sink.feed(first, results)
+        self._sink.took(clients, time.perf_counter() - begin)
         return True
 
     def _run_alone(self, columns: Sequence[Column], clients: range, before: int, block: Block) -> int:
@@ -161,7 +165,10 @@ class TolerantBlocks:
 
         stream: ResultStream | None = None  # an empty one would stand where another block begins
         for index, client in enumerate(clients):
+            begin = time.perf_counter()
             results = self._run_client(client, lambda client=client: make(lambda: results_of(client)))
+            if not isinstance(results, _Failed) or results.has_run:
+                sink.took(range(client, client + 1), time.perf_counter() - begin)
             if isinstance(results, _Failed):
                 if stream is not None:
                     stream.close()
@@ -186,7 +193,7 @@ class TolerantBlocks:
         """Runs a client, and returns its results. If it fails, it may run again, here or on another worker."""
         tries, ending = self._tolerance.retries, self._ending
         if ending is not None and ending.is_over:
-            return _Failed(left_out(client), runs_again=ending.leaves_out)
+            return _Failed(left_out(client), runs_again=ending.leaves_out, has_run=False)
         while True:
             try:
                 return call()
@@ -198,7 +205,7 @@ class TolerantBlocks:
             may_repeat = may_run_again(error)
             is_unfinished = isinstance(error, ClientLeftOutError) or (may_repeat and tries > 0)
             if ending is not None and ending.is_over and is_unfinished:
-                return _Failed(left_out(client), runs_again=ending.leaves_out)
+                return _Failed(left_out(client), runs_again=ending.leaves_out, has_run=False)
             if may_repeat and next(self._elsewhere, False):
                 return _Failed(without_frames(error), runs_again=True)
             if not may_repeat or not tries:

@@ -292,7 +292,7 @@ class Telling(SystemScope):
             if client in gone:
                 return ClientOutcome(call, phase, client, "absent")
             (worker, took), error = places.get(client, ("", None)), failures.get(client)
-            return ClientOutcome(call, phase, client, _kind(error), worker, took, error)
+            return ClientOutcome(call, phase, client, _kind(error), worker, took or None, error)
 
         self.outcomes.note_work(call, phase, work)
         self.outcomes.add(map(outcome, range(clients)))

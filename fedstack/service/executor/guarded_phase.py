@@ -89,6 +89,7 @@ class _Guarded:
         self._outbox = outbox
         self._chunk_bytes = chunk_bytes
         self._tolerance = read_tolerance(request, outbox.ending)
+        self._tells = request.tells
         self._child = start()
         self._threads = LeafThreads(1, work_ends=True)
         self._next, self._stop = phase.clients.start, phase.clients.stop
@@ -209,7 +210,10 @@ class _Guarded:
         )
         if self._tolerance is None:
             raise error
-        return self._without(range(client, client + 1), {client: error})
+        response, content = self._without(range(client, client + 1), {client: error})
+        if self._tells:
+            response.ran.add(first_client=client, clients=1)  # here, for a time that is not known
+        return response, content
 
     def _without(
         self,

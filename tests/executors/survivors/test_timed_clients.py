@@ -107,6 +107,16 @@ def test_a_limit_is_a_positive_number(seconds: object) -> None:
         ClientFailures(client_seconds=seconds)
 
 
+def test_the_time_of_each_client_is_its_own(gate: Gate) -> None:
+    total = waiting_at(gate, 5)
+    policy = ClientFailures(client_seconds=SECONDS)
+    with fedstack.create_sync_local_execution_context(client_failures=policy), fedstack.client_outcomes() as outcomes:
+        total([1, 2, 5, 3])
+    late = [one for one in outcomes if one.kind == "late"]
+    assert [(one.client, one.seconds >= SECONDS) for one in late] == [(2, True)]
+    assert all(one.seconds < late[0].seconds for one in outcomes if one.kind == "done")
+
+
 @contextlib.contextmanager
 def calls_on(threads: LeafThreads, seconds: float):
     """Yields a function that makes calls on other threads."""
