@@ -55,6 +55,38 @@ def test_without_a_number_of_clients_there_are_no_totals():
     assert "   total" not in text
 
 
+@fedstack.python_computation([np.int32, np.int32], np.int32)
+def minus(x, y):
+    if x == 1:
+        raise ValueError("in a later phase")
+    return x - y
+
+
+@fedstack.python_computation([np.int32, np.int32], np.int32)
+def plus_key(x, key):
+    return x + key
+
+
+def test_phases_have_the_numbers_of_failures():
+    keys_type = fl.FederatedType(fl.TensorType(np.int32, [1]), fl.CLIENTS)
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS), keys_type)
+    def three_phases(values, keys):
+        total = fl.federated_sum(values)
+        rest = fl.federated_map(minus, (values, fl.federated_broadcast(total)))
+        return fl.federated_select(keys, fl.federated_value(np.int32(3), fl.SERVER), total, plus_key), rest
+
+    explanation = fedstack.explain(three_phases)
+    titles = [line.partition(". ")[2] for line in str(explanation).splitlines() if line[0].isdigit()]
+    assert titles == [f"on each client (phase {phase})" for phase in range(3)]
+    phases = {step.runs[0]: step.phase for step in explanation.steps if step.runs}
+    with fedstack.create_sync_local_execution_context(client_failures=fedstack.ClientFailures()):
+        with fedstack.client_outcomes() as outcomes:
+            three_phases([1, 10, 5], [[0], [7], [3]])
+    failed = {(one.client, one.phase) for one in outcomes.of_kind("failed")}
+    assert failed == {(0, phases["minus"]), (1, phases["plus_key"])}
+
+
 def test_a_notebook_gets_a_table_with_the_same_rows():
     class Cells(HTMLParser):
         def __init__(self):

@@ -4,6 +4,7 @@ The description is derived from the schedule that executors run.
 """
 
 import html
+import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -69,6 +70,7 @@ class ExplainedStep:
       has: The values that each client already has: its part of the argument, or results of earlier steps.
       gives: The aggregations to which each client contributes: the intrinsic, with the type of one contribution.
       keeps: The values that each client computes for later steps or for the result.
+      phase: The number of the phase, as in `ClientFailure.phase`; `None` if the step is no phase.
     """
 
     place: str
@@ -77,6 +79,7 @@ class ExplainedStep:
     has: tuple[Item, ...] = ()
     gives: tuple[Item, ...] = ()
     keeps: tuple[Item, ...] = ()
+    phase: int | None = None
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
         """Yields the rows of the description. Each row consists of a verb, a name, a type and a size."""
@@ -140,9 +143,15 @@ class Explanation:
     def _place(self, step: ExplainedStep) -> str:
         if step.place == "server":
             return "on the server"
+        phase = f" (phase {step.phase})" if step.phase is not None and self._has_phases else ""
         if self.num_clients is None:
-            return "on each client"
-        return "on 1 client" if self.num_clients == 1 else f"on each of {self.num_clients:,} clients"
+            return f"on each client{phase}"
+        return f"on 1 client{phase}" if self.num_clients == 1 else f"on each of {self.num_clients:,} clients{phase}"
+
+    @property
+    def _has_phases(self) -> bool:
+        """Whether there are several phases, so that their numbers matter."""
+        return any(step.phase for step in self.steps)
 
     def _counts(self, step: ExplainedStep) -> bool:
         return step.place == "clients" and self.num_clients is not None
@@ -176,6 +185,11 @@ class _ScheduleReader:
             self._names[slot] = f"the constant {payload!r}" if isinstance(payload, (int, float)) else "a constant"
 
     def steps(self) -> Iterator[ExplainedStep]:
+        phases = itertools.count()
+        for task, step in zip(self._schedule.tasks, self._plain_steps()):
+            yield attrs.evolve(step, phase=next(phases)) if self._schedule.counts_as_phase(task) else step
+
+    def _plain_steps(self) -> Iterator[ExplainedStep]:
         for number, task in enumerate(self._schedule.tasks, 1):
             if isinstance(task, ServerTask):
                 self._names[task.target] = f"step {number}"

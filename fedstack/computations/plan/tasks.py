@@ -141,3 +141,10 @@ class Schedule:
     result: Expression
     slots: int
     shared: frozenset[Expression]
+
+    def counts_as_phase(self, task: Task) -> bool:
+        """Returns whether a task counts as a phase of a call: a phase, or a selection that no other task reads."""
+        is_selection = isinstance(task, SelectTask)
+        return isinstance(task, PhaseTask) or (
+            is_selection and not any(task.target in other.reads for other in self.tasks)
+        )

@@ -88,7 +88,7 @@ class ScheduleValues:
           failures: The errors of the clients whose values cannot be selected, by client. They fail in the first phase
             that reads the values. If no phase reads them, the selection counts as a phase.
         """
-        if any(task.target in other.reads for other in self.schedule.tasks):
+        if not self.schedule.counts_as_phase(task):
             if failures:
                 self._refused[task.target] = failures
             return
