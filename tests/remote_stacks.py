@@ -22,6 +22,8 @@ import fedstack
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
+from fedstack.executors.worker import phase_pipeline
+from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.cluster.server import Server, ServerConfig
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.limits import ServiceLimits
@@ -187,24 +189,57 @@ def faulty_service() -> ExecutorService:
 
 
 class LossyConnection(InMemoryConnection):
-    """A connection that breaks off before or after every third phase, by seed."""
+    """A connection that breaks off before, amid or after every third phase, by seed.
 
-    def __init__(self, service: ExecutorService, address: str) -> None:
+    Args:
+      service: The service.
+      address: Its address, which is also the seed.
+      hand_in_seconds: The time after which contributions are handed in; by default what the request says.
+    """
+
+    def __init__(self, service: ExecutorService, address: str, hand_in_seconds: float | None = None) -> None:
         super().__init__(service, address)
         self._random = random.Random(address)
+        self._hand_in_seconds = hand_in_seconds
 
     async def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
-        breaks = self._random.random() if path.endswith("/RunPhase") else 1.0
+        is_phase = path.endswith("/RunPhase")
+        breaks = self._random.random() if is_phase else 1.0
+        pieces_left = self._random.choice([0, 0, 1, 2, 3, 5])
         if breaks < 0.15:
             raise BROKEN_OFF.error_at(self.address)
+        if is_phase and self._hand_in_seconds is not None:
+            request = PhaseRequest.FromString(parcel.header)
+            request.hand_in_seconds = self._hand_in_seconds
+            parcel = Parcel(request.SerializeToString(), parcel.segments, parcel.chunk_bytes)
         pieces = super().exchange(path, parcel)
         try:
             async for piece in pieces:
-                if breaks < 0.3 and isinstance(piece, (Header, Data)):
-                    raise BROKEN_OFF.error_at(self.address)
+                if breaks < 0.3 and isinstance(piece, (Header, Data, Parcel)):
+                    if not pieces_left:
+                        raise BROKEN_OFF.error_at(self.address)
+                    pieces_left -= 1
                 yield piece
+            if breaks < 0.3:
+                raise BROKEN_OFF.error_at(self.address)
         finally:
             await pieces.aclose()
+
+
+@functools.cache
+def service_that_hands_in() -> ExecutorService:
+    """A service whose clients take three milliseconds, and that hands in what they have contributed every two."""
+    phase_pipeline._LEAST_SECONDS = 0.002  # for all services of this process; callers ask for longer times
+    plan = FaultPlan(seed=11, latency=0.003)
+    factory = fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
+    return new_service(factory)
+
+
+def workers_that_hand_in() -> ExecutorFactory:
+    """Three workers that are lost all the time, also after they have handed in what some clients have contributed."""
+    return fedstack.remote_executor_factory(
+        [ExecutorStub(LossyConnection(service_that_hands_in(), f"handing-in-{index}", 0.002)) for index in range(3)]
+    )
 
 
 def lossy_workers() -> ExecutorFactory:

@@ -220,6 +220,12 @@ FACTORIES = {
         without=["lazy arguments", "one attempt"],
         options={"retry_policy": fedstack.RetryPolicy(attempts=100, first_pause=0.001, longest_pause=0.01)},
     ),
+    "3 workers that hand in and are lost": FactoryStack(
+        "remote",
+        remote_stacks.workers_that_hand_in,
+        without=["lazy arguments", "one attempt"],
+        options={"retry_policy": fedstack.RetryPolicy(attempts=100, first_pause=0.001, longest_pause=0.01)},
+    ),
     "2 workers with faults and retries": FactoryStack(
         "remote",
         remote_stacks.faulty_workers,
@@ -239,6 +245,7 @@ SLOW = frozenset(
         "2 workers over mTLS",
         "2 workers with faults and retries",
         "3 workers that are lost",
+        "3 workers that hand in and are lost",
         "5 workers",
         "2 workers, plain verbs",
         "composed of 1",

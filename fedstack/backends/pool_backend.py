@@ -205,7 +205,7 @@ def _workers_of_dask(client: Any) -> int:
         except Exception as error:
             raise NoWorkersError(
                 f"No worker joined the Dask cluster within {_JOIN_SECONDS:g} s; start a worker, for example with "
-                "`dask worker`"
+                "`dask worker`; if clients may end their process, set distributed.scheduler.allowed-failures to 1"
             ) from error
         threads = cast("Mapping[str, int]", client.nthreads())
     return sum(threads.values())

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import distributed
 
 pytestmark = pytest.mark.fedstack_leak_check(False)  # the cluster is for all tests
-# What is special about Dask is how bytes travel and which thread runs a task. Any phase is bytes to it, and what phases
-# do is in the rows over a pool of processes.
+# What is special about Dask is how bytes travel, which thread runs a task, and that clients may fail. A phase is bytes
+# to it, and what phases do is in the rows over a pool of processes.
 ROWS = [
     row
     for row in stack_rows(without=["lazy arguments", "same process"], tags=["values"])
-    if row.promise.check.__module__.endswith((".values", ".sequences", ".contexts"))
+    if row.promise.check.__module__.endswith((".values", ".sequences", ".contexts", ".survivors"))
 ]
 
 
