@@ -30,7 +30,16 @@ from fedstack.testing.rows import (
     sequences,
     values,
 )
-from fedstack.testing.rows.federated import aggregations, empty, folds, placements, secure, select, survivors
+from fedstack.testing.rows.federated import (
+    aggregations,
+    empty,
+    folds,
+    placements,
+    secure,
+    select,
+    survivor_errors,
+    survivors,
+)
 from fedstack.testing.subjects import ExecutorSubject, MakeExecutor, MakeFactory, StackSubject
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -48,6 +57,7 @@ _MODULES: Sequence[ModuleType] = (
     select,
     secure,
     survivors,
+    survivor_errors,
     sequences,
     sequence_intrinsics,
     contexts,

@@ -35,6 +35,7 @@ TITLES = {
     "select": "Selecting by key",
     "secure": "Secure sums",
     "survivors": "Clients that fail",
+    "survivor_errors": "Errors of calls whose clients may fail",
     "sequences": "Sequences",
     "sequence_intrinsics": "Intrinsics over sequences",
     "contexts": "Contexts",

@@ -8,11 +8,12 @@ the phase goes on without the client.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import ClientCounter, current_scope
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import FedstackError, LeafError
 from fedstack.executors.base.hand_ins import Headway, estimated_rate, kept_until
 from fedstack.executors.composing_executor import skipped
@@ -95,16 +96,18 @@ class _Guarded:
         self._next, self._stop = phase.clients.start, phase.clients.stop
         self._running = 0
         self._begun = time.monotonic()
+        self._steps = len(phase.phase.program.steps)
+        self._returned: Counter[int] = Counter()  # of the clients of a range, how many functions have returned
+        self._progress = current_scope().progress
 
     async def run(self) -> Parcel:
-        progress, size = current_scope().progress, _FIRST
-        if progress is not None:
-            progress.expect(len(self._phase.clients))
+        if self._progress is not None:
+            self._progress.expect(len(self._phase.clients))
         self._outbox.clients = self._phase.clients
         self._outbox.begun(self._leave)
         unwatch = self._outbox.ending.watch(lambda: self._child.end())
         try:
-            return await self._run_ranges(progress, size)
+            return await self._run_ranges()
         finally:
             unwatch()
 
@@ -113,18 +116,27 @@ class _Guarded:
         """Whether nobody waits for clients that are not done."""
         return self._outbox.ending.is_over
 
-    async def _run_ranges(self, progress: ClientCounter | None, size: int) -> Parcel:
+    def _note(self, client: int) -> None:
+        """Counts a client as done once all of its functions have returned: the phase may end while its range runs."""
+        self._returned[client] += 1
+        if self._returned[client] == self._steps and self._progress is not None:
+            self._progress.finished(1)
+
+    async def _run_ranges(self) -> Parcel:
+        progress, size = self._progress, _FIRST
         while True:
             stop = min((self._next // BLOCK * BLOCK) + size, self._stop)
             clients, begin = range(self._next, max(stop, self._next)), time.monotonic()
             self._next, self._running = clients.stop, len(clients)
+            self._returned.clear()
             if progress is not None:
                 progress.started(len(clients))
             responses = await self._responses_of(clients)
             self._running = 0
             failed = sum(failed_in(response) for _, response, _ in responses)
             if progress is not None:
-                progress.finished(len(clients) - failed)
+                counted = sum(count >= self._steps for count in self._returned.values())
+                progress.finished(max(0, len(clients) - failed - counted))
                 if failed:
                     progress.failed(failed)
             is_last = self._next >= self._stop
@@ -187,7 +199,7 @@ class _Guarded:
 
     async def _answer(self, clients: range) -> RangeAnswer | Died:
         """Runs clients in the child. If the child has ended, the next clients run in another one."""
-        answer = await self._threads.run(lambda: self._child.run(clients), self._child.kill)
+        answer = await self._threads.run(lambda: self._child.run(clients, self._note), self._child.kill)
         if answer is None:
             raise asyncio.CancelledError
         if isinstance(answer, Died):

@@ -115,9 +115,12 @@ class _TellingLeaf(BoundOperation):
         at_client = {} if client is None else {"client": client}
         self._tell(**at_client, function=self.name[:_MAX_NAME])
         try:
-            return self._leaf.call(argument, client)
-        finally:
-            self._tell(**at_client)
+            result = self._leaf.call(argument, client)
+        except BaseException:
+            self._tell(**at_client, raised=True)
+            raise
+        self._tell(**at_client)
+        return result
 
 
 class _TellingLeaves(LoadedLeaves):
@@ -202,11 +205,14 @@ async def _run_clients(
 
 
 def _telling_clients(file: int) -> Callable[..., None]:
-    """Returns a function that writes which clients run. Each call is a single write, which is not interleaved."""
+    """Returns a function that writes which clients run, and which functions have raised.
 
-    def tell(client: int | None = None, function: str | None = None) -> None:
+    Each call is a single write, which is not interleaved.
+    """
+
+    def tell(client: int | None = None, function: str | None = None, *, raised: bool = False) -> None:
         if client is not None:
-            os.write(file, WRITTEN.pack(ENDED if function is None else BEGUN, client, 0))
+            os.write(file, WRITTEN.pack(ENDED if function is None else BEGUN, client, raised))
 
     return tell
 

@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import IO
 
 import attrs
@@ -67,8 +67,13 @@ class ServingChild:
         self._killed = False
         self.is_new = True
 
-    def run(self, clients: range) -> RangeAnswer | Died | None:
-        """Runs clients, and returns what they have contributed, or how the child has ended; `None` if it was killed."""
+    def run(self, clients: range, returned: Callable[[int], None] = lambda client: None) -> RangeAnswer | Died | None:
+        """Runs clients, and returns what they have contributed, or how the child has ended; `None` if it was killed.
+
+        Args:
+          clients: The clients.
+          returned: Called with a client whenever one of its functions has returned.
+        """
         process = self._started()
         if process is None:
             return None
@@ -79,7 +84,7 @@ class ServingChild:
             process.stdin.write(RANGE.pack(clients.start, clients.stop))
             process.stdin.flush()
         running: dict[int, None] = {}
-        answer = _read(process.stdout, running)
+        answer = _read(process.stdout, running, returned)
         return self._ended(process, running) if answer is None else answer
 
     def _started(self) -> "subprocess.Popen[bytes] | None":
@@ -132,12 +137,13 @@ class ServingChild:
                         pipe.close()
 
 
-def _read(pipe: IO[bytes], running: dict[int, None]) -> RangeAnswer | None:
+def _read(pipe: IO[bytes], running: dict[int, None], returned: Callable[[int], None]) -> RangeAnswer | None:
     """Reads an answer; returns `None` if the child ends before it is complete.
 
     Args:
       pipe: The output of the child.
       running: Is updated with the clients that are running.
+      returned: Called with a client whenever one of its functions has returned.
     """
     try:
         while len(head := pipe.read(WRITTEN.size)) == WRITTEN.size:
@@ -146,6 +152,8 @@ def _read(pipe: IO[bytes], running: dict[int, None]) -> RangeAnswer | None:
                 running[first] = None
             elif kind == ENDED:
                 running.pop(first, None)
+                if not second:
+                    returned(first)
             else:
                 header, data = pipe.read(first), pipe.read(second)
                 return (

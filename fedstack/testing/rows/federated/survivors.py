@@ -8,10 +8,11 @@ import numpy as np
 
 from fedstack.computations.leaves.python_computation import python_computation
 from fedstack.computations.types.language import SequenceType, TensorType
-from fedstack.errors import LeafError, TooManyClientFailuresError
+from fedstack.errors import LeafError
 from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures
 from fedstack.testing.computation_builder import at_clients, at_server, computation, intrinsic, literal, struct
-from fedstack.testing.expectations import expect, expect_error, expect_same, expect_same_bits
+from fedstack.testing.computation_builder import function as built_function
+from fedstack.testing.expectations import expect, expect_same, expect_same_bits
 from fedstack.testing.promises import promise_of_stacks
 from fedstack.testing.rows.federated.folds import tree_sum
 from fedstack.testing.subjects import StackSubject
@@ -266,28 +267,6 @@ async def all_clients_may_fail_if_the_policy_says_so(stack: StackSubject) -> Non
         expect_same(tuple(found), (np.float32(0), np.float32(np.nan), limits.max, limits.min))
 
 
-@promise_of_stacks(needs=_NEEDS, tag="errors")
-async def too_many_failures_are_one_error(stack: StackSubject) -> None:
-    """More failures than the policy tolerates raise one error with all of them, by kind, and the number of the others.
-
-    All clients of the phase run first, so that the error does not depend on their order.
-    """
-    function = _mapped(np.float32, "federated_sum")
-    failing = {1, 4, 6}
-    policies = [(ClientFailures(tolerate=2), False), (ClientFailures(tolerate=3), True)]
-    policies += [(ClientFailures(tolerate=0.29), False), (ClientFailures(tolerate=0.3), True)]
-    policies += [(ClientFailures(min_clients=8), False), (ClientFailures(min_clients=7), True)]
-    for policy, is_tolerated in policies:
-        running = stack.run_tolerating(policy, function, _values(10), _flags(10, failing))
-        if is_tolerated:
-            await running
-            continue
-        error = await expect_error(
-            running, TooManyClientFailuresError, "3 failures among 10 clients", "ValueError in 'picky'", "1, 4, 6"
-        )
-        expect(set(error.failures) == failing and error.survivors == 7, f"the failures of {failing}", error.failures)
-
-
 @promise_of_stacks(needs=_NEEDS, intrinsics=["federated_secure_sum"], tag="values")
 async def a_value_out_of_bounds_is_a_failure_of_its_client(stack: StackSubject) -> None:
     """A client whose value is out of the bounds of a secure sum contributes to no aggregation of the phase."""
@@ -310,23 +289,62 @@ async def a_key_out_of_range_is_a_failure_of_its_client(stack: StackSubject) -> 
     def entry(values: Any, key: Any) -> Any:
         return values[key]
 
+    @python_computation([table, np.float32], table)
+    def plus(values: Any, number: Any) -> Any:
+        return values + number
+
     @python_computation([SequenceType(np.float32)], np.float32)
     def total_of(slices: Any) -> Any:
         return np.float32(sum(slices))
 
-    def body(keys: Any, values: Any) -> Any:
+    def body(keys: Any, numbers: Any, values: Any) -> Any:
         most = intrinsic("federated_value_at_server", literal(np.int32(3), np.int32))
-        slices = intrinsic("federated_select", keys, most, values, entry)
+        sum_of_all = intrinsic("federated_sum", numbers)
+        moved = intrinsic("federated_zip_at_server", struct(values, sum_of_all))
+        slices = intrinsic("federated_select", keys, most, intrinsic("federated_apply", plus, moved), entry)
         sums = intrinsic("federated_map", total_of, slices)
-        return struct(intrinsic("federated_sum", sums), sums)
+        return struct(sum_of_all, intrinsic("federated_sum", sums), sums)
 
-    function = computation(body, at_clients(TensorType(np.int32, [2])), at_server(table))
+    function = computation(body, at_clients(TensorType(np.int32, [2])), at_clients(np.float32), at_server(table))
     keys = [np.array(pair, np.int32) for pair in ([0, 1], [2, 4], [3, 3], [-1, 0])]
-    found: Any = await stack.run_tolerating(_ANY, function, keys, np.array([1, 2, 3, 4], np.float32))
-    expect_same(found[0], np.float32(11))
-    failed = [client for client, value in enumerate(found[1]) if isinstance(value, ClientFailure)]
-    expect(failed == [1, 3], "failures of clients 1 and 3", found[1])
-    expect("found 4 at client 1" in str(found[1][1].error), "an error that names the key", found[1][1].error)
+    values = np.array([0, 1, 2, 3], np.float32)
+    found: Any = await stack.run_tolerating(_ANY, function, keys, [np.float32(0.25)] * 4, values)
+    expect_same(tuple(found[:2]), (np.float32(1), np.float32(11)), "the sums of both phases")
+    failed = {client: value.phase for client, value in enumerate(found[2]) if isinstance(value, ClientFailure)}
+    expect(failed == {1: 1, 3: 1}, "failures of clients 1 and 3 in phase 1", found[2])
+    expect("found 4 at client 1" in str(found[2][1].error), "an error that names the key", found[2][1].error)
+
+
+@promise_of_stacks(needs=_NEEDS, intrinsics=["federated_map", "federated_broadcast"], tag="values")
+async def phases_of_nested_computations_are_phases_of_the_call(stack: StackSubject) -> None:
+    """A client that fails in a phase of a nested computation takes part in no later phase of the call."""
+    picky = _picky(np.float32)
+
+    @python_computation([np.float32, np.float32], np.float32)
+    def below(value: Any, mean: Any) -> Any:
+        return value - mean
+
+    def mean_of(x: Any, fails: Any) -> Any:
+        return intrinsic(
+            "federated_mean", intrinsic("federated_map", picky, intrinsic("federated_zip_at_clients", struct(x, fails)))
+        )
+
+    nested = built_function(mean_of, at_clients(np.float32), at_clients(np.bool_))
+
+    def body(x: Any, early: Any, late: Any) -> Any:
+        first = nested(x, early)
+        pairs = intrinsic("federated_zip_at_clients", struct(x, intrinsic("federated_broadcast", first)))
+        return struct(first, nested(intrinsic("federated_map", below, pairs), late))
+
+    outer = computation(body, at_clients(np.float32), at_clients(np.bool_), at_clients(np.bool_))
+    for clients in (9, 23):
+        values, early, late = _values(clients), {1, 4}, {2, 4, 8}
+        found: Any = await stack.run_tolerating(_ANY, outer, values, _flags(clients, early), _flags(clients, late))
+        first = tree_of_survivors(_without(values, early)) / np.float32(clients - len(early))
+        rest = [np.float32(value - first) for value in values]
+        gone = early | late
+        second = tree_of_survivors(_without(rest, gone)) / np.float32(clients - len(gone))
+        expect_same_bits(tuple(found), (first, second), f"the means without {early} and {gone} of {clients}")
 
 
 @promise_of_stacks(needs=_NEEDS, tag="values")
@@ -350,30 +368,6 @@ async def a_sequence_may_fail_in_its_midst(stack: StackSubject) -> None:
     bad = [*good[:499], np.int32(-1), *good]
     found = await stack.run_tolerating(_ANY, function, [good, bad, good, bad, good])
     expect_same(found, np.int32(1800))
-
-
-@promise_of_stacks(needs=_NEEDS, intrinsics=["federated_aggregate"], tag="errors")
-async def errors_that_are_not_of_clients_end_the_call(stack: StackSubject) -> None:
-    """Errors of functions that accumulate or report, and of arguments, are what they are without a policy."""
-
-    @python_computation([np.int32, np.int32], np.int32)
-    def refuse(total: Any, value: Any) -> Any:
-        raise ValueError("not a failure of a client")
-
-    @python_computation([np.int32, np.int32], np.int32)
-    def plus(left: Any, right: Any) -> Any:
-        return left + right
-
-    @python_computation([np.int32], np.int32)
-    def report(total: Any) -> Any:
-        raise ValueError("no report")
-
-    for functions, message in (((refuse, plus, report), "not a failure"), ((plus, plus, report), "no report")):
-        function = computation(
-            lambda x, f=functions: intrinsic("federated_aggregate", x, literal(np.int32(0), np.int32), *f),
-            at_clients(np.int32),
-        )
-        await expect_error(stack.run_tolerating(_ANY, function, [1, 2, 3]), LeafError, message)
 
 
 @promise_of_stacks(needs=_NEEDS, tag="values")
