@@ -1,7 +1,8 @@
 """Decides how many clients a task has, for engines whose tasks have a single answer.
 
 A task costs some time of its own, so tasks are made from the measured time of clients: each takes at least fifty times
-as long as it costs. A function that has not been measured runs in one task per worker.
+as long as it costs. The first tasks of a function, which has not been measured, are small, so that little is lost with
+a worker.
 """
 
 import math
@@ -15,6 +16,8 @@ from fedstack.foundations.caches import made_once
 _TIMES_ITS_COST = 50
 # A task has this many times as many clients as a worker runs at the same time, so that its last clients run together.
 _TIMES_AT_ONCE = 4
+# The number of clients of a task whose clients have not been measured.
+_FIRST = 8
 
 
 @attrs.define(eq=False)
@@ -44,7 +47,7 @@ class TaskPace:
           cost: The time that a task costs in addition to the time to send its result, in seconds.
         """
         if self.seconds is None:
-            return left
+            return left if left < 2 * _FIRST else _FIRST
         cost += self.result_bytes * SECONDS_PER_BYTE
         least = max(math.ceil(_TIMES_ITS_COST * cost / self.seconds), _TIMES_AT_ONCE * self.at_once)
         return left if left < 2 * least else least

@@ -58,7 +58,8 @@ async def settled() -> None:
 @pytest.mark.parametrize(
     ("pace", "left", "clients"),
     [
-        (TaskPace(), 1000, 1000),  # nothing is known
+        (TaskPace(), 1000, 8),  # nothing is known
+        (TaskPace(), 15, 15),
         (measured(0.001), 1000, 100),  # a tenth of a second
         (measured(0.001), 199, 199),  # two tasks would be too short
         (measured(10.0), 40, 4),

@@ -114,6 +114,11 @@ def held_average(folder, rows):
     return fl.federated_mean(fl.federated_map(waits_with_row, (fl.federated_broadcast(folder), rows)))
 
 
+@fl.federated_computation(fl.FederatedType(np.str_, fl.SERVER), fl.FederatedType(ROW, fl.CLIENTS))
+def held_sum(folder, rows):
+    return fl.federated_sum(fl.federated_map(waits_with_row, (fl.federated_broadcast(folder), rows)))
+
+
 def inputs(clients: int) -> tuple[np.ndarray, list[np.ndarray]]:
     random = np.random.default_rng(5)
     return random.normal(size=5000), list(random.normal(size=(clients, 5000)))

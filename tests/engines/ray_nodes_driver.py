@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
-from ray_calls import held_average, inputs, numbers, processes, wait_until
+from ray_calls import held_average, held_sum, inputs, numbers, processes, wait_until
 
 import fedstack
 
@@ -31,8 +31,25 @@ def cluster() -> Iterator[Cluster]:
         made.shutdown()
 
 
+class Background(threading.Thread):
+    """A function that runs in a context, in a thread of its own."""
+
+    def __init__(self, work, context) -> None:
+        super().__init__()
+        self._work, self._context = work, context
+        self.start()
+
+    def run(self) -> None:
+        with fedstack.use_context(self._context):
+            self._result = self._work()
+
+    def result(self):
+        self.join()
+        return self._result
+
+
 def run(folder: Path) -> None:
-    """Lets a node join, and kills it while clients run there."""
+    """Lets a node join, kills it while clients run there, and lets another node join while clients run."""
 
     def places() -> int:
         return len(set(processes(numbers(4))))
@@ -42,9 +59,17 @@ def run(folder: Path) -> None:
         made.remove_node(joined, allow_graceful=False)
         (folder / "go").touch()
 
+    def join() -> None:
+        wait_until(lambda: len(list(second.glob("here-*"))) == 1, "clients run on the node that is left")
+        made.add_node(**NODE)
+        wait_until(lambda: len(list(second.glob("here-*"))) == 2, "the node that joined runs clients of the phase")
+        (second / "go").touch()
+
     _, rows = inputs(20)
+    second = folder / "second"
+    second.mkdir()
     with cluster() as made:
-        with fedstack.create_sync_ray_execution_context(num_workers="auto", resources_per_worker=PLACE):
+        with fedstack.create_sync_ray_execution_context(num_workers="auto", resources_per_worker=PLACE) as context:
             print("driver:", places(), "at first", flush=True)
             joined = made.add_node(**NODE)
             wait_until(lambda: places() == 2, "the node that joined has a worker")
@@ -53,9 +78,14 @@ def run(folder: Path) -> None:
             thread.start()
             found = held_average(str(folder), rows)
             thread.join()
+            # The first tasks of a new computation have few clients, so that others are left for the node that joins.
+            running = Background(lambda: held_sum(str(second), rows * 2), context)
+            join()  # only the main thread can add nodes
+            again = running.result()
     with fedstack.create_sync_local_execution_context():
-        expected = held_average(str(folder), rows)
-    print("driver: the same bits,", found.tobytes() == expected.tobytes(), flush=True)
+        are_equal = found.tobytes() == held_average(str(folder), rows).tobytes()
+        are_equal &= again.tobytes() == held_sum(str(folder), rows * 2).tobytes()
+    print("driver: the same bits,", are_equal, flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,14 @@ class RayBackend(Backend):
     async def places(self) -> Sequence[RayPlace]:
         return await self._workers.ready()
 
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        watching = asyncio.ensure_future(self._workers.watch(changed))
+
+        def unwatch() -> None:
+            watching.cancel()
+
+        return unwatch
+
     async def share(self, memory: list[Memory]) -> Ref:
         async with self._in_session():
             return await self._sized(_bytes_of(memory), lambda: ray.put(memory))

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import attrs
 
@@ -34,6 +34,9 @@ _OTHERS_SECONDS = 10.0
 # How long a shutdown of Ray may take to be noticeable after a call to an actor has failed.
 _SHUT_DOWN_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.1
+# During a phase, actors that have become ready are noticed after this time, and further actors are requested after so
+# many times this time.
+_WATCH_SECONDS, _TURNS_PER_REQUEST = 1.0, 5
 # Objects of the parent process, which a forked child must never release.
 _of_parents: list[object] = []
 
@@ -122,6 +125,30 @@ class RayWorkers:
             if not ready and begun.is_over:
                 break
         raise await off_loop(self._none_ready)
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Calls a function whenever an actor has become ready, until the caller is cancelled.
+
+        If the number of actors follows the cluster, further actors are requested for nodes that have joined.
+        """
+        known = self._ready
+        async for turn in Deadline().attempts(itertools.repeat(_WATCH_SECONDS)):
+            try:
+                if self._follows and turn % _TURNS_PER_REQUEST == _TURNS_PER_REQUEST - 1:
+                    await off_loop(self._ask)
+                if any(place.said is None for place in self._places):
+                    await off_loop(self._hear)
+            except NoWorkersError as error:  # the phase finds out by itself
+                _logger.debug("Stopped looking for further Ray workers: %s", error)
+                return
+            if self._ready - known:
+                changed()
+            known = self._ready
+
+    @property
+    def _ready(self) -> set[Ref]:
+        """The greetings of the actors that are ready."""
+        return {place.greeting for place in self._places if place.said is not None}
 
     def lost(self, place: RayPlace) -> None:
         """Marks an actor as lost. The actor receives no tasks until it has answered a new greeting."""

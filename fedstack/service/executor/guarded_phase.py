@@ -136,9 +136,9 @@ class _Guarded:
             failed = sum(failed_in(response) for _, response, _ in responses)
             if progress is not None:
                 counted = sum(count >= self._steps for count in self._returned.values())
-                progress.finished(max(0, len(clients) - failed - counted))
-                if failed:
-                    progress.failed(failed)
+                done = max(counted, len(clients) - failed)  # a client that was done may fail when it runs again
+                progress.finished(done - counted)
+                progress.failed(len(clients) - done)
             is_last = self._next >= self._stop
             for index, (part, response, data) in enumerate(responses):
                 if is_last and index == len(responses) - 1:
@@ -205,6 +205,8 @@ class _Guarded:
         if isinstance(answer, Died):
             self._child.close()
             self._child = self._start()
+            for client in [client for client in clients if self._returned[client] < self._steps]:
+                del self._returned[client]
         return answer
 
     def _failed(self, client: int, died: Died) -> tuple[PhaseResponse, bytes]:
