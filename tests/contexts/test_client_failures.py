@@ -332,3 +332,20 @@ def test_a_client_whose_sequence_cannot_be_read_has_failed(make, bad) -> None:
     failed = {client for client, one in enumerate(found) if isinstance(one, ClientFailure)}
     assert failed == bad
     assert all("the disk is gone" in str(found[client].error) for client in bad)
+
+
+def test_plain_peers_are_refused_by_name_under_a_policy() -> None:
+    factory = remote_stacks.in_memory_workers(2, remote_stacks.PLAIN)
+    with SyncExecutionContext(factory, client_failures=ClientFailures()):
+        with pytest.raises(InvalidValueError, match=r"memory"):
+            total([1, 2, 3])
+
+
+def test_the_first_hundred_failures_have_tracebacks_and_the_rest_are_counted_by_kind() -> None:
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(tolerate=10)):
+        with pytest.raises(TooManyClientFailuresError, match=r"150 failures among 200 clients") as caught:
+            total([*range(-150, 0), *range(50)])
+    failures = caught.value.failures
+    assert len(failures) == 150
+    assert [client for client, error in failures.items() if error.error.__cause__ is not None] == list(range(100))
+    assert "ValueError in 'positive'" in str(caught.value)
