@@ -75,6 +75,7 @@ class HandIn:
       all_begun: Called on any thread when no further clients will begin.
       call_id: An id for the call to the worker; by default it draws one.
       after: The id of a call to the same worker, whose clients begin before those of this call.
+      function_bytes: The size of the functions, which another worker may have to receive.
     """
 
     take: Callable[[range, PhaseResult], None]
@@ -86,6 +87,7 @@ class HandIn:
     all_begun: Callable[[], None] = lambda: None
     call_id: str = ""
     after: str = ""
+    function_bytes: int = 0
 
 
 class HandInSink(PhaseSink):
@@ -103,7 +105,7 @@ class HandInSink(PhaseSink):
         self, phase: Phase, states: Sequence[FoldState], clients: range, hand_in: HandIn, shared_bytes: int = 0
     ) -> None:
         super().__init__(phase, states)
-        self._least_saving = _LEAST_SAVING_SECONDS + 2 * shared_bytes * SECONDS_PER_BYTE
+        self._least_saving = _LEAST_SAVING_SECONDS + 2 * (shared_bytes + hand_in.function_bytes) * SECONDS_PER_BYTE
         self._clients = clients
         self._first = clients.start  # the first client whose contribution has not been handed in
         self._stop = clients.stop

@@ -186,7 +186,8 @@ async def run(
         outbox.put(Parcel(response.SerializeToString(), packer.segments, host.chunk_bytes, is_last=False))
 
     wanted = max(_LEAST_SECONDS, seconds)
-    hand_in = HandIn(take, wanted, outbox.is_free, outbox.begun, all_begun=outbox.all_begun)
+    functions = sum(computation.ByteSize() for computation in computations_of(admitted.request))
+    hand_in = HandIn(take, wanted, outbox.is_free, outbox.begun, all_begun=outbox.all_begun, function_bytes=functions)
     return await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
 
 
