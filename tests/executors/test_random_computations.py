@@ -6,10 +6,11 @@ import federated_language as fl
 import numpy as np
 import pytest
 from example_counts import examples
-from hypothesis import given, note, settings
+from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 from random_computations import (
     DEFAULT_CLIENTS,
+    FAILING,
     INT,
     LEAVES,
     SEQUENCE,
@@ -34,6 +35,7 @@ from remote_stacks import in_memory_stub
 
 import fedstack
 from fedstack.contexts import ResourceManagingExecutorFactory, SyncExecutionContext
+from fedstack.errors import FedstackError
 from fedstack.executors import (
     ComposingExecutor,
     FederatingExecutor,
@@ -144,6 +146,16 @@ def test_clients_that_do_not_take_part_are_holes_in_a_random_computation(toleran
             assert_same(bare(computation(argument)), expected)
 
 
+def told(context, computation, *arguments):
+    """Returns a result, which clients have failed in which phase, and the outcomes; of an error only its class."""
+    with fedstack.use_context(context), fedstack.client_outcomes() as outcomes:
+        try:
+            found = bare(computation(*arguments))
+        except FedstackError as error:
+            return type(error), [], outcomes
+    return found, [(one.client, one.phase) for one in outcomes.of_kind("failed")], outcomes
+
+
 @fl.federated_computation([fl.FunctionType(INT, INT), INT])
 def twice(function, x):
     return function(function(x))
@@ -220,3 +232,40 @@ def test_what_the_front_end_makes_means_the_same_in_every_stack(contexts, steps,
     for context in contexts:
         with fedstack.use_context(context):
             assert_same(bare(computation(clients, server, plain)), expected)
+
+
+@pytest.mark.fedstack_leak_check(False)  # the service lives as long as the tests
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=SLOW_IS_FINE)
+@given(
+    steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6),
+    clients=st.lists(st.integers(-9, 9), min_size=1, max_size=9),
+    server=st.integers(20, 29),
+    failing=st.sets(st.integers(-9, 9), min_size=1, max_size=4),
+)
+def test_clients_that_fail_are_holes_in_a_random_computation(tolerant_contexts, steps, clients, server, failing):
+    @fl.federated_computation(at_clients(INT), at_server(INT), INT)
+    def computation(c, s, k):
+        c = fl.federated_map(triple, c)  # or few clients would fail
+        for step in steps:
+            c, s = STEPS[step](c, s, k)
+        return c, s, fl.federated_sum(c)
+
+    FAILING.update(failing)
+    try:
+        found, failed, outcomes = told(tolerant_contexts[0], computation, clients, server, 7)
+        elsewhere, failed_there, _ = told(tolerant_contexts[1], computation, clients, server, 7)
+        assert failed == failed_there
+        if isinstance(found, type):
+            assert found is elsewhere, "the server's work has failed"
+            return
+        assert_same(elsewhere, found)
+        event(f"{len(failed)} have failed, in phase {max((phase for _, phase in failed), default=0)} at the latest")
+        if all(phase == 0 for _, phase in failed):  # who fails in the first phase has never taken part
+            meaning = Clients(map(np.int32, clients)), np.int32(server), np.int32(7)
+            reference = Reference(LEAVES, len(clients), {client for client, _ in failed})
+            assert_same(found, bare(reference.run(computation.to_proto(), meaning)))
+    finally:
+        FAILING.clear()
+    policy = fedstack.ClientFailures(min_clients=0, replay=outcomes)
+    replayed = told(tolerant_contexts[1].with_options(client_failures=policy), computation, clients, server, 7)
+    assert_same(replayed[0], found)
