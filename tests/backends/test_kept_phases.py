@@ -1,5 +1,6 @@
 """What a call has computed is kept when work after it fails with a retryable error."""
 
+import threading
 from collections.abc import Iterator
 
 import federated_language as fl
@@ -12,6 +13,7 @@ from fedstack import RetryPolicy
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import LostWorkersError, RetryLimitError, WorkerUnavailableError
 from fedstack.membership.ledger import InvocationLosses
+from fedstack.proto.extensions_pb2 import HandshakeResponse
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
@@ -171,3 +173,82 @@ def test_the_longest_total_of_a_policy_counts_from_the_beginning_of_a_call() -> 
     assert losses.pause(10) is None
     now[0] = 5.5
     assert losses.pause(1) is None
+
+
+def test_a_million_clients_over_workers_that_are_lost_have_the_sum_of_a_local_run() -> None:
+    total = fl.federated_computation(lambda xs: fl.federated_sum(xs), fl.FederatedType(np.int32, fl.CLIENTS))
+    values = np.arange(1_000_000, dtype=np.int32) % 1000
+    policy = RetryPolicy(attempts=100, first_pause=0.001, longest_pause=0.01)
+    with SyncExecutionContext(remote_stacks.lossy_workers(), retry_policy=policy):
+        assert [total([*values]) for _ in range(3)] == [values.sum()] * 3
+
+
+class SessionsOpened(InMemoryConnection):
+    """A connection that counts the sessions, and loses one phase."""
+
+    opened = 0
+    loses = False
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        self.opened += path.endswith("OpenSession")
+        return await super().unary(path, request, timeout)
+
+    async def exchange(self, path: str, parcel):
+        if path.endswith("/RunPhase") and self.loses:
+            self.loses = False
+            raise BROKEN_OFF.error_at(self.address)
+        async for piece in super().exchange(path, parcel):
+            yield piece
+
+
+def test_a_loss_in_a_phase_leaves_the_sessions_of_other_workers_open() -> None:
+    connections = [SessionsOpened(remote_stacks.service(), address) for address in "ab"]
+    factory = fedstack.remote_executor_factory([ExecutorStub(connection) for connection in connections])
+    with SyncExecutionContext(factory, retry_policy=POLICY):
+        two_phases(VALUES)
+        connections[1].loses = True
+        assert two_phases(VALUES) == 0
+        two_phases(VALUES)
+    assert connections[0].opened == 1
+
+
+class OtherVersion(InMemoryConnection):
+    """A connection to a worker of another version, which joins while a phase runs.
+
+    Attributes:
+      greeted: Set once the worker has told its version.
+    """
+
+    def __init__(self, service, address: str) -> None:
+        super().__init__(service, address)
+        self.greeted = threading.Event()
+
+    async def wait_ready(self, seconds: float | None) -> None:
+        if not ran:
+            raise BROKEN_OFF.error_at(self.address)
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        if not ran:
+            raise BROKEN_OFF.error_at(self.address)
+        assert path.endswith("Handshake"), "it must not be asked for anything else"
+        self.greeted.set()
+        return HandshakeResponse(protocol=99, version="9.9", phases=True).SerializeToString()
+
+
+def test_a_worker_of_another_version_that_joins_in_mid_phase_gets_no_clients() -> None:
+    healthy = InMemoryConnection(remote_stacks.service(), "a")
+    other = OtherVersion(remote_stacks.service(), "b")
+
+    @fedstack.python_computation([FLOAT], FLOAT)
+    def waiting(x):
+        ran.append(float(x))
+        assert other.greeted.wait(60), "the worker has not joined"
+        return x
+
+    @fl.federated_computation(fl.FederatedType(FLOAT, fl.CLIENTS))
+    def total(values):
+        return fl.federated_sum(fl.federated_map(waiting, values))
+
+    factory = fedstack.remote_executor_factory([ExecutorStub(healthy), ExecutorStub(other)])
+    with SyncExecutionContext(factory, retry_policy=POLICY):
+        assert total(VALUES) == sum(VALUES)
