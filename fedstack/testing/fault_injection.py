@@ -25,7 +25,12 @@ from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.coroutines import gather, need_event_loop
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.survivors.client_failures import ClientFailure
-from fedstack.foundations.number_checks import check_number, number_validator, whole_number_validator
+from fedstack.foundations.number_checks import (
+    check_number,
+    check_whole_number,
+    number_validator,
+    whole_number_validator,
+)
 from fedstack.foundations.value_text import describe
 from fedstack.testing.tracing_executor import check_executor_below
 
@@ -129,7 +134,11 @@ class FaultPlan:
         Args:
           values: The values of all clients.
           number: The number of the round.
+
+        Raises:
+          InvalidValueError: If `number` is not a whole number from 0 on.
         """
+        number = check_whole_number("number", number, 0)
         return [
             ClientFailure() if _chance(self.seed, number, client, 0).random() < self.dropout_rate else value
             for client, value in enumerate(values)
@@ -141,7 +150,11 @@ class FaultPlan:
         Args:
           clients: The number of clients.
           number: The number of the round.
+
+        Raises:
+          InvalidValueError: If an argument is not a whole number from 0 on.
         """
+        clients, number = check_whole_number("clients", clients, 0), check_whole_number("number", number, 0)
         return [self.client_seconds(self.seed, number, client) for client in range(clients)]
 
     def client_seconds(self, seed: int, number: int, client: int) -> float:

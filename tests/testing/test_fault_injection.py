@@ -196,3 +196,11 @@ def composed(cardinalities, parts: int):
     import stacks
 
     return stacks.composed(cardinalities[stacks.CLIENTS], parts)
+
+
+@pytest.mark.parametrize("number", [-1, "a", 1.5])
+def test_a_round_that_is_no_number_is_refused_by_name(number: object) -> None:
+    plan = FaultPlan(dropout_rate=0.5, delay=1.0)
+    for draw in (lambda: plan.present([1, 2], number), lambda: plan.delays(2, number)):
+        with pytest.raises(InvalidValueError, match="Expected number "):
+            draw()

@@ -1,5 +1,6 @@
 """Runs a program for many clients in blocks, on one thread or, if this is faster, on several."""
 
+import contextlib
 import threading
 import time
 import weakref
@@ -172,7 +173,8 @@ class ClientBlocks:
             self._helpers.append(threads.submit(lambda: self._watch(found, finished)))
         try:
             self._work()
-            with self._room:
+            # The pool refuses work if all threads are abandoned or wait, so it has to know that this one waits.
+            with waiting() if self._workers else contextlib.nullcontext(), self._room:
                 while self._workers and not self._is_decided():
                     self._room.wait()
         finally:

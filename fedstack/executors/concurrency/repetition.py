@@ -18,6 +18,8 @@ async def repeated(
     losses: InvocationLosses | None,
     what: str,
     kinds: type[Exception] | tuple[type[Exception], ...],
+    *,
+    needs_workers: bool = True,
 ) -> _T:
     """Returns the result of work that is repeated by itself, so that what the invocation has completed is kept.
 
@@ -26,6 +28,7 @@ async def repeated(
       losses: The losses of the invocation; `None` to make a single attempt.
       what: What is repeated, for log messages, such as `Running server work`.
       kinds: The errors after which the work is repeated. If it must not be, the invocation is not repeated either.
+      needs_workers: Whether the invocation is over if no worker is available. If not, all of it may be repeated.
 
     Raises:
       Exception: The error of the last attempt.
@@ -35,10 +38,11 @@ async def repeated(
         try:
             return await work()
         except kinds as error:
-            if losses is None or losses.is_over:
+            is_alone = isinstance(error, NoWorkersError)
+            if losses is None or losses.is_over or (is_alone and not needs_workers):
                 raise
             failures += 1
-            pause = None if isinstance(error, NoWorkersError) else losses.pause(failures)
+            pause = None if is_alone else losses.pause(failures)
             if pause is None:
                 losses.is_over = True
                 raise

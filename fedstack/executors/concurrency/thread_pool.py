@@ -241,9 +241,9 @@ class ThreadPool:
         for job in refused:
             job.refuse(failure)
 
-    def _start_threads_for_others(self) -> None:
-        """Starts another thread if owners are still waiting after the current thread has taken a job."""
-        if self._for_others and self._jobs and not self._idle:
+    def _start_threads_for_others(self, *, ends: bool = False) -> None:
+        """Starts another thread if owners still wait after the current one has taken a job, or ends without one."""
+        if (self._for_others or ends) and self._jobs and not self._idle:
             self._start_threads()
 
     def _take_back(self, number: int) -> None:
@@ -336,6 +336,7 @@ class ThreadPool:
             del job  # an idle thread must not keep the data of its last job alive
             job = self._next_job()
             self._start_threads_for_others()
+        self._start_threads_for_others(ends=True)  # or refuse jobs, if all other threads run abandoned work
 
     def _next_job(self) -> Job[Any] | None:
         """Waits for a job and returns it.

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,11 +77,14 @@ def _outcome_of(row: Any) -> ClientOutcome:
         not all(type(number) is int and number >= 0 for number in (call, phase, client))
         or kind not in ("done", "absent", "failed", "late")
         or not isinstance(worker, str)
-        or not (seconds is None or type(seconds) in (int, float))
+        or not (seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf))
         or not all(isinstance(text, str) if is_failed else text is None for text in (name, message))
     ):
         raise ValueError(f"the row {row!r:.200}")
-    return ClientOutcome(call, phase, client, kind, worker, seconds, _read(name, message))
+    error = _read(name, message)
+    if is_failed and kind != _kind(error):
+        raise ValueError(f"a client that is {kind} with {name}")
+    return ClientOutcome(call, phase, client, kind, worker, seconds, error)
 
 
 def _check_complete(outcomes: Sequence[ClientOutcome], rows: int) -> None:
@@ -162,8 +166,12 @@ class ClientOutcomes(Sequence[ClientOutcome]):
         phases = [[*key, self._work[key]] for key in sorted(self._work)]
         content = json.dumps({"format": _FORMAT, "columns": columns, "rows": rows, "phases": phases})
         unfinished = Path(f"{os.fspath(path)}.unfinished")
-        unfinished.write_text(content, encoding="utf-8")
-        unfinished.replace(path)
+        try:
+            unfinished.write_text(content, encoding="utf-8")
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: "str | os.PathLike[str]") -> "ClientOutcomes":
@@ -182,7 +190,11 @@ class ClientOutcomes(Sequence[ClientOutcome]):
             found.add(rows)
             _check_complete(found, len(rows))
             for call, phase, work in content["phases"]:
-                found.note_work(int(call), int(phase), str(work))
+                if not all(type(part) is kind for part, kind in ((call, int), (phase, int), (work, str))):
+                    raise ValueError(f"the phase {[call, phase, work]!r:.200}")
+                found.note_work(call, phase, work)
+            if found._work.keys() != {(one.call, one.phase) for one in rows}:
+                raise ValueError("other phases than those of the outcomes")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidValueError(
                 f"Expected the outcomes of clients in {os.fspath(path)}, found {type(error).__name__}: {error}; pass a "

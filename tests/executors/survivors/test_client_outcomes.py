@@ -281,8 +281,37 @@ def test_rows_that_are_no_outcomes_of_whole_phases_are_refused(rows, tmp_path) -
     path.write_text(json.dumps({**content, "rows": rows}))
     with pytest.raises(InvalidValueError, match="Expected the outcomes of clients in .*, found ValueError|TypeError"):
         fedstack.ClientOutcomes.load(path)
-    path.write_text(json.dumps({**content, "rows": [DONE, FAILED, [2, 0, 0, *DONE[3:]]]}))
+    rows, phases = [DONE, FAILED, [2, 0, 0, *DONE[3:]]], [[0, 0, "work"], [2, 0, "work"]]
+    path.write_text(json.dumps({**content, "rows": rows, "phases": phases}))
     assert len(fedstack.ClientOutcomes.load(path)) == 3
+    for wrong in ([], phases[:1], [*phases, [3, 0, "work"]], [[0, True, "work"], phases[1]], [[0, 0, 1], phases[1]]):
+        path.write_text(json.dumps({**content, "rows": rows, "phases": wrong}))
+        with pytest.raises(InvalidValueError, match="Expected the outcomes of clients in .*, found"):
+            fedstack.ClientOutcomes.load(path)
+
+
+@pytest.mark.parametrize("row", [[*DONE[:5], -1.0, None, None], [*DONE[:5], math.nan, None, None]])
+def test_times_that_cannot_be_are_refused(row, tmp_path) -> None:
+    path = tmp_path / "outcomes.json"
+    content = {"format": "fedstack client outcomes 2", "rows": [row], "phases": [[0, 0, "work"]]}
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidValueError, match="Expected the outcomes of clients in .*, found ValueError"):
+        fedstack.ClientOutcomes.load(path)
+
+
+def test_a_client_that_raised_is_not_late(tmp_path) -> None:
+    path = tmp_path / "outcomes.json"
+    row = [*FAILED[:2], 0, "late", *FAILED[4:]]
+    path.write_text(json.dumps({"format": "fedstack client outcomes 2", "rows": [row], "phases": [[0, 0, "work"]]}))
+    with pytest.raises(InvalidValueError, match="found ValueError: a client that is late with LeafError"):
+        fedstack.ClientOutcomes.load(path)
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        fedstack.ClientOutcomes().save(tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_text_that_is_nested_too_deeply_is_refused(tmp_path) -> None:

@@ -11,11 +11,17 @@ from await_until import await_until
 
 import fedstack
 from fedstack import ClientFailure, ClientFailures
+from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import ClientTimeoutError, ResourceLimitError, TooManyClientFailuresError
 from fedstack.executors.base.timed_calls import TimedCalls, TooLate
 from fedstack.executors.concurrency.jobs import AbandonedWork
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, without_threads
 from fedstack.executors.survivors.ending import Ending
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.host.limits import ServiceLimits
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
 INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -174,6 +180,19 @@ def test_calls_are_interrupted_when_a_phase_ends(gate: Gate) -> None:
         make(lambda: (ending.done(), gate.wait()))
     gate.opened.set()
     threads.close()
+
+
+@pytest.mark.fedstack_leak_check(False)  # clients wait on threads that have been given up
+def test_too_many_late_clients_of_several_calls_end_a_call(gate: Gate) -> None:
+    total = waiting_at(gate, *range(1, 7))
+    core = ExecutorService(fedstack.local_executor_factory(), limits=ServiceLimits(max_abandoned=2))
+    factory = fedstack.remote_executor_factory([ExecutorStub(InMemoryConnection(core, "a"))])
+    policy = ClientFailures(client_seconds=0.2)
+    with SyncExecutionContext(factory, client_failures=policy), pytest.raises(ResourceLimitError, match="at most 2 "):
+        for _ in range(50):  # at the latest when all threads are abandoned
+            assert total([1, 2, 3, 4, 5, 6, 7, 8])[0] == 15
+    gate.opened.set()
+    io_loop.run_sync(core.close())
 
 
 def test_too_many_late_calls_end_the_work(gate: Gate) -> None:
