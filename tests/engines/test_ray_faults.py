@@ -232,8 +232,9 @@ def test_memory_is_told_in_gigabytes() -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_runtime_env_that_does_not_build_is_an_error_at_once() -> None:
-    # Where the package registry answers slowly, pip takes more than a minute to find that there is no such package.
-    with over_ray(num_workers=1, runtime_env={"pip": ["no-such-package-of-fedstack"]}, start_seconds=240.0):
+    # No package registry is asked, which may answer slowly or not at all.
+    packages = {"packages": ["no-such-package-of-fedstack"], "pip_install_options": ["--no-index"]}
+    with over_ray(num_workers=1, runtime_env={"pip": packages}, start_seconds=240.0):
         with pytest.raises(NoWorkersError, match="Ray cannot start a worker: setting up its runtime_env failed; fix"):
             checked(numbers(3))
 
