@@ -135,7 +135,7 @@ class ElasticPhase:
             self._news.set()
             return
         # The results of earlier phases are kept if a worker is lost now.
-        places = await repeated(self._places, self._losses, "Beginning a phase", LOSSES, needs_workers=False)
+        places = await repeated(self._places, self._losses, "Beginning a phase", LOSSES, gives_up_alone=False)
         if (
             self._tolerance is not None
             and not has_run(self._part.phase)

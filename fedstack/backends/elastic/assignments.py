@@ -119,11 +119,11 @@ class Assignments:
         """The time at which the next waiting clients may run; `None` if no clients wait for a time."""
         return min((one.since for one in self._waiting if not one.is_held), default=None)
 
-    # Events.
-
     def counts(self, workers: int) -> Sequence[int]:
         """Returns the numbers of clients with which so many workers begin the phase."""
         return self._counts(self._waiting[0].clients, workers)
+
+    # Events.
 
     def begin(self, workers: Sequence[Hashable], counts: Sequence[int]) -> list[Assignment]:
         """Assigns consecutive ranges of all clients to workers, and returns the assignments to start.

@@ -19,7 +19,7 @@ async def repeated(
     what: str,
     kinds: type[Exception] | tuple[type[Exception], ...],
     *,
-    needs_workers: bool = True,
+    gives_up_alone: bool = True,
 ) -> _T:
     """Returns the result of work that is repeated by itself, so that what the invocation has completed is kept.
 
@@ -28,7 +28,7 @@ async def repeated(
       losses: The losses of the invocation; `None` to make a single attempt.
       what: What is repeated, for log messages, such as `Running server work`.
       kinds: The errors after which the work is repeated. If it must not be, the invocation is not repeated either.
-      needs_workers: Whether the invocation is over if no worker is available. If not, all of it may be repeated.
+      gives_up_alone: Whether the invocation ends if no worker is available. If not, all of it may be repeated.
 
     Raises:
       Exception: The error of the last attempt.
@@ -39,7 +39,7 @@ async def repeated(
             return await work()
         except kinds as error:
             is_alone = isinstance(error, NoWorkersError)
-            if losses is None or losses.is_over or (is_alone and not needs_workers):
+            if losses is None or losses.is_over or (is_alone and not gives_up_alone):
                 raise
             failures += 1
             pause = None if is_alone else losses.pause(failures)

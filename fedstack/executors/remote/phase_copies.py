@@ -1,7 +1,8 @@
 """Sends values to a peer only once; what follows refers to the peer's copies.
 
 This holds for inputs that several phases read, of which each peer may have other parts, and for large values that all
-clients of a long phase share: a worker that takes over clients of another one already has them.
+clients of a long phase share: a worker that takes over clients of another one already has them. `PhaseCopies` writes
+the references, and `ReceivedValues` reads them on the peer.
 """
 
 import math

@@ -291,9 +291,11 @@ class Telling(SystemScope):
           clients: The number of clients.
         """
         gone = set(absent)
-        ran = list(_without(ran, gone))
-        places = {client: (worker, seconds / len(some)) for some, worker, seconds in ran for client in some}
+        ran = list(_without(ran, gone) if gone else ran)
         failures = {client: error for client, error in failures.items() if client not in gone}
+        places: dict[int, tuple[str, float]] = {}
+        if failures or self.outcomes is not None:  # observers alone need no place of each client that is done
+            places = {client: (worker, seconds / len(some)) for some, worker, seconds in ran for client in some}
         if observers.present:
             _tell(phase, ran, failures, places)
         if self.outcomes is None or self.call is None:
