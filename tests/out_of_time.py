@@ -14,6 +14,7 @@ import pytest
 import pytest_timeout
 
 _LOOK_SECONDS = 1.0
+_END_SECONDS = 5.0  # for what was killed to be gone
 
 
 def slowness() -> float:
@@ -47,8 +48,10 @@ class Watch:
                 continue
             item, settings, start = running
             if time.monotonic() - start > settings.timeout * slowness() and running is self._running:
-                for process in psutil.Process().children(recursive=True):
+                started = psutil.Process().children(recursive=True)
+                for process in started:
                     process.kill()
+                psutil.wait_procs(started, _END_SECONDS)  # or they stay as zombies, where nobody else waits for them
                 pytest_timeout.timeout_timer(item, settings)  # prints what all threads are doing, and exits
 
 
