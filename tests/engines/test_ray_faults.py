@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -232,11 +233,23 @@ def test_memory_is_told_in_gigabytes() -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_runtime_env_that_does_not_build_is_an_error_at_once() -> None:
-    # No package registry is asked, which may answer slowly or not at all.
+    # No package registry is asked. Without virtualenv, Ray builds no environment at all.
     packages = {"packages": ["no-such-package-of-fedstack"], "pip_install_options": ["--no-index"]}
     with over_ray(num_workers=1, runtime_env={"pip": packages}, start_seconds=240.0):
-        with pytest.raises(NoWorkersError, match="Ray cannot start a worker: setting up its runtime_env failed; fix"):
+        message = "Ray cannot start a worker: setting up its runtime_env failed; fix"
+        with pytest.raises(NoWorkersError, match=message):
             checked(numbers(3))
+        context = fl.framework.get_context_stack().current
+
+        def call() -> object:
+            with fedstack.use_context(context):
+                return checked(numbers(3))
+
+        # Several callers wait for the same actor, and each of them is told.
+        with ThreadPoolExecutor(3) as pool:
+            for running in [pool.submit(call) for _ in range(3)]:
+                with pytest.raises(NoWorkersError, match=message):
+                    running.result()
 
 
 @pytest.mark.long

@@ -27,6 +27,7 @@ from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.deadline import Deadline, growing_pauses
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.traceback_filter import without_frames
 
 _logger = logging.getLogger(__name__)
 # How long to wait for the other actors of the first batch once one of them is ready.
@@ -93,6 +94,7 @@ class RayWorkers:
         self._told_missing = 0
         self._lock = threading.Lock()
         self._places: list[RayPlace] = []
+        self._failure: Exception | None = None  # why the last actor could not be started, until others are requested
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -223,6 +225,7 @@ class RayWorkers:
             except ValueError as error:  # for example, because a folder of the runtime_env is missing
                 raise _cannot_start(error) from error
             self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
+            self._failure = None
 
     def _hear(self) -> Sequence[RayPlace]:
         """Receives the greetings of actors that have started, and returns all requested actors.
@@ -244,10 +247,11 @@ class RayWorkers:
                     place.greeting = place.handle.greet.remote()
                 except exceptions.RayError as error:
                     self._places.remove(place)
-                    found = _cannot_start(error)
-                    if not self._places:
-                        raise found from None
-                    _logger.warning("%s", found)
+                    self._failure = without_frames(error)
+                    if self._places:
+                        _logger.warning("%s", _cannot_start(error))
+            if not self._places and self._failure is not None:  # for all callers: several may wait at the same time
+                raise _cannot_start(self._failure)
             return list(self._places)
 
     @contextlib.contextmanager
