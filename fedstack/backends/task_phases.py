@@ -35,11 +35,11 @@ from fedstack.executors.concurrency.leaf_threads import off_loop, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
-from fedstack.executors.remote.phase_messages import error_of_inputs, write_phase
+from fedstack.executors.remote.phase_messages import error_of_inputs, phase_template, write_phase
 from fedstack.executors.survivors.failure_messages import write_tolerance
 from fedstack.executors.survivors.tolerance import Tolerance, present_among
 from fedstack.foundations.segments import Segment, memory_of
-from fedstack.proto.extensions_pb2 import Packed
+from fedstack.proto.extensions_pb2 import Packed, PhaseRequest
 from fedstack.transport.wire.status import error_from_status
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ class Task:
     function: Callable[..., object]
     arguments: tuple[object, ...]
     coroutine: Callable[..., Coroutine[Any, Any, object]]
+
+
+def _portable(computation: computation_pb2.Computation) -> computation_pb2.Computation:
+    return portable(computation, _ANYWHERE)
 
 
 @attrs.define(eq=False)
@@ -93,10 +97,21 @@ class _Shared:
 
 
 class SharedValues:
-    """The values that all clients of a phase receive, packed once."""
+    """What all tasks of a phase share: its functions, and the values that all clients receive, each packed once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Shared] = {}
+        self._template: PhaseRequest | None = None
+
+    def template(self, phase: Phase) -> PhaseRequest:
+        """Returns the phase without values. All clients run the functions as they are at the first call.
+
+        Raises:
+          CarrierError: If a function cannot be sent.
+        """
+        if self._template is None:
+            self._template = phase_template(phase, _portable, _portable, sends_code=True)
+        return self._template
 
     def packed(self, payload: object, type_spec: Type, path: str) -> _Shared:
         """Returns the packed form of a value; packs the value on the first call."""
@@ -160,10 +175,6 @@ class TaskPacker(Packer):
             else:
                 parts.append(memory_of(cast("Iterator[Segment]", some)))
         return parts
-
-
-def _portable(computation: computation_pb2.Computation) -> computation_pb2.Computation:
-    return portable(computation, _ANYWHERE)
 
 
 @attrs.frozen(eq=False)
@@ -284,9 +295,8 @@ class TaskPhases(PhaseRunner):
         packer = TaskPacker(self.shared, reads)
         if not reads and not inputs_are_here(inputs):
             inputs = await off_loop(functools.partial(inputs_here, inputs))
-        request = write_phase(
-            part.phase, inputs, part.arguments, part.clients, packer, _portable, _portable, sends_code=True
-        )
+        template = self.shared.template(part.phase)
+        request = write_phase(template, part.phase, inputs, part.arguments, part.clients, packer)
         write_tolerance(request, current_scope(), clients, answers_once=True)
         header = request.SerializeToString()
         if note is not None:

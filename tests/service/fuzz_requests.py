@@ -18,7 +18,7 @@ from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import column_from_payloads
 from fedstack.executors.folds.aggregations import FoldArgument
-from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.remote.phase_messages import phase_template, write_phase
 from fedstack.foundations.segments import Segment
 from fedstack.proto import data_service_pb2 as data
 from fedstack.proto import executor_pb2 as plain
@@ -173,7 +173,7 @@ def phase_request(
     mark: Callable[[extended.PhaseRequest.Input], None] = lambda message: None,
 ) -> Request:
     packer, clients = Packer(), range(first, first + CLIENTS)
-    request = write_phase(phase, inputs, arguments, clients, packer, lambda found: found, "fuzz")
+    request = write_phase(phase_template(phase, lambda found: found, "fuzz"), phase, inputs, arguments, clients, packer)
     request.executor.id = session
     for message in request.input:
         mark(message)

@@ -77,42 +77,51 @@ class ReceivedPhase:
 
 
 def write_phase(
+    template: PhaseRequest,
     phase: Phase,
     inputs: Sequence[object],
     arguments: FoldArguments,
     clients: range,
     packer: Packer,
-    portable: Portable,
-    portable_key: object,
     copies: PhaseCopies | None = None,
-    sends_code: bool = False,
 ) -> PhaseRequest:
     """Returns the request to run a phase for a range of clients.
 
     Args:
+      template: The request without clients and values, from `phase_template`.
       phase: The phase.
       inputs: A column for each input of the phase's program.
       arguments: The server's arguments to the folds.
       clients: The indices of the clients in the whole federation.
       packer: Packs the values.
+      copies: The inputs that the peer already has.
+    """
+    request = PhaseRequest()
+    request.CopyFrom(template)
+    request.first_client = clients.start
+    request.clients = len(clients)
+    write_values(request, phase, inputs, arguments, packer, copies)
+    return request
+
+
+def phase_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool = False) -> PhaseRequest:
+    """Returns the request to run a phase, without clients and values. Callers must not change it.
+
+    Args:
+      phase: The phase.
       portable: Converts the carriers of a computation to carriers that the peer can load.
       portable_key: A key that identifies `portable`; different functions have different keys.
-      copies: The inputs that the peer already has.
       sends_code: Whether functions may be sent by value. Such functions may have changed since the phase was last sent.
 
     Raises:
       CarrierError: If a leaf function of the phase or of a later phase cannot be sent.
     """
-    request = PhaseRequest()
-    request.CopyFrom(_kept_template(phase, portable, portable_key, sends_code))
+    template = _kept_template(phase, portable, portable_key, sends_code)
     following = phase.following
     while following is not None and portable_key not in _template_keys(following):
         _kept_template(following, portable, portable_key, sends_code)  # fails early if a function cannot be sent
         following = following.following
-    request.first_client = clients.start
-    request.clients = len(clients)
-    write_values(request, phase, inputs, arguments, packer, copies)
-    return request
+    return template
 
 
 def write_values(

@@ -25,7 +25,7 @@ from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.remote.phase_messages import error_of_inputs, write_phase, write_span
+from fedstack.executors.remote.phase_messages import error_of_inputs, phase_template, write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive, room_for
@@ -308,7 +308,8 @@ async def _written(
 
     def write() -> messages.PhaseRequest:
         try:
-            return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, kept, sends_code)
+            template = phase_template(phase, portable, carriers, sends_code)
+            return write_phase(template, phase, inputs, arguments, clients, packer, kept)
         except FedstackError as error:
             raise error_of_inputs(error, inputs, phase.input_types, clients) from error.__cause__
 

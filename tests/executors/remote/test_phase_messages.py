@@ -33,7 +33,13 @@ from fedstack.executors import (
 )
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.folds.aggregations import FoldArgument, partial_states
-from fedstack.executors.remote.phase_messages import check_first_client, computations_of, read_phase, write_phase
+from fedstack.executors.remote.phase_messages import (
+    check_first_client,
+    computations_of,
+    phase_template,
+    read_phase,
+    write_phase,
+)
 from fedstack.executors.remote.phase_results import read_result, write_result
 from fedstack.executors.survivors.ending import Ending
 from fedstack.executors.survivors.tolerance import Tolerance
@@ -81,7 +87,7 @@ def moved(message, segments, unpacker, read):
 
 def resent_phase(phase, inputs, arguments, clients):
     packer = Packer(large_bytes=1)
-    request = write_phase(phase, inputs, arguments, clients, packer, lambda found: found, "here")
+    request = write_phase(phase_template(phase, lambda found: found, "here"), phase, inputs, arguments, clients, packer)
     return moved(
         request,
         packer.segments,
@@ -237,7 +243,14 @@ CASES = {
 
 def request_of(name, clients=range(10, 13)):
     phase, inputs, arguments = CASES[name]
-    return write_phase(phase, inputs, arguments, clients, Packer(large_bytes=PLENTY), lambda found: found, "test")
+    return write_phase(
+        phase_template(phase, lambda found: found, "test"),
+        phase,
+        inputs,
+        arguments,
+        clients,
+        Packer(large_bytes=PLENTY),
+    )
 
 
 def read(request, clients=3):
@@ -269,7 +282,7 @@ def test_what_does_not_change_is_written_once_per_phase_and_peer():
 
     phase = phase_of(lambda x: intrinsic("federated_sum", x), at_clients(INT))
     for key in ("one", "one", "two", "one"):
-        write_phase(phase, [INTS], [NO_ARGUMENT], range(3), Packer(), portable, key)
+        write_phase(phase_template(phase, portable, key), phase, [INTS], [NO_ARGUMENT], range(3), Packer())
     assert len(asked) == 2
 
 

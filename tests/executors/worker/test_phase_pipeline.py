@@ -25,7 +25,7 @@ from fedstack.executors import FederatingExecutor, LeafExecutor, SequenceExecuto
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.folds.aggregations import FoldArgument, partial_states
-from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.remote.phase_messages import phase_template, write_phase
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
 from fedstack.executors.worker.receiving import Admission, receive
@@ -64,7 +64,9 @@ def written(phase: Phase, change: Callable[[PhaseRequest], None] = lambda reques
     packer = Packer()
     inputs: list[Column] = [ListColumn(SENT)]
     travelling = partial(portable, destination=Destination(takes_code=True))
-    request = write_phase(phase, inputs, [FoldArgument([], [])], CLIENTS, packer, travelling, "test")
+    request = write_phase(
+        phase_template(phase, travelling, "test"), phase, inputs, [FoldArgument([], [])], CLIENTS, packer
+    )
     change(request)
     return Parcel(request.SerializeToString(), packer.segments)
 

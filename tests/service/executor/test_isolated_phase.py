@@ -20,7 +20,7 @@ from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ScalarColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
 from fedstack.executors.folds.aggregations import FoldArgument
-from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.remote.phase_messages import phase_template, write_phase
 from fedstack.executors.worker.receiving import receive
 from fedstack.leaves import Destination
 from fedstack.membership.search import Ended
@@ -56,7 +56,9 @@ def phase_of(body: Callable[[int], int]) -> Phase:
 def request_for(phase: Phase, suspects: Sequence[int] = ()) -> PhaseRequest:
     inputs: list[Column] = [ScalarColumn(np.arange(COUNT, dtype=np.int32))]
     travelling = partial(portable, destination=Destination(takes_code=True))
-    request = write_phase(phase, inputs, [FoldArgument([], [])], EVERYONE, Packer(), travelling, "test")
+    request = write_phase(
+        phase_template(phase, travelling, "test"), phase, inputs, [FoldArgument([], [])], EVERYONE, Packer()
+    )
     request.isolate = True
     request.suspect.extend(suspects)
     return request
