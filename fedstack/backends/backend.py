@@ -13,7 +13,7 @@ import attrs
 
 from fedstack.backends import worker_side
 from fedstack.backends.ending_clients import find_ending
-from fedstack.backends.task_phases import MergedTasks, PhaseAtClients, SharedValues, Task, TaskPhases
+from fedstack.backends.task_phases import MergedTasks, PhaseAtClients, Task, TaskPhases
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.values.deferred_column import Elsewhere
@@ -152,8 +152,8 @@ class Backend(abc.ABC):
           counts: The number of clients of each worker.
           caller: The settings of the caller.
         """
-        shared, settings = SharedValues(), worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
-        runners = [TaskPhases(self, place, shared, settings) for place in places]
+        settings = worker_side.settings_of_sender(caller.max_concurrent_clients, self.cores)
+        runners = [TaskPhases(self, place, settings) for place in places]
         if self.keeps_content and not phase.held:  # merging does not reduce the size of held content
             return in_levels(runners, counts, caller.max_fanout, MergedTasks)
         return runners, counts
@@ -189,7 +189,7 @@ class Backend(abc.ABC):
 
         async def run(clients: range) -> None:
             place = (await self.places())[0]
-            await TaskPhases(self, place, SharedValues(), settings).kept(part.at(clients))
+            await TaskPhases(self, place, settings).kept(part.at(clients))
 
         with current_scope().replace(progress=None, losses=None).entered():  # the attempt counts progress and losses
             for some in suspects:

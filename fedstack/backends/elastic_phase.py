@@ -20,7 +20,7 @@ from fedstack.backends.elastic.placement import placed
 from fedstack.backends.elastic.rebalancing import Available, Rebalancing
 from fedstack.backends.handed_in import HandedIn
 from fedstack.backends.lost_clients import LostClients
-from fedstack.backends.task_phases import PhaseAtClients
+from fedstack.backends.task_phases import PhaseAtClients, SharedValues
 from fedstack.computations.leaves.work_scope import SystemScope, WorkScope, current_scope
 from fedstack.errors import RemoteError
 from fedstack.executors.base.hand_ins import HandIn, Leave
@@ -31,7 +31,9 @@ from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.remote.phase_copies import has_run, note_length, sent_once
-from fedstack.executors.survivors.tolerance import Guarded, Tolerance, UnreadableInputsError, present_among
+from fedstack.executors.remote.phase_messages import SentFunctions
+from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
+from fedstack.executors.survivors.unreadable_inputs import UnreadableInputsError
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.membership.ledger import InvocationLosses, named
 
@@ -72,6 +74,7 @@ class ElasticPhase:
         self._finding: asyncio.Task[None] | None = None
         self._search: asyncio.Task[None] | None = None
         self._tolerance = scope.of(Tolerance)
+        self._scope = scope.adding(SentFunctions(part.phase), SharedValues())
         self._failure: tuple[int, BaseException] | None = None
         self._rebalancing = Rebalancing(
             self._assignments,
@@ -328,7 +331,7 @@ class ElasticPhase:
         if self._tolerance is not None and self._tolerance.retries:
             left = max(0, self._tolerance.retries - assignment.failures)
             added.append(attrs.evolve(self._tolerance, retries=left, retries_elsewhere=left > 0))
-        return current_scope().adding(*added) if added else current_scope()
+        return self._scope.adding(*added) if added else self._scope
 
     def _take(self, assignment: Assignment, clients: range, result: PhaseResult, counts: PartProgress | None) -> None:
         """Adds a contribution that a worker has handed in."""

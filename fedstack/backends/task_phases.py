@@ -19,7 +19,7 @@ from fedstack.backends.task_pace import task_pace_of
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable, warn_of_differing
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.columns import empty_column
@@ -35,11 +35,12 @@ from fedstack.executors.concurrency.leaf_threads import off_loop, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, inputs_here, slice_inputs
-from fedstack.executors.remote.phase_messages import error_of_inputs, phase_template, write_phase
+from fedstack.executors.remote.phase_messages import phase_template, write_phase
 from fedstack.executors.survivors.failure_messages import write_tolerance
 from fedstack.executors.survivors.tolerance import Tolerance, present_among
+from fedstack.executors.survivors.unreadable_inputs import error_of_inputs
 from fedstack.foundations.segments import Segment, memory_of
-from fedstack.proto.extensions_pb2 import Packed, PhaseRequest
+from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.status import error_from_status
 
 if TYPE_CHECKING:
@@ -96,22 +97,13 @@ class _Shared:
             return self._given
 
 
-class SharedValues:
-    """What all tasks of a phase share: its functions, and the values that all clients receive, each packed once."""
+class SharedValues(SystemScope):
+    """Part of the scope of one run of a phase: the values that all clients receive, packed once for all tasks."""
+
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Shared] = {}
-        self._template: PhaseRequest | None = None
-
-    def template(self, phase: Phase) -> PhaseRequest:
-        """Returns the phase without values. All clients run the functions as they are at the first call.
-
-        Raises:
-          CarrierError: If a function cannot be sent.
-        """
-        if self._template is None:
-            self._template = phase_template(phase, _portable, _portable, sends_code=True)
-        return self._template
 
     def packed(self, payload: object, type_spec: Type, path: str) -> _Shared:
         """Returns the packed form of a value; packs the value on the first call."""
@@ -211,16 +203,12 @@ class TaskPhases(PhaseRunner):
     Args:
       backend: The engine.
       place: The worker.
-      shared: The values that all tasks of the phase share.
       settings: The settings to send to the worker.
     """
 
-    def __init__(
-        self, backend: "Backend", place: Hashable, shared: SharedValues, settings: worker_side.Settings
-    ) -> None:
+    def __init__(self, backend: "Backend", place: Hashable, settings: worker_side.Settings) -> None:
         self.backend = backend
         self.place = place
-        self.shared = shared
         self.settings = settings
 
     async def run_phase(
@@ -292,10 +280,10 @@ class TaskPhases(PhaseRunner):
 
     async def _packed(self, part: PhaseAtClients, note: PhaseNote | None, clients: range) -> tuple[bytes, list[object]]:
         reads, inputs = self.backend.reads, part.inputs
-        packer = TaskPacker(self.shared, reads)
+        packer = TaskPacker(current_scope().of(SharedValues) or SharedValues(), reads)
         if not reads and not inputs_are_here(inputs):
             inputs = await off_loop(functools.partial(inputs_here, inputs))
-        template = self.shared.template(part.phase)
+        template = phase_template(part.phase, _portable, _portable, sends_code=True)
         request = write_phase(template, part.phase, inputs, part.arguments, part.clients, packer)
         write_tolerance(request, current_scope(), clients, answers_once=True)
         header = request.SerializeToString()
@@ -343,7 +331,7 @@ class MergedTasks(TaskPhases):
 
     def __init__(self, children: Sequence[TaskPhases], counts: Sequence[int]) -> None:
         first = children[0]
-        super().__init__(first.backend, first.place, first.shared, first.settings)
+        super().__init__(first.backend, first.place, first.settings)
         self._children = children
         self._counts = counts
 

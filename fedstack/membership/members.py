@@ -94,6 +94,11 @@ class Members(Generic[M]):
         return {state for state, number in self._numbers.items() if number}
 
     @property
+    def is_strained(self) -> bool:
+        """Whether a member may be overloaded, so that there may be a gap between callers."""
+        return bool(self._strained)
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called, after which no caller receives members any more."""
         return self._closed

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import logging
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic
 
@@ -48,6 +49,7 @@ class Membership(Generic[M]):
         self._last_turn = -math.inf
         self._has_announced = False
         self._closed = False
+        self._events: deque[object] = deque()  # the events that have been posted and have not happened yet
         for member in members:
             self._join(member)
 
@@ -70,7 +72,15 @@ class Membership(Generic[M]):
           NoWorkersError: If no member is ready within `connect_seconds`. The message lists all addresses and causes.
           FedstackError: If waiting does not help, as with a wrong token.
         """
-        return await self._io.run(self._ready())
+        return self._all_ready() or await self._io.run(self._ready())
+
+    def _all_ready(self) -> list[M] | None:
+        """Returns all members if nothing has happened since they became ready, which saves a turn of the loop."""
+        members = self.members
+        is_quiet = not (self._events or self._closed or self._members.is_strained)
+        if is_quiet and all(member.is_ready and member.stub.loss() is None for member in members):
+            return list(members)
+        return None
 
     def by_room(self, members: Sequence[M]) -> tuple[list[M], list[M]]:
         """Returns the members that may have room for a session, and the members that recently refused one."""
@@ -141,9 +151,13 @@ class Membership(Generic[M]):
         """Runs an event on the transport's loop; events run in the order of these calls."""
 
         def happen() -> None:
-            event()
+            try:
+                event()
+            finally:
+                self._events.popleft()
             self._step()
 
+        self._events.append(event)
         self._io.loop.call_soon_threadsafe(happen, context=contextvars.Context())
 
     # From here on, everything runs on the transport's loop.

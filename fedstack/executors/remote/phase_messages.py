@@ -14,7 +14,7 @@ from google.protobuf import any_pb2
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carriers import code_version
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program, read_by_one
@@ -31,13 +31,11 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_columns import SharedColumn
-from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
+from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import FindKept, Offered, PhaseCopies, ReceivedValues
-from fedstack.executors.survivors.tolerance import Tolerance, UnreadableInputsError, is_own
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
-from fedstack.foundations.traceback_filter import without_frames
 from fedstack.observe.events import NO_SPAN, Span, is_id
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
@@ -55,6 +53,19 @@ class _PhaseTemplate(NamedTuple):
 
     versions: tuple[bytes, ...]
     template: PhaseRequest
+
+
+@attrs.frozen(eq=False)
+class SentFunctions(SystemScope):
+    """Part of the scope of one run of a phase, all of whose clients run the functions as they were sent first.
+
+    Attributes:
+      phase: The phase.
+      templates: The requests without clients and values, by `portable_key`.
+    """
+
+    phase: Phase
+    templates: dict[object, PhaseRequest] = attrs.field(factory=dict[object, PhaseRequest])
 
 
 @attrs.frozen
@@ -116,12 +127,15 @@ def phase_template(phase: Phase, portable: Portable, portable_key: object, sends
     Raises:
       CarrierError: If a leaf function of the phase or of a later phase cannot be sent.
     """
-    template = _kept_template(phase, portable, portable_key, sends_code)
-    following = phase.following
-    while following is not None and portable_key not in _template_keys(following):
-        _kept_template(following, portable, portable_key, sends_code)  # fails early if a function cannot be sent
-        following = following.following
-    return template
+    sent = current_scope().of(SentFunctions)
+    known = sent.templates if sent is not None and sent.phase is phase else {}
+    if portable_key not in known:
+        known[portable_key] = _kept_template(phase, portable, portable_key, sends_code)
+        following = phase.following
+        while following is not None and portable_key not in _template_keys(following):
+            _kept_template(following, portable, portable_key, sends_code)  # fails early if a function cannot be sent
+            following = following.following
+    return known[portable_key]
 
 
 def write_values(
@@ -150,41 +164,6 @@ def write_values(
                 packer.pack_shared(value.value, payload, type_spec)
             else:
                 copies.write_payload(argument, payload, type_spec, value, packer)
-
-
-def error_of_inputs(
-    error: FedstackError, inputs: Sequence[object], types: Sequence[Type], clients: range
-) -> FedstackError:
-    """Returns the error to raise if inputs of clients cannot be read in order to be sent.
-
-    If the clients may fail, each of them is read alone, and the error names those whose inputs cannot be read.
-
-    Args:
-      error: The first error.
-      inputs: A column of exactly the given clients for each input.
-      types: The type of each input.
-      clients: The clients.
-    """
-    tolerance = current_scope().of(Tolerance)
-    if tolerance is None:
-        return error
-    errors: dict[int, FedstackError] = {}
-    for index, client in enumerate(clients):
-        try:
-            for column, member in zip(inputs, types):
-                if isinstance(column, Column):
-                    alone = column.slice(index, index + 1).here()
-                    Packer().pack_column(PhaseRequest.Input().value, alone, member, "an input")
-        except FedstackError as found:
-            found.client_index = client  # the values are the client's own, wherever they are
-            if not is_own(found):
-                return error
-            errors[client] = without_frames(found)
-    if not errors:
-        return error
-    unreadable = UnreadableInputsError(str(error))
-    unreadable.by_client = errors
-    return unreadable
 
 
 def write_span(span: Span, message: messages.Span) -> None:

@@ -25,13 +25,14 @@ from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.remote.phase_messages import error_of_inputs, phase_template, write_phase, write_span
+from fedstack.executors.remote.phase_messages import phase_template, write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive, room_for
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
+from fedstack.executors.survivors.unreadable_inputs import error_of_inputs
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages

@@ -1,7 +1,7 @@
 """Defines the conditions under which the clients of one phase may fail, or are absent."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -75,16 +75,6 @@ def present_among(clients: range) -> int:
 
 class Guarded(SystemScope):
     """The scope of clients that run in child processes of their worker, because they may end their process."""
-
-
-class UnreadableInputsError(FedstackError):
-    """Raised if inputs of clients that may fail cannot be read in order to be sent. Not seen by users.
-
-    Attributes:
-      by_client: The errors of the clients whose inputs cannot be read, by client.
-    """
-
-    by_client: Mapping[int, FedstackError] = {}
 
 
 def may_run_again(error: FedstackError) -> bool:

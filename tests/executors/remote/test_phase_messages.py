@@ -12,6 +12,9 @@ from random_computations import SLOW_IS_FINE, bare, programs
 import fedstack
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.leaves.leaf_runtimes import Destination
+from fedstack.computations.leaves.portability import portable
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import PhaseTask
 from fedstack.computations.plan.trace import trace
@@ -34,6 +37,7 @@ from fedstack.executors import (
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.folds.aggregations import FoldArgument, partial_states
 from fedstack.executors.remote.phase_messages import (
+    SentFunctions,
     check_first_client,
     computations_of,
     phase_template,
@@ -284,6 +288,24 @@ def test_what_does_not_change_is_written_once_per_phase_and_peer():
     for key in ("one", "one", "two", "one"):
         write_phase(phase_template(phase, portable, key), phase, [INTS], [NO_ARGUMENT], range(3), Packer())
     assert len(asked) == 2
+
+
+def test_all_workers_of_a_phase_receive_the_functions_as_they_were_sent_first():
+    factor = 2
+
+    def scale(x):
+        return np.int32(factor * x)
+
+    leaf = fedstack.python_computation(np.int32, np.int32)(scale)
+    phase = phase_of(lambda x: intrinsic("federated_map", leaf, x), at_clients(INT))
+
+    def template():
+        return phase_template(phase, lambda found: portable(found, Destination(takes_code=True)), "here", True)
+
+    with current_scope().adding(SentFunctions(phase)).entered():
+        first, factor = template(), 3
+        assert template() == first
+    assert template() != first
 
 
 def test_all_computations_of_a_phase_are_there_to_be_looked_at():
