@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 
 from fedstack.backends.backend import Backend, Caller
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.backends.elastic.early_end import EarlyEnd
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.backends.elastic.placement import placed
@@ -290,7 +291,7 @@ class ElasticPhase:
         def begun(leave: Leave) -> None:
             self._rebalancing.begun(assignment, leave)
 
-        hand_in = HandIn(take, HAND_IN_SECONDS, begun=begun, reached=reached)
+        hand_in = HandIn(take, HAND_IN_SECONDS, begun=begun, reached=reached, origin=assignment.origin)
         run = self._runners[assignment.worker].run_in_parts
         running = run(part.phase, part.inputs, part.arguments, part.clients, hand_in)
         scope = self._scope_of(assignment)

@@ -7,7 +7,8 @@ is done.
 
 from collections.abc import Callable, Mapping
 
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.backends.elastic.early_end import EarlyEnd
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.computations.leaves.work_scope import current_scope

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable
 
 from fedstack.backends.backend import Backend, Caller
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope

@@ -171,7 +171,11 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
             for work in status.work
         ],
         "phases": [
-            _fields(phase, "session first_client clients done running failed handed_in left") for phase in status.phase
+            {
+                **_fields(phase, "session first_client clients done running failed handed_in left lost moved twice"),
+                "origin": _origin(phase) or None,
+            }
+            for phase in status.phase
         ],
         "calls": [_fields(call, "method code count") for call in status.calls],
         "limits": {limit.name: limit.value for limit in status.limit},
@@ -251,11 +255,17 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
         )
     if status.phase:
         yield from _table(
-            ("phase of", "clients", "done", "running", "failed", "handed in", "left to others"),
+            ("phase of", "clients", "done", "running", "failed", "handed in", "left to others", "origin"),
             [
-                (p.session, _clients(p), *map(str, (p.done, p.running, p.failed, p.handed_in, p.left)))
+                (p.session, _clients(p), *map(str, (p.done, p.running, p.failed, p.handed_in, p.left)), _origin(p))
                 for p in status.phase
             ],
+        )
+    composed = [phase for phase in status.phase if phase.lost or phase.moved or phase.twice]
+    if composed:
+        yield from _table(
+            ("workers of the phase of", "clients", "to run again", "moved", "run twice"),
+            [(p.session, _clients(p), *map(str, (p.lost, p.moved, p.twice))) for p in composed],
         )
     if status.work:
         yield from _table(
@@ -294,6 +304,13 @@ def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
             f"streams {read.streams}; "
             f"read so far: ranges {read.ranges}, elements {read.elements}, bytes {size_text(read.bytes)}"
         )
+
+
+def _origin(phase: "GetStatusResponse.Phase") -> str:
+    """Returns where the clients of a phase come from; empty if the server has had them from the beginning."""
+    origin = phase.origin
+    ways = {origin.LOST: "lost at", origin.MOVED: "moved from", origin.COPIED: "also at"}
+    return f"{ways[origin.why]} {printable(origin.server)}" if origin.why in ways else ""
 
 
 def _clients(work: "Work | GetStatusResponse.Phase") -> str:

@@ -339,7 +339,7 @@ class Packed(_message.Message):
     def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after", "origin")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept", "first_member", "part", "clients")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +406,7 @@ class PhaseRequest(_message.Message):
     GUARDED_FIELD_NUMBER: _ClassVar[int]
     TELLS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
     clients: int
@@ -422,7 +423,26 @@ class PhaseRequest(_message.Message):
     guarded: bool
     tells: bool
     after: str
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ...) -> None: ...
+    origin: Origin
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+
+class Origin(_message.Message):
+    __slots__ = ("why", "server")
+    class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[Origin.Why]
+        LOST: _ClassVar[Origin.Why]
+        MOVED: _ClassVar[Origin.Why]
+        COPIED: _ClassVar[Origin.Why]
+    UNKNOWN: Origin.Why
+    LOST: Origin.Why
+    MOVED: Origin.Why
+    COPIED: Origin.Why
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    why: Origin.Why
+    server: str
+    def __init__(self, why: _Optional[_Union[Origin.Why, str]] = ..., server: _Optional[str] = ...) -> None: ...
 
 class ShortenPhaseRequest(_message.Message):
     __slots__ = ("executor", "id", "clients_per_second", "ends")
@@ -572,7 +592,7 @@ class GetStatusResponse(_message.Message):
         value: float
         def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     class Phase(_message.Message):
-        __slots__ = ("session", "first_client", "clients", "done", "running", "failed", "handed_in", "left")
+        __slots__ = ("session", "first_client", "clients", "done", "running", "failed", "handed_in", "left", "origin", "lost", "moved", "twice")
         SESSION_FIELD_NUMBER: _ClassVar[int]
         FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
         CLIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -581,6 +601,10 @@ class GetStatusResponse(_message.Message):
         FAILED_FIELD_NUMBER: _ClassVar[int]
         HANDED_IN_FIELD_NUMBER: _ClassVar[int]
         LEFT_FIELD_NUMBER: _ClassVar[int]
+        ORIGIN_FIELD_NUMBER: _ClassVar[int]
+        LOST_FIELD_NUMBER: _ClassVar[int]
+        MOVED_FIELD_NUMBER: _ClassVar[int]
+        TWICE_FIELD_NUMBER: _ClassVar[int]
         session: str
         first_client: int
         clients: int
@@ -589,7 +613,11 @@ class GetStatusResponse(_message.Message):
         failed: int
         handed_in: int
         left: int
-        def __init__(self, session: _Optional[str] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., done: _Optional[int] = ..., running: _Optional[int] = ..., failed: _Optional[int] = ..., handed_in: _Optional[int] = ..., left: _Optional[int] = ...) -> None: ...
+        origin: Origin
+        lost: int
+        moved: int
+        twice: int
+        def __init__(self, session: _Optional[str] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., done: _Optional[int] = ..., running: _Optional[int] = ..., failed: _Optional[int] = ..., handed_in: _Optional[int] = ..., left: _Optional[int] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., lost: _Optional[int] = ..., moved: _Optional[int] = ..., twice: _Optional[int] = ...) -> None: ...
     class Dispatcher(_message.Message):
         __slots__ = ("datasets", "passes", "consumers", "worker")
         DATASETS_FIELD_NUMBER: _ClassVar[int]

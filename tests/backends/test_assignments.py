@@ -4,7 +4,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
+from fedstack.executors.base.hand_ins import Origin, Why
 
 
 def begun(clients: range, *counts: int) -> tuple[Assignments, list[Assignment]]:
@@ -40,6 +42,19 @@ def test_lost_clients_are_divided_among_the_workers_that_are_there_then() -> Non
     started = assignments.start(1.0)
     assert [(one.clients, one.losses) for one in started] == [(range(3), 1), (range(3, 6), 1)]
     assert {one.worker for one in started} == {"w2"}, "w1 has more to do"
+
+
+def test_who_runs_clients_of_another_worker_knows_why_and_whose_they_were() -> None:
+    assignments, (first, second) = begun(range(12), 6, 6)
+    assert first.origin is None
+    (copied,) = assignments.copy(second, ["w2"])
+    assert copied.origin == Origin(Why.COPIED, "w1")
+    (moved,) = assignments.move(first, 4, ["w1"])
+    assert moved.origin == Origin(Why.MOVED, "w0")
+    assignments.lost(first, since=0.0)
+    assignments.present(["w1"])
+    (lost,) = assignments.start(0.0)
+    assert (lost.clients, lost.origin) == (range(4), Origin(Why.LOST, "w0"))
 
 
 def test_what_was_handed_in_is_not_run_again() -> None:

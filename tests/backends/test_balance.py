@@ -2,7 +2,8 @@
 
 import math
 
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.backends.elastic.balance import Ask, Balance
 from fedstack.executors.base.hand_ins import Headway
 

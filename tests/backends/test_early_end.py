@@ -1,6 +1,7 @@
 """When a phase ends before all of its clients are done: whatever happens to workers, enough are in."""
 
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.backends.elastic.early_end import EarlyEnd
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.survivors.ending import Ending

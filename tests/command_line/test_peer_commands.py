@@ -589,9 +589,8 @@ def test_status_shows_threads_and_which_functions_run_for_how_long_at_which_clie
     assert (phase["session"], phase["first_client"], phase["clients"]) == (work["session"], 0, 3)
     assert (phase["done"] + phase["running"], phase["failed"], phase["left"]) == (3, 0, 0)
     assert phase["handed_in"] <= phase["done"] <= 2
-    shown = (
-        rf"phase of +clients +done +running +failed +handed in +left to others\n{work['session']} +0 to 2 +\d +\d +0 "
-    )
+    header = r"phase of +clients +done +running +failed +handed in +left to others +origin"
+    shown = rf"{header}\n{work['session']} +0 to 2 +\d +\d +0 "
     assert re.search(shown, text)
     assert (after["work"], after["phases"]) == ([], [])
 

@@ -141,7 +141,7 @@ class Door:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._changed = threading.Condition()
-        self._waiting: list[socket.socket] = []
+        self._waiting: list[tuple[int, socket.socket]] = []
         self._is_open = False
         self.visitors: list[int] = []
         self._thread = threading.Thread(target=self._serve, name="door")
@@ -159,12 +159,14 @@ class Door:
                 content = connection.recv(len(KNOCK) + PID.size, socket.MSG_WAITALL)
             with self._changed:
                 # Others come too: clients of other tests that dial a server which was at this port before.
+                process = -1
                 if content.startswith(KNOCK) and len(content) == len(KNOCK) + PID.size:
-                    self.visitors.append(PID.unpack_from(content, len(KNOCK))[0])
+                    process = PID.unpack_from(content, len(KNOCK))[0]
+                    self.visitors.append(process)
                 if self._is_open:
                     connection.close()
                 else:
-                    self._waiting.append(connection)
+                    self._waiting.append((process, connection))
                 self._changed.notify_all()
 
     def wait_for(self, running: "Background[Any]", *processes: int) -> None:
@@ -185,7 +187,14 @@ class Door:
         with self._changed:
             self._is_open = True
             while self._waiting:
-                self._waiting.pop().close()
+                self._waiting.pop()[1].close()
+
+    def let_in(self, process: int) -> None:
+        """Lets the functions of one process in that wait now."""
+        with self._changed:
+            for one in [one for one in self._waiting if one[0] == process]:
+                self._waiting.remove(one)
+                one[1].close()
 
     def close(self) -> None:
         self.open()

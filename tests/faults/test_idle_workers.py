@@ -1,9 +1,11 @@
 """Workers that have nothing to do take over clients of workers that are slow, stand still, or are to stop."""
 
 import contextlib
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from watching import Diary
 
 import fedstack
 from fedstack import observe
+from fedstack.__main__ import main
 from fedstack.observe import ClientsChanged, ClientsTakenOver, PhaseEnded
 
 pytestmark = pytest.mark.slow
@@ -44,6 +47,18 @@ def counts(diary: Diary) -> tuple[int, int]:
         sum(event.done + event.failed + event.given_up for event in changes),
     )
     return done, started - ended
+
+
+def status(capsys: pytest.CaptureFixture[str], target: str) -> dict[str, Any]:
+    """Returns what a worker reports about itself."""
+    assert main(["status", target, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def origins(capsys: pytest.CaptureFixture[str], target: str) -> list[tuple[str, str]]:
+    """Returns why a worker runs clients that it did not have from the beginning, and which worker had them."""
+    found = [phase["origin"] for phase in status(capsys, target)["phases"] if phase["origin"]]
+    return [(why, worker) for why, _, worker in (text.rpartition(" ") for text in found)]
 
 
 @pytest.fixture
@@ -105,6 +120,27 @@ def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(
         assert bits(Background(lambda: mean_visit(again)).result()) == bits(locally(mean_visit, again))
 
 
+def test_of_two_copies_the_one_that_is_not_needed_is_stopped_between_clients(
+    fleet: Fleet, door: Door, opened: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, still = fleet.start(threads=1), fleet.start(threads=1, heartbeat_seconds=60.0)
+    clients = arguments(opened, (9, door))
+    with context_over([left.target, still.target]):
+        running = Background(lambda: mean_visit(clients))
+        door.wait_for(running, still.pid)
+        still.stop()
+        eventually(lambda: left.pid in door.visitors)
+        assert ("also at", still.target) in origins(capsys, left.target)
+        door.let_in(left.pid)
+        found = running.result()
+        still.wake()
+        eventually(lambda: not status(capsys, still.target)["phases"])
+        door.open()
+        eventually(lambda: not status(capsys, still.target)["busy_threads"])
+        assert bits(found) == bits(locally(mean_visit, clients))
+    assert still.pid not in opened.visitors, "clients 10 to 17 have not begun"
+
+
 @pytest.mark.parametrize("stands_still", [False, True])
 def test_a_client_that_fails_on_one_of_two_workers_is_done_if_the_other_responds(
     fleet: Fleet, door: Door, stands_still: bool
@@ -124,8 +160,9 @@ def test_a_client_that_fails_on_one_of_two_workers_is_done_if_the_other_responds
             assert running.result() == 79
             slow.wake()
         else:
-            calls = len(diary.of(PhaseEnded))
-            eventually(lambda: len(diary.of(PhaseEnded)) > calls or running.ended)
+            copies = [event for event in diary.of(ClientsTakenOver) if event.runs_twice]
+            ends = {(event.by, event.first_client) for event in copies}
+            eventually(lambda: running.ended or ends <= {(e.worker, e.first_client) for e in diary.of(PhaseEnded)})
             assert not running.ended
             door.open()
             assert running.result() == 80

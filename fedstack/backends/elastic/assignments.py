@@ -19,63 +19,9 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
-import attrs
-
+from fedstack.backends.elastic.assignment import Assignment, Waiting, held_among, without
+from fedstack.executors.base.hand_ins import Origin, Why
 from fedstack.executors.composing_executor import even_counts, whole_blocks
-
-
-@attrs.define(eq=False)
-class Assignment:
-    """A contiguous range of clients that a worker runs.
-
-    Attributes:
-      worker: The worker.
-      clients: The clients.
-      losses: The number of times that these clients have been lost so far.
-      left: The clients that are still needed from the worker, as ranges in ascending order.
-      is_shared: Whether other workers may have received some of these clients, so that the worker may end without them.
-      done: The number of clients that the worker has handed in.
-      begun: The index of the first client that the worker has certainly not begun.
-      failures: The number of times that each of the clients has failed so far.
-    """
-
-    worker: Hashable
-    clients: range
-    losses: int
-    left: list[range]
-    is_shared: bool = False
-    done: int = 0
-    begun: int = sys.maxsize
-    failures: int = 0
-
-    @property
-    def size(self) -> int:
-        """The number of clients that are still needed from the worker."""
-        return sum(map(len, self.left))
-
-
-@attrs.define(eq=False)
-class _Waiting:
-    """A range of clients that waits for a worker.
-
-    Attributes:
-      clients: The clients.
-      losses: The number of times that these clients have been lost so far.
-      since: The time from which the clients may run, in seconds.
-      is_held: Whether the clients must wait for the end of a search.
-      failures: The number of times that each of the clients has failed so far.
-      avoids: The worker on which they failed last. Other workers run the clients, if there are any.
-    """
-
-    clients: range
-    losses: int
-    since: float
-    is_held: bool = False
-    failures: int = 0
-    avoids: Hashable = None
-
-    def at(self, clients: range, *, is_held: bool) -> "_Waiting":
-        return attrs.evolve(self, clients=clients, is_held=is_held)
 
 
 class Assignments:
@@ -93,8 +39,8 @@ class Assignments:
     def __init__(self, clients: range, *, cuts_blocks: bool = True) -> None:
         self.running: dict[Assignment, None] = {}
         self.dropped: list[Assignment] = []
-        self._waiting = [_Waiting(clients, 0, 0.0)] if clients else []
-        self._unfinished: list[_Waiting] = []
+        self._waiting = [Waiting(clients, 0, 0.0)] if clients else []
+        self._unfinished: list[Waiting] = []
         self._workers: tuple[Hashable, ...] = ()
         self._has_copies = False
         self._counts = _even if cuts_blocks else whole_blocks
@@ -206,7 +152,7 @@ class Assignments:
         for other in self.running:
             if other is not assignment and able(other):
                 for taken in other.left:
-                    rest = [part for some in rest for part in _without(some, taken)]
+                    rest = [part for some in rest for part in without(some, taken)]
         if not rest:
             self._no_longer_needed(clients, [assignment])
         return not rest
@@ -247,7 +193,9 @@ class Assignments:
 
         The clients wait until `present` is called.
         """
-        self._waiting.append(_Waiting(clients, 0, 0.0, failures=assignment.failures + 1, avoids=assignment.worker))
+        worker, failures = assignment.worker, assignment.failures + 1
+        origin = Origin(Why.MOVED, str(worker))
+        self._waiting.append(Waiting(clients, 0, 0.0, failures=failures, avoids=worker, origin=origin))
         self._workers = ()
 
     def move(self, assignment: Assignment, stop: int, workers: Sequence[Hashable]) -> list[Assignment]:
@@ -261,8 +209,8 @@ class Assignments:
         if assignment not in self.running:
             return []
         left, assignment.is_shared = assignment.left, True
-        assignment.left = [part for some in left for part in _without(some, range(stop, sys.maxsize))]
-        moved = [part for some in left for part in _without(some, range(stop))]
+        assignment.left = [part for some in left for part in without(some, range(stop, sys.maxsize))]
+        moved = [part for some in left for part in without(some, range(stop))]
         waiting = [self._moving(assignment, clients) for clients in self._not_running(moved)]
         workers = [worker for worker in workers if worker in self._workers]
         if not workers:
@@ -280,14 +228,14 @@ class Assignments:
         assignment.is_shared = self._has_copies = True
         for left in assignment.left:
             for worker, piece in zip(workers, self._divided(left, len(workers))):
-                started.append(self._assign(worker, self._moving(assignment, piece)))
+                started.append(self._assign(worker, self._moving(assignment, piece, Why.COPIED)))
                 started[-1].is_shared = True
         return started
 
     def hold(self, suspects: Iterable[range]) -> None:
         """Keeps suspected clients waiting until `release` is called."""
         for some in suspects:
-            self._waiting = [piece for one in self._waiting for piece in _held(one, some)]
+            self._waiting = [piece for one in self._waiting for piece in held_among(one, some)]
 
     def release(self) -> None:
         """Lets all clients run, after a search has ended."""
@@ -310,7 +258,7 @@ class Assignments:
           clients: The clients.
           is_held: Whether they wait until no worker is running clients.
         """
-        (self._unfinished if is_held else self._waiting).append(_Waiting(clients, 0, 0.0))
+        (self._unfinished if is_held else self._waiting).append(Waiting(clients, 0, 0.0))
         self._workers = ()
 
     def dismiss(self) -> list[range]:
@@ -335,10 +283,10 @@ class Assignments:
 
     def _no_longer_needed(self, clients: range, running: Iterable[Assignment]) -> None:
         """Records that some clients need not run any more, and drops the assignments that have no others."""
-        rest = [(one, _without(one.clients, clients)) for one in self._waiting]
+        rest = [(one, without(one.clients, clients)) for one in self._waiting]
         self._waiting = [one.at(part, is_held=one.is_held) for one, parts in rest for part in parts]
         for one in running:
-            left = [part for some in one.left for part in _without(some, clients)]
+            left = [part for some in one.left for part in without(some, clients)]
             if left != one.left:
                 one.left, one.is_shared = left, True
                 if not left:
@@ -349,22 +297,32 @@ class Assignments:
         """Lets the clients of an assignment that has ended wait, apart from clients that other workers are running."""
         begun, count = range(assignment.begun), assignment.losses
         for clients in self._not_running(assignment.left):
-            for part in _without(clients, range(assignment.begun, sys.maxsize)):
-                self._waiting.append(_Waiting(part, count + losses, since, failures=assignment.failures))
-            self._waiting += [self._moving(assignment, part) for part in _without(clients, begun)]
+            for part in without(clients, range(assignment.begun, sys.maxsize)):
+                self._waiting.append(
+                    Waiting(
+                        part,
+                        count + losses,
+                        since,
+                        failures=assignment.failures,
+                        origin=Origin(Why.LOST if losses else Why.MOVED, str(assignment.worker)),
+                    )
+                )
+            self._waiting += [self._moving(assignment, part) for part in without(clients, begun)]
 
-    def _moving(self, assignment: Assignment, clients: range) -> _Waiting:
-        return _Waiting(clients, assignment.losses, 0.0, failures=assignment.failures)
+    def _moving(self, assignment: Assignment, clients: range, why: Why = Why.MOVED) -> Waiting:
+        origin = Origin(why, str(assignment.worker))
+        return Waiting(clients, assignment.losses, 0.0, failures=assignment.failures, origin=origin)
 
     def _not_running(self, left: list[range]) -> list[range]:
         """Returns those of the given clients that no worker is running."""
         for other in self.running if self._has_copies else ():
             for taken in other.left:
-                left = [part for some in left for part in _without(some, taken)]
+                left = [part for some in left for part in without(some, taken)]
         return left
 
-    def _assign(self, worker: Hashable, waiting: _Waiting) -> Assignment:
-        assignment = Assignment(worker, waiting.clients, waiting.losses, [waiting.clients], failures=waiting.failures)
+    def _assign(self, worker: Hashable, waiting: Waiting) -> Assignment:
+        clients, failures, origin = waiting.clients, waiting.failures, waiting.origin
+        assignment = Assignment(worker, clients, waiting.losses, [clients], failures=failures, origin=origin)
         self.running[assignment] = None
         return assignment
 
@@ -374,24 +332,3 @@ class Assignments:
 
 def _even(clients: range, parts: int) -> list[int]:
     return even_counts(len(clients), parts)
-
-
-def _without(clients: range, others: range) -> list[range]:
-    """Returns the parts of a range of clients that are before and behind other clients."""
-    first, last = max(clients.start, others.start), min(clients.stop, others.stop)
-    if first >= last:
-        return [clients]
-    return [part for part in (range(clients.start, first), range(last, clients.stop)) if part]
-
-
-def _held(waiting: _Waiting, suspects: range) -> Iterator[_Waiting]:
-    """Yields the parts of a waiting range that are before, among and behind the suspects; the suspects are held."""
-    clients = waiting.clients
-    first, last = max(clients.start, suspects.start), min(clients.stop, suspects.stop)
-    if first >= last:
-        yield waiting
-        return
-    parts = (range(clients.start, first), False), (range(first, last), True), (range(last, clients.stop), False)
-    for part, is_suspected in parts:
-        if part:
-            yield waiting.at(part, is_held=is_suspected or waiting.is_held)

@@ -18,7 +18,8 @@ from collections.abc import Collection, Hashable, Sequence
 
 import attrs
 
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.executors.base.hand_ins import Headway
 from fedstack.membership.ledger import named
 

@@ -11,7 +11,8 @@ from one worker.
 
 from collections.abc import Callable, Sequence
 
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.executors.concurrency.progress import PartProgress
 from fedstack.executors.survivors.ending import Ending
 

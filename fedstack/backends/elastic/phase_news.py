@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Hashable
 
-from fedstack.backends.elastic.assignments import Assignment
+from fedstack.backends.elastic.assignment import Assignment
 from fedstack.backends.elastic.balance import TakenOver
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.membership.ledger import named

@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 
-from fedstack.backends.elastic.assignments import Assignment, Assignments
+from fedstack.backends.elastic.assignment import Assignment
+from fedstack.backends.elastic.assignments import Assignments
 from fedstack.backends.elastic.balance import SETTLED_SECONDS, Ask, Balance
 from fedstack.backends.elastic.phase_news import PhaseNews
 from fedstack.errors import DeadlineExceededError, FedstackError

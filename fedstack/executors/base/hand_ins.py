@@ -7,6 +7,7 @@ are handed in. Neither therefore changes a result.
 """
 
 import asyncio
+import enum
 import itertools
 import math
 import threading
@@ -61,6 +62,27 @@ Leave: TypeAlias = Callable[[float], Awaitable[Headway | None]]
 END = -math.inf
 
 
+class Why(enum.Enum):
+    """Why a worker runs clients that another worker had."""
+
+    LOST = "lost"
+    MOVED = "moved"
+    COPIED = "copied"
+
+
+@attrs.frozen
+class Origin:
+    """Where clients come from that a worker does not run from the beginning of a phase.
+
+    Attributes:
+      why: Whether the other worker was lost, has left the clients to this worker, or runs them as well.
+      worker: The other worker.
+    """
+
+    why: Why
+    worker: str
+
+
 @attrs.frozen(eq=False)
 class HandIn:
     """Receives contributions to a phase.
@@ -76,6 +98,7 @@ class HandIn:
       call_id: An id for the call to the worker; by default it draws one.
       after: The id of a call to the same worker, whose clients begin before those of this call.
       function_bytes: The size of the functions, which another worker may have to receive.
+      origin: Where the clients come from, for the status of the worker; `None` if it has had them from the beginning.
     """
 
     take: Callable[[range, PhaseResult], None]
@@ -88,6 +111,7 @@ class HandIn:
     call_id: str = ""
     after: str = ""
     function_bytes: int = 0
+    origin: Origin | None = None
 
 
 class HandInSink(PhaseSink):

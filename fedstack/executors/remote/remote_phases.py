@@ -25,7 +25,7 @@ from fedstack.executors.concurrency.progress import PhaseReport
 from fedstack.executors.folds.aggregations import FoldArguments, inputs_are_here, partial_states, slice_inputs
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.remote.phase_messages import phase_template, write_phase, write_span
+from fedstack.executors.remote.phase_messages import phase_template, write_origin, write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive, room_for
@@ -179,6 +179,7 @@ class _PhaseRun:
         request, packer = await _written(session, phase, inputs, self._arguments, clients, peer, copies)
         request.hand_in_seconds, request.id = self._hand_in.seconds, self._id
         request.after = self._hand_in.after
+        write_origin(request, self._hand_in.origin)
         if note is not None:
             write_span(current_scope().span, request.span)
             note.bytes_sent = request.ByteSize() + packer.segment_bytes

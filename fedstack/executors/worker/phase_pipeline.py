@@ -43,6 +43,7 @@ from fedstack.executors.survivors.ending import Ending
 from fedstack.executors.survivors.failure_messages import read_tolerance
 from fedstack.executors.survivors.outcomes import Telling
 from fedstack.executors.worker.receiving import Admission, Received
+from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.frames import CHUNK_BYTES
 from fedstack.transport.wire.parcels import Parcel
@@ -171,6 +172,7 @@ async def run(
     """
     if outbox is not None:
         outbox.clients = admitted.phase.clients
+        outbox.origin = admitted.request.origin if admitted.request.HasField("origin") else None
     enter_tolerance(admitted.request, None if outbox is None else outbox.ending)
     await host.admission.load(admitted.leaves)
     found, seconds = admitted.phase, admitted.request.hand_in_seconds
@@ -213,6 +215,7 @@ class Outbox:
 
     Attributes:
       clients: The clients that the server was asked to run; none until the phase has been read.
+      origin: Where the clients come from, as the request says.
       handed_in: The number of clients whose contributions have been added.
       left: The number of clients that were left to other workers.
       leave: Asks for the last clients of the phase; `None` while they cannot be left to another worker.
@@ -223,6 +226,7 @@ class Outbox:
     def __init__(self, notify: Callable[[], None], counts: ProgressCounts) -> None:
         self.counts = counts
         self.clients = range(0)
+        self.origin: messages.Origin | None = None
         self.handed_in = self.left = 0
         self._notify: Callable[[], None] | None = notify
         self._loop = asyncio.get_running_loop()

@@ -275,6 +275,10 @@ class ExecutorExtensions:
                     failed=counts.failures,
                     handed_in=phase.handed_in,
                     left=phase.left,
+                    origin=phase.origin,
+                    lost=counts.lost,
+                    moved=counts.moved,
+                    twice=counts.twice,
                 )
         status.max_threads = max(status.max_threads, self._core.max_threads)
         status.abandoned_threads += self._core.abandoned.count
