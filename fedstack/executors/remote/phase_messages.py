@@ -32,7 +32,7 @@ from fedstack.computations.types.type_structure import fields_of, type_from_prot
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.executors.base.hand_ins import Origin, Why
+from fedstack.executors.base.hand_ins import Origin
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
 from fedstack.executors.remote.phase_copies import FindKept, Offered, PhaseCopies, ReceivedValues
 from fedstack.foundations.caches import SharedCache, made_once
@@ -42,7 +42,6 @@ from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
 
 Computation = computation_pb2.Computation
-_WHYS = {Why.LOST: messages.Origin.LOST, Why.MOVED: messages.Origin.MOVED, Why.COPIED: messages.Origin.COPIED}
 _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 # The number of phases is limited to the number of cached plans. The size is limited as well, because functions that are
@@ -171,7 +170,7 @@ def write_values(
 def write_origin(request: PhaseRequest, origin: Origin | None) -> None:
     """Adds to a request where its clients come from."""
     if origin is not None:
-        request.origin.why = _WHYS[origin.why]
+        request.origin.why = getattr(messages.Origin, origin.why.name)
         request.origin.server = origin.worker
 
 
