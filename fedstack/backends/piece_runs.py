@@ -18,7 +18,7 @@ from fedstack.errors import FedstackError, ResourceLimitError
 from fedstack.executors.base.hand_ins import END, Contribution, HandIn, Headway, Leave, estimated_rate, kept_until
 from fedstack.executors.composing_executor import LOSSES
 from fedstack.executors.concurrency.coroutines import end_all
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 
 # A piece has this many times as many clients as a worker runs at the same time, since workers are less busy between two
 # pieces, and its inputs have a size between these limits. Sending 16 MiB takes some ten milliseconds.

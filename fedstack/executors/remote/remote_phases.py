@@ -33,7 +33,7 @@ from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
 from fedstack.executors.survivors.unreadable_inputs import error_of_inputs
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 from fedstack.membership.ledger import Suspects
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.peers.executor_stub import Answer

@@ -12,7 +12,7 @@ from fedstack.computations.types.language import Executor
 from fedstack.errors import ContextError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import without_threads
 from fedstack.executors.factories import local_executor_factory
-from fedstack.foundations.drawn_ids import ids_from
+from fedstack.foundations.draws import draws_from
 from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.simulation.simulated_clients import SimulatedClientsExecutor
@@ -164,7 +164,7 @@ class SimulatedCluster:
             )
         self._has_run = True
         try:
-            with without_threads(), _seeded(self.seed), ids_from(random.Random(self.seed)):
+            with without_threads(), _seeded(self.seed), draws_from(self._network.chance):
                 self._loop.set_exception_handler(self._lost_error)
                 try:
                     with Watchdog().watching(self._real_seconds, self._out_of_time):
@@ -182,7 +182,7 @@ class SimulatedCluster:
 
     async def _whole(self, program: "Callable[[SimulatedCluster], Coroutine[Any, Any, _T]]") -> _T:
         for worker in self.workers:
-            worker.start()
+            self._start(worker, "join", self._faults.join_seconds)
         self._happening = [asyncio.ensure_future(it) for worker in self.workers for it in self._chaos(worker)]
         checks = asyncio.ensure_future(self._check())
         running = asyncio.ensure_future(program(self))
@@ -247,17 +247,35 @@ class SimulatedCluster:
             worker.stall()
             later(network.chance("resume", worker.address).uniform(*faults.resume_seconds), worker.resume)
 
+        def drain() -> None:
+            draining = worker.drain()
+            if draining is not None:
+                later(network.chance("grace", worker.address).uniform(*faults.grace_seconds), stop, draining)
+
+        def stop(draining: object) -> None:
+            if worker.incarnation is draining:
+                self.say(f"the grace of {worker.address} is over")
+                self._crash(worker)
+
         kinds = (
             ("crash", faults.crash_seconds, lambda: self._crash(worker)),
             ("part", faults.part_seconds, part),
             ("stall", faults.stall_seconds, stall),
+            ("drain", faults.drain_seconds, drain),
         )
         return [network.now_and_then(seconds, happen, what, worker.address) for what, seconds, happen in kinds]
 
     def _crash(self, worker: SimulatedWorker) -> None:
         worker.crash()
-        seconds = self._network.chance("restart", worker.address).uniform(*self._faults.restart_seconds)
-        self._loop.call_later(seconds, worker.start)
+        self._start(worker, "restart", self._faults.restart_seconds)
+
+    def _start(self, worker: SimulatedWorker, what: str, seconds: tuple[float, float]) -> None:
+        """Starts a worker, after a random time between two limits."""
+        wait = self._network.chance(what, worker.address).uniform(*seconds)
+        if wait:
+            self._loop.call_later(wait, worker.start)
+        else:
+            worker.start()
 
     async def _check(self) -> None:
         """Checks sessions periodically, until one outlives its lease.
@@ -325,7 +343,7 @@ def _is_in_loop() -> bool:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Generator[None, None, None]:
-    """Seeds the global `random` module in the block, so that random pauses are reproducible."""
+    """Seeds the global `random` module in the block, so that what the program draws is reproducible."""
     state = random.getstate()
     random.seed(seed)
     try:

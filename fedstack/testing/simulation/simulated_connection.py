@@ -116,6 +116,11 @@ class SimulatedConnection(Connection):
         await self._call("/health/Check", nothing, seconds)
         return True
 
+    async def until_draining(self) -> None:
+        self._check_open()
+        await self._leave()
+        await self._worker.until_draining()
+
     async def close(self) -> None:
         self._closed = True
 

@@ -39,6 +39,10 @@ class SimulatedFaults:
       heal_seconds: The time until a cut path is restored.
       stall_seconds: The mean time between stalls of a worker, in seconds.
       resume_seconds: The time until a stalled worker resumes.
+      drain_seconds: The mean time between drains of a worker, in seconds. It then accepts no new sessions.
+      grace_seconds: The time from the beginning of a drain until the worker ends, with all that it has not done; see
+        `restart_seconds`.
+      join_seconds: The time from the beginning of the program until a worker starts for the first time.
       cut_seconds: The mean time between cuts of the path between two processes, in seconds; see `heal_seconds`.
       commit_seconds: The duration of a commit on a disk.
       power_loss_rate: The rate of commits during which the power fails, so that any part of the commit is on the disk.
@@ -57,6 +61,9 @@ class SimulatedFaults:
     heal_seconds: tuple[float, float] = attrs.field(default=(0.05, 20.0), validator=_is_span)
     stall_seconds: float = attrs.field(default=float("inf"), validator=number_validator(endless=True))
     resume_seconds: tuple[float, float] = attrs.field(default=(0.05, 5.0), validator=_is_span)
+    drain_seconds: float = attrs.field(default=float("inf"), validator=number_validator(endless=True))
+    grace_seconds: tuple[float, float] = attrs.field(default=(0.5, 10.0), validator=_is_span)
+    join_seconds: tuple[float, float] = attrs.field(default=(0.0, 0.0), validator=_is_span)
     cut_seconds: float = attrs.field(default=float("inf"), validator=number_validator(endless=True))
     commit_seconds: tuple[float, float] = attrs.field(default=(0.0, 0.002), validator=_is_span)
     power_loss_rate: float = attrs.field(default=0.0, validator=rate_validator)
@@ -73,6 +80,8 @@ class SimulatedFaults:
             crash_seconds=20.0,
             part_seconds=30.0,
             stall_seconds=20.0,
+            drain_seconds=60.0,
+            join_seconds=(0.0, 0.5),
             cut_seconds=30.0,
             commit_seconds=(0.0, 0.05),
             power_loss_rate=0.01,

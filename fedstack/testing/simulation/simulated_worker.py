@@ -41,6 +41,10 @@ class _Together(Service):
         for service in self._services:
             service.started()
 
+    def drain(self) -> None:
+        for service in self._services:
+            service.drain()
+
     async def close(self) -> None:
         for service in self._services:
             await service.close()
@@ -53,12 +57,14 @@ class Incarnation:
       service: The services of the worker, combined into one.
       memory: A connection that calls `service` directly.
       ended: A future that is done once the process has crashed.
+      is_draining: Whether the process accepts no new clients, because it is about to end.
     """
 
     def __init__(self, services: Sequence[Service], address: str, ended: "asyncio.Future[None]") -> None:
         self.service = _Together(services)
         self.memory = InMemoryConnection(self.service, address)
         self.ended = ended
+        self.is_draining = False
         self._tasks: dict[asyncio.Task[Any], None] = {}  # a dictionary keeps the order of the tasks, a set does not
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
@@ -132,6 +138,15 @@ class SimulatedWorker:
             self._crashes[task] = None
             task.add_done_callback(lambda ended: self._crashes.pop(ended, None))
 
+    def drain(self) -> Incarnation | None:
+        """Lets the worker accept no new clients, as a stop does at first; returns the process that drains, if any."""
+        if self.incarnation is None or self.incarnation.is_draining:
+            return None
+        self.incarnation.is_draining = True
+        self.incarnation.service.drain()
+        self._change("draining")
+        return self.incarnation
+
     def part(self) -> None:
         """Cuts the network path to the worker silently: no messages are delivered, and no errors are raised."""
         if not self.is_parted:
@@ -166,6 +181,21 @@ class SimulatedWorker:
         while self.is_parted or self.is_stalled or self.incarnation is None:
             await asyncio.shield(self._network.changed)
         await asyncio.sleep(self._network.delay(self.address))
+
+    async def until_draining(self) -> None:
+        """Waits until the news that the worker is draining have arrived.
+
+        Raises:
+          WorkerUnavailableError: If the worker is down, or ends meanwhile.
+        """
+        incarnation = self.incarnation
+        if incarnation is None:
+            raise NOT_LISTENING.error_at(self.address)
+        while not incarnation.is_draining or self.is_stalled:
+            await asyncio.shield(self._network.changed)
+            if self.incarnation is not incarnation:
+                raise self.broken_off()
+        await self.way()
 
     async def way(self) -> None:
         """Waits while a message is in transit, in either direction.

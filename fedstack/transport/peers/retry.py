@@ -1,12 +1,12 @@
 """Defines how often, and after which pauses, work that failed with a retryable error is retried."""
 
-import random
 import time
 from collections.abc import Callable, Iterator
 
 import attrs
 from attrs.validators import optional
 
+from fedstack.foundations.draws import draw_seconds
 from fedstack.foundations.number_checks import check_bool, number_validator, whole_number_validator
 
 
@@ -57,7 +57,7 @@ class RetryPolicy:
             if bound in (0.0, self.longest_pause):
                 break
             bound = min(bound * self.multiplier, self.longest_pause)
-        return random.uniform(0, bound)
+        return draw_seconds(bound, f"pause before retry {retry}")
 
     def pauses(self, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
         """Yields the pause before each retry, in seconds: at most one pause fewer than `attempts`.

@@ -96,6 +96,9 @@ def rough_faults(chance: random.Random) -> SimulatedFaults:
         part_seconds=chance.choice([float("inf"), 40.0]),
         stall_seconds=chance.choice([float("inf"), 20.0, 8.0]),
         resume_seconds=(0.05, 20.0),
+        drain_seconds=chance.choice([float("inf"), 30.0]),
+        grace_seconds=chance.choice([(0.0, 1.0), (0.5, 20.0)]),
+        join_seconds=chance.choice([(0.0, 0.0), (0.0, 5.0)]),
     )
 
 

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -122,8 +123,21 @@ def test_what_a_lost_worker_still_answers_fails_no_call(seed):
 
 def test_who_does_not_try_again_gets_an_error_that_says_that_one_may():
     # There a worker crashes twice within one call, which ends with a session that is gone.
-    cluster = rough_run("rounds", 10988)
+    cluster = rough_run("rounds", 20891)
     assert "RetryLimitError" in cluster.trace
+
+
+def test_workers_join_and_drain_in_the_midst_of_rounds():
+    def trace_of(seed):
+        faults = SimulatedFaults(join_seconds=(0.0, 3.0), drain_seconds=10.0, grace_seconds=(0.2, 5.0))
+        return elastic_rounds(seed, faults).trace
+
+    traces = [trace_of(seed) for seed in range(12)]
+    assert any("draining" in trace and "ShortenPhase" in trace.partition("draining")[2] for trace in traces)
+    assert any(
+        re.search(r"RunPhase at .*== (worker-\d) start 1\n.*RunPhase at \1:", trace, re.DOTALL) for trace in traces
+    )
+    assert trace_of(3) == traces[3]
 
 
 def test_calls_run_once_where_nothing_is_lost():

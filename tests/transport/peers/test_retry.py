@@ -17,7 +17,7 @@ class Clock:
 @pytest.fixture
 def longest_draws(monkeypatch):
     """Every pause is as long as it may be."""
-    monkeypatch.setattr("fedstack.transport.peers.retry.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("fedstack.transport.peers.retry.draw_seconds", lambda most, what: most)
 
 
 @pytest.mark.usefixtures("longest_draws")

@@ -10,7 +10,7 @@ import attrs
 
 from fedstack.computations.types.language import Type
 from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 from fedstack.foundations.error_text import counted, name_text
 from fedstack.proto.data_service_pb2 import OpenPassRequest, PassCursor
 from fedstack.service.data.consumer.acknowledgements import Position

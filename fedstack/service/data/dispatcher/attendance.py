@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 
 from fedstack.errors import InvalidValueError, MembershipError
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 from fedstack.proto.data_service_pb2 import DataWorkerAddress
 from fedstack.service.host.limits import DispatcherLimits, exceeded
 from fedstack.service.host.listening import is_local

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import attrs
 
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 from fedstack.proto.data_service_pb2 import Commit
 
 _SEAL_BYTES = 16

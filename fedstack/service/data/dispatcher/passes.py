@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from fedstack.errors import InvalidValueError, StaleSessionError
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 from fedstack.proto.data_service_pb2 import (
     DatasetDescription,
     OpenPassRequest,

@@ -6,7 +6,7 @@ import logging
 
 from fedstack.errors import FedstackError, StaleSessionError, WorkerUnavailableError
 from fedstack.foundations.deadline import Deadline
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
 from fedstack.membership.reaching import answered
 from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, Commit, DataWorkerAddress

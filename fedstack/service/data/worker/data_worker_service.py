@@ -18,7 +18,7 @@ from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.worker.receiving import receive
 from fedstack.executors.worker.work import Work
 from fedstack.foundations.caches import BoundedCache
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.draws import draw_id
 from fedstack.foundations.error_text import with_place
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.proto.extensions_pb2 import GetStatusResponse
