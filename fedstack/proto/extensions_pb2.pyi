@@ -339,7 +339,7 @@ class Packed(_message.Message):
     def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after", "origin")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after", "origin", "packed_program")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept", "first_member", "part", "clients")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -358,12 +358,14 @@ class PhaseRequest(_message.Message):
         clients: int
         def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ..., keep: _Optional[str] = ..., kept: _Optional[str] = ..., first_member: _Optional[int] = ..., part: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., clients: _Optional[int] = ...) -> None: ...
     class Function(_message.Message):
-        __slots__ = ("computation", "capture")
+        __slots__ = ("computation", "capture", "packed")
         COMPUTATION_FIELD_NUMBER: _ClassVar[int]
         CAPTURE_FIELD_NUMBER: _ClassVar[int]
+        PACKED_FIELD_NUMBER: _ClassVar[int]
         computation: _computation_pb2.Computation
         capture: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Input]
-        def __init__(self, computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., capture: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ...) -> None: ...
+        packed: PhaseRequest.Input
+        def __init__(self, computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., capture: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., packed: _Optional[_Union[PhaseRequest.Input, _Mapping]] = ...) -> None: ...
     class Fold(_message.Message):
         __slots__ = ("uri", "result", "argument", "function")
         URI_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +409,7 @@ class PhaseRequest(_message.Message):
     TELLS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    PACKED_PROGRAM_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
     clients: int
@@ -424,7 +427,8 @@ class PhaseRequest(_message.Message):
     tells: bool
     after: str
     origin: Origin
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    packed_program: PhaseRequest.Input
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., packed_program: _Optional[_Union[PhaseRequest.Input, _Mapping]] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("why", "server")

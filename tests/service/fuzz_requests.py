@@ -171,11 +171,18 @@ def phase_request(
     arguments: Sequence,
     first: int = 0,
     mark: Callable[[extended.PhaseRequest.Input], None] = lambda message: None,
+    packs: bool = False,
 ) -> Request:
     packer, clients = Packer(), range(first, first + CLIENTS)
     request = write_phase(phase_template(phase, lambda found: found, "fuzz"), phase, inputs, arguments, clients, packer)
     request.executor.id = session
-    for message in request.input:
+    marked = list(request.input)
+    if packs:
+        program = request.program.SerializeToString()
+        Packer(large_bytes=len(program) + 1).pack(request.packed_program.value, program, fl.TensorType(np.str_))
+        request.ClearField("program")
+        marked.append(request.packed_program)
+    for message in marked:
         mark(message)
     return Request("RunPhase", [header_frame(request.SerializeToString()), *data_frames(packer.segments, 1 << 20)])
 
@@ -396,7 +403,8 @@ class Drawer:
 
     def phase(self, session: str) -> Request:
         first = self.choose.choice([0, 0, 7, 2**40, 2**62])
-        return phase_request(session, *self.choose.choice(PHASES), first, lambda message: self.mark(session, message))
+        chosen, packs = self.choose.choice(PHASES), self.choose.random() < 0.3
+        return phase_request(session, *chosen, first, lambda message: self.mark(session, message), packs)
 
     def mark(self, session: str, message: extended.PhaseRequest.Input) -> None:
         """Asks for an input of a phase to be kept, or refers to what may have been."""

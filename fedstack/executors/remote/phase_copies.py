@@ -1,22 +1,27 @@
-"""Sends values to a peer only once; what follows refers to the peer's copies.
+"""Sends values and large functions to a peer only once; what follows refers to the peer's copies.
 
 This holds for inputs that several phases read, of which each peer may have other parts, and for large values that all
-clients of a long phase share: a worker that takes over clients of another one already has them. `PhaseCopies` writes
-the references, and `ReceivedValues` reads them on the peer.
+clients of a long phase share: a worker that takes over clients of another one already has them. Large functions, which
+are sent by value, are packed like values. `PhaseCopies` writes the references; `ReceivedValues` and `unpack_functions`
+read them on the peer.
 """
 
 import math
+import sys
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import attrs
+import numpy as np
+from google.protobuf.message import DecodeError
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.program import Program
 from fedstack.computations.plan.tasks import Phase
-from fedstack.computations.types.language import Type
+from fedstack.computations.types.language import TensorType, Type, computation_pb2
 from fedstack.computations.values.columns import Column, ConstantColumn, JoinedColumn
 from fedstack.computations.values.shared_columns import SharedColumn, shared_bytes
 from fedstack.errors import InvalidValueError
@@ -31,6 +36,82 @@ _WORTH_KEEPING_BYTES = 16 * 1024
 # Values that all clients of a phase share are kept from this size on, unless the phase was shorter than this before.
 _SHARED_BYTES = 1 << 20
 _LONG_SECONDS = 1.0
+# Functions are kept from this size on. Smaller ones are sent again, which takes less than a tenth of a millisecond.
+_LARGE_FUNCTION_BYTES = 64 * 1024
+_FUNCTION = TensorType(np.str_)
+
+
+class _Function(NamedTuple):
+    """The messages of a function in a request, only one of which has content.
+
+    Attributes:
+      computation: The function.
+      packed: The function as a value.
+    """
+
+    computation: computation_pb2.Computation
+    packed: PhaseRequest.Input
+
+    @property
+    def is_packed(self) -> bool:
+        return bool(self.packed.kept) or self.packed.HasField("value")
+
+
+def _functions_of(request: PhaseRequest) -> list[_Function]:
+    """Returns the functions in a request."""
+    functions = [function for fold in request.fold for function in fold.function]
+    packed = [_Function(function.computation, function.packed) for function in functions]
+    return [_Function(request.program, request.packed_program), *packed]
+
+
+def computations_of(request: PhaseRequest) -> list[computation_pb2.Computation]:
+    """Returns all functions in a request that contains no packed functions."""
+    return [function.computation for function in _functions_of(request)]
+
+
+@attrs.frozen(eq=False)
+class PhaseTemplate:
+    """The request to run a phase, without clients and values.
+
+    Attributes:
+      request: The request. It lacks large functions.
+      functions: The large functions, as values that peers may keep, by their position among the phase's functions.
+    """
+
+    request: PhaseRequest
+    functions: Mapping[int, SharedColumn]
+
+    @classmethod
+    def of(cls, request: PhaseRequest) -> "PhaseTemplate":
+        """Returns a template, for which large functions are removed from a request."""
+        functions: dict[int, SharedColumn] = {}
+        for index, computation in enumerate(computations_of(request)):
+            if computation.ByteSize() >= _LARGE_FUNCTION_BYTES:
+                functions[index] = SharedColumn(ConstantColumn(computation.SerializeToString(), 1))
+                computation.Clear()
+        return cls(request, functions)
+
+    def fill(self, copies: "PhaseCopies | None") -> PhaseRequest:
+        """Returns a new request with all functions, or references to the peer's copies of large ones."""
+        request = PhaseRequest()
+        request.CopyFrom(self.request)
+        for index, found in self.functions.items():
+            message = _functions_of(request)[index].packed
+            if copies is None:
+                _pack_function(found, message)
+            else:
+                copies.write_function(found, message)
+        return request
+
+    @property
+    def size(self) -> int:
+        """The size of the template in bytes."""
+        return self.request.ByteSize() + sum(len(cast(bytes, one.items()[0])) for one in self.functions.values())
+
+
+def _pack_function(function: SharedColumn, message: PhaseRequest.Input) -> None:
+    # In the message itself, because the peer checks functions before it receives segments.
+    Packer(large_bytes=sys.maxsize).pack(message.value, function.items()[0], _FUNCTION, "a function")
 
 
 @attrs.define(eq=False)
@@ -128,6 +209,15 @@ class PhaseCopies:
         if column is not None:
             self._offer(column, message, packer.segment_bytes - before)
 
+    def write_function(self, function: SharedColumn, message: PhaseRequest.Input) -> None:
+        """Writes a large function, or refers to the peer's copy of it."""
+        copy = function.parts_at(self._session)[0][0]
+        if copy is not None:
+            message.kept = copy.name
+            return
+        _pack_function(function, message)
+        self._offer(function, message, 0)
+
     def _kept_payload(self, argument: FoldArgument, payload: object) -> SharedColumn | None:
         """Returns the column of a payload that is worth keeping."""
         if not self._keeps_arguments:
@@ -183,6 +273,40 @@ class Offered:
     column: Column
     member: Type
     size: int
+
+
+def packed_functions_of(request: PhaseRequest) -> list[PhaseRequest.Input]:
+    """Returns the packed functions in a request."""
+    return [function.packed for function in _functions_of(request) if function.is_packed]
+
+
+def unpack_functions(request: PhaseRequest, find_kept: FindKept) -> list[Offered]:
+    """Replaces the packed functions in a received request by computations.
+
+    Args:
+      request: The request.
+      find_kept: Returns the kept value with a given id and the type of its members.
+
+    Returns:
+      The functions that may be kept.
+
+    Raises:
+      InvalidValueError: If a value is no function.
+    """
+    offered: list[Offered] = []
+    for computation, packed in filter(lambda function: function.is_packed, _functions_of(request)):
+        values = ReceivedValues(Unpacker(max_bytes=0), find_kept, 1)
+        content = cast(bytes, values.payload(packed, _FUNCTION, "a function"))
+        try:
+            computation.ParseFromString(content)
+        except DecodeError as error:
+            raise InvalidValueError(
+                f"Expected a serialized computation as a function of a phase, found {len(content)} bytes that are not "
+                f"valid: {error}"
+            ) from error
+        packed.Clear()
+        offered += values.offered
+    return offered
 
 
 class ReceivedValues:

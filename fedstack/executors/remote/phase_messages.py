@@ -34,7 +34,7 @@ from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.base.hand_ins import Origin
 from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments
-from fedstack.executors.remote.phase_copies import FindKept, Offered, PhaseCopies, ReceivedValues
+from fedstack.executors.remote.phase_copies import FindKept, Offered, PhaseCopies, PhaseTemplate, ReceivedValues
 from fedstack.foundations.caches import SharedCache, made_once
 from fedstack.foundations.error_text import name_text
 from fedstack.observe.events import NO_SPAN, Span, is_id
@@ -46,14 +46,14 @@ _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 # The number of phases is limited to the number of cached plans. The size is limited as well, because functions that are
 # sent by value include the objects that they capture.
-_templates: "SharedCache[object, _PhaseTemplate]" = SharedCache(1000, 256 << 20)
+_templates: "SharedCache[object, _VersionedTemplate]" = SharedCache(1000, 256 << 20)
 
 
-class _PhaseTemplate(NamedTuple):
-    """A request without values, together with the versions of its functions."""
+class _VersionedTemplate(NamedTuple):
+    """A template, together with the versions of its functions."""
 
     versions: tuple[bytes, ...]
-    template: PhaseRequest
+    template: PhaseTemplate
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +66,7 @@ class SentFunctions(SystemScope):
     """
 
     phase: Phase
-    templates: dict[object, PhaseRequest] = attrs.field(factory=dict[object, PhaseRequest])
+    templates: dict[object, PhaseTemplate] = attrs.field(factory=dict[object, PhaseTemplate])
 
 
 @attrs.frozen
@@ -89,7 +89,7 @@ class ReceivedPhase:
 
 
 def write_phase(
-    template: PhaseRequest,
+    template: PhaseTemplate,
     phase: Phase,
     inputs: Sequence[object],
     arguments: FoldArguments,
@@ -108,15 +108,14 @@ def write_phase(
       packer: Packs the values.
       copies: The inputs that the peer already has.
     """
-    request = PhaseRequest()
-    request.CopyFrom(template)
+    request = template.fill(copies)
     request.first_client = clients.start
     request.clients = len(clients)
     write_values(request, phase, inputs, arguments, packer, copies)
     return request
 
 
-def phase_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool = False) -> PhaseRequest:
+def phase_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool = False) -> PhaseTemplate:
     """Returns the request to run a phase, without clients and values. Callers must not change it.
 
     Args:
@@ -185,15 +184,15 @@ def read_span(message: messages.Span) -> Span:
     return Span(*ids) if all(map(is_id, ids)) else NO_SPAN
 
 
-def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseRequest:
+def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseTemplate:
     """Returns the request without values from the cache, and creates it if necessary."""
     versions = _code_versions(phase) if sends_code else ()
     keys = _template_keys(phase)
     kept = _templates.get(keys.get(portable_key))
     if kept is None or kept.versions != versions:
-        kept = _PhaseTemplate(versions, _template(phase, portable))
+        kept = _VersionedTemplate(versions, PhaseTemplate.of(_template(phase, portable)))
         # All versions of the functions share a key, so that the latest version replaces the previous one.
-        _templates.put(keys.setdefault(portable_key, object()), kept, kept.template.ByteSize())
+        _templates.put(keys.setdefault(portable_key, object()), kept, kept.template.size)
     return kept.template
 
 
@@ -245,16 +244,11 @@ def _template(phase: Phase, portable: Portable) -> PhaseRequest:
     return request
 
 
-def computations_of(request: PhaseRequest) -> Sequence[Computation]:
-    """Returns all computations that a request contains."""
-    return [request.program, *(function.computation for fold in request.fold for function in fold.function)]
-
-
 def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: FindKept) -> ReceivedPhase:
     """Returns the phase in a request. Its type declarations are checked like those of any received computation.
 
     Args:
-      request: The message.
+      request: The message, without packed functions.
       unpacker: Unpacks the values. It must have been created with the number of clients.
       find_kept: Returns the kept value with a given id and the type of its members.
 

@@ -36,8 +36,14 @@ from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.folds.aggregations import partial_states
-from fedstack.executors.remote.phase_copies import values_of
-from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
+from fedstack.executors.remote.phase_copies import (
+    Offered,
+    computations_of,
+    packed_functions_of,
+    unpack_functions,
+    values_of,
+)
+from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, read_phase
 from fedstack.executors.remote.phase_results import write_result
 from fedstack.executors.survivors.ending import Ending
 from fedstack.executors.survivors.failure_messages import read_tolerance
@@ -115,12 +121,14 @@ class AdmittedPhase:
       phase: The parsed message.
       unpacker: The unpacker that contains the buffers.
       leaves: The leaf computations to load.
+      functions: The packed functions that the sender may refer to later, if they are kept.
     """
 
     request: PhaseRequest
     phase: ReceivedPhase
     unpacker: Unpacker
     leaves: Sequence[computation_pb2.Computation]
+    functions: Sequence[Offered]
 
 
 async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPhase:
@@ -134,13 +142,14 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
       FedstackError: If the phase is malformed, contains a function that is not allowed, or is too large.
     """
     request, admission = received.message, host.admission
+    packed, messages = list(packed_functions_of(request)), list(values_of(request))
+    for message in [*packed, *messages]:
+        if message.keep:
+            host.check_new_id(message.keep)
+    functions = await off_loop(lambda: unpack_functions(request, host.find)) if packed else ()
     computations = computations_of(request)
     admission.check_clients(request.clients)
     check_first_client(request)
-    messages = list(values_of(request))
-    for message in messages:
-        if message.keep:
-            host.check_new_id(message.keep)
 
     def read() -> AdmittedPhase:
         leaves = [leaf for computation in computations for leaf in admission.check(computation)]
@@ -148,10 +157,10 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
         found = read_phase(request, unpacker, host.find)
         size = sum(message.value.ByteSize() for message in messages) + sum(map(len, unpacker.buffers))
         admission.check_size(size, len(messages) * ARRAY_SPARE_BYTES)
-        return AdmittedPhase(request, found, unpacker, leaves)
+        return AdmittedPhase(request, found, unpacker, leaves, functions)
 
     # A short program may have many steps, and a short message many clients.
-    is_short = received.size <= LOOP_BYTES and request.clients <= _FEW_CLIENTS
+    is_short = received.size <= LOOP_BYTES and request.clients <= _FEW_CLIENTS and not packed
     is_known = is_short and all(map(plans.knows_content, computations))
     return read() if is_known else await off_loop(read)
 
@@ -310,7 +319,8 @@ async def reply(admitted: AdmittedPhase, last: Contribution, engine: PhaseRunner
 
 async def _kept(admitted: AdmittedPhase, host: PhaseHost) -> list[str]:
     """Keeps the values that the sender wants to refer to later, and returns the ids of those that were kept."""
-    return [one.name for one in admitted.phase.offered if await host.keep(one.name, one.column, one.member, one.size)]
+    offered = [*admitted.functions, *admitted.phase.offered]
+    return [one.name for one in offered if await host.keep(one.name, one.column, one.member, one.size)]
 
 
 async def answer(

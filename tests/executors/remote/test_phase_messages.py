@@ -36,10 +36,10 @@ from fedstack.executors import (
 )
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.folds.aggregations import FoldArgument, partial_states
+from fedstack.executors.remote.phase_copies import computations_of
 from fedstack.executors.remote.phase_messages import (
     SentFunctions,
     check_first_client,
-    computations_of,
     phase_template,
     read_phase,
     write_phase,
