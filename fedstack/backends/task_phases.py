@@ -96,6 +96,11 @@ class _Shared:
                 self._given = await backend.share(memory_of(self.segments))
             return self._given
 
+    def forget(self, arguments: Sequence[object]) -> None:
+        """Forgets the object if it is one of the arguments, so that the segments are passed to the engine again."""
+        if any(self._given is argument for argument in arguments):
+            self._given = None
+
 
 class SharedValues(SystemScope):
     """Part of the scope of one run of a phase: the values that all clients receive, packed once for all tasks."""
@@ -104,6 +109,11 @@ class SharedValues(SystemScope):
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Shared] = {}
+
+    def lost(self, arguments: Sequence[object]) -> None:
+        """Records that a task with some arguments was lost. What the engine stored for it may be lost, too."""
+        for one in self._known.values():
+            one.forget(arguments)
 
     def packed(self, payload: object, type_spec: Type, path: str) -> _Shared:
         """Returns the packed form of a value; packs the value on the first call."""
@@ -299,6 +309,9 @@ class TaskPhases(PhaseRunner):
                 "tuple[worker_side.Note, object]", await self.backend.run(self.place, task, report.heard)
             )
         except WorkerUnavailableError as error:
+            shared = current_scope().of(SharedValues)
+            if shared is not None:
+                shared.lost(task.arguments)
             if error.advice is WorkerUnavailableError.advice:  # the default advice is for fedstack's workers
                 error.advice = "check the engine's logs"
             losses = current_scope().losses
