@@ -193,7 +193,8 @@ class ElasticPhase:
         if self._early is not None and self._ends_early(self._early):
             return
         if self._search is None and self._lost.must_search():
-            self._search = self._task(self._lost.search())
+            with self._scope.entered():
+                self._search = self._task(self._lost.search())
         if self._finding is None:
             if self._assignments.needs_workers:  # a worker may have been lost while the others were being looked for
                 self._finding = self._task(self._find_workers())

@@ -55,6 +55,14 @@ def test_who_runs_clients_of_another_worker_knows_why_and_whose_they_were() -> N
     assignments.present(["w1"])
     (lost,) = assignments.start(0.0)
     assert (lost.clients, lost.origin) == (range(4), Origin(Why.LOST, "w0"))
+    lost.begun = 2
+    assignments.lost(lost, since=0.0)
+    assignments.present(["w2"])
+    again = assignments.start(0.0)
+    assert [(one.clients, one.losses, one.origin) for one in again] == [
+        (range(2), 2, Origin(Why.LOST, "w1")),
+        (range(2, 4), 1, Origin(Why.LOST, "w1")),
+    ]
 
 
 def test_what_was_handed_in_is_not_run_again() -> None:

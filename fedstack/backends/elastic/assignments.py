@@ -295,19 +295,13 @@ class Assignments:
 
     def _wait(self, assignment: Assignment, losses: int, since: float) -> None:
         """Lets the clients of an assignment that has ended wait, apart from clients that other workers are running."""
-        begun, count = range(assignment.begun), assignment.losses
+        begun, why = range(assignment.begun), Why.LOST if losses else Why.MOVED
         for clients in self._not_running(assignment.left):
             for part in without(clients, range(assignment.begun, sys.maxsize)):
-                self._waiting.append(
-                    Waiting(
-                        part,
-                        count + losses,
-                        since,
-                        failures=assignment.failures,
-                        origin=Origin(Why.LOST if losses else Why.MOVED, str(assignment.worker)),
-                    )
-                )
-            self._waiting += [self._moving(assignment, part) for part in without(clients, begun)]
+                waiting = self._moving(assignment, part, why)
+                waiting.losses, waiting.since = assignment.losses + losses, since
+                self._waiting.append(waiting)
+            self._waiting += [self._moving(assignment, part, why) for part in without(clients, begun)]
 
     def _moving(self, assignment: Assignment, clients: range, why: Why = Why.MOVED) -> Waiting:
         origin = Origin(why, str(assignment.worker))

@@ -70,7 +70,7 @@ class WorkKind(enum.Enum):
 
 
 class SystemScope:
-    """The base class of a system's additions to the scope. Subclasses are frozen, and only their system reads them."""
+    """The base class of a system's additions to the scope, which only their system reads and changes."""
 
     __slots__ = ()
 

@@ -26,7 +26,8 @@ class Copy:
 class SharedColumn(Column):
     """A column that several phases read. It records which peers have copies of which members, to send none twice.
 
-    A shared column lives as long as the run of the schedule, or of the phase, that reads it.
+    A shared column lives as long as the run of the schedule, or of the phase, that reads it. Functions that are sent
+    like values live longer.
 
     Args:
       column: The values.

@@ -172,6 +172,7 @@ class PhaseCopies:
         self._session = session
         self._keeps_arguments = _is_long(phase)
         self._offered: dict[str, SharedColumn] = {}
+        self._functions: list[SharedColumn] = []  # alive, so that the peer's copies are not disposed of meanwhile
 
     def write(self, column: SharedColumn, member: Type, message: PhaseRequest.Input, packer: Packer, path: str) -> None:
         """Writes an input. It refers to copies of the peer, and asks the peer to keep the rest.
@@ -211,6 +212,7 @@ class PhaseCopies:
 
     def write_function(self, function: SharedColumn, message: PhaseRequest.Input) -> None:
         """Writes a large function, or refers to the peer's copy of it."""
+        self._functions.append(function)
         copy = function.parts_at(self._session)[0][0]
         if copy is not None:
             message.kept = copy.name
@@ -237,14 +239,25 @@ class PhaseCopies:
         """Records which values the peer has kept, given their ids."""
         for copy in kept:
             column = self._offered.pop(copy, None)
-            if column is not None:
-                column.note_copy(self._session, copy)
-                weakref.finalize(column.whole, self._session.forget, copy).atexit = False
+            if column is None:
+                continue
+            if column.is_constant and column.parts_at(self._session)[0][0] is not None:
+                self._session.forget(copy)  # another request that was sent at the same time has left one
+                continue
+            column.note_copy(self._session, copy)
+            # A function outlives many sessions, and must not keep them alive.
+            weakref.finalize(column.whole, _forget, weakref.ref(self._session), copy).atexit = False
 
     def give_up(self) -> None:
         """Disposes of values that the peer may have kept for a phase whose response was not received."""
         for copy in self._offered:
             self._session.forget(copy)
+
+
+def _forget(session: "weakref.ref[RemoteSession]", copy: str) -> None:
+    found = session()
+    if found is not None:
+        found.forget(copy)
 
 
 def values_of(request: PhaseRequest) -> Iterator[PhaseRequest.Input]:
@@ -280,23 +293,32 @@ def packed_functions_of(request: PhaseRequest) -> list[PhaseRequest.Input]:
     return [function.packed for function in _functions_of(request) if function.is_packed]
 
 
-def unpack_functions(request: PhaseRequest, find_kept: FindKept) -> list[Offered]:
+def unpack_functions(
+    request: PhaseRequest, find_kept: FindKept, check_size: Callable[[int], None] = lambda size: None
+) -> list[Offered]:
     """Replaces the packed functions in a received request by computations.
 
     Args:
       request: The request.
       find_kept: Returns the kept value with a given id and the type of its members.
+      check_size: Raises if functions of the given total size in bytes are too large. A short request may refer to a
+        large function many times.
 
     Returns:
       The functions that may be kept.
 
     Raises:
-      InvalidValueError: If a value is no function.
+      InvalidValueError: If a value is no function, or the request has both forms of a function.
     """
     offered: list[Offered] = []
+    size = 0
     for computation, packed in filter(lambda function: function.is_packed, _functions_of(request)):
+        if computation.ByteSize():
+            raise InvalidValueError("Expected each function of a phase in one form, found one that is packed and not")
         values = ReceivedValues(Unpacker(max_bytes=0), find_kept, 1)
         content = cast(bytes, values.payload(packed, _FUNCTION, "a function"))
+        size += len(content)
+        check_size(size)
         try:
             computation.ParseFromString(content)
         except DecodeError as error:

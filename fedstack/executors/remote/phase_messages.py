@@ -58,7 +58,9 @@ class _VersionedTemplate(NamedTuple):
 
 @attrs.frozen(eq=False)
 class SentFunctions(SystemScope):
-    """Part of the scope of one run of a phase, all of whose clients run the functions as they were sent first.
+    """Part of the scope of one run of a phase: peers that take functions in the same form receive the same functions.
+
+    A closure may change while the phase runs.
 
     Attributes:
       phase: The phase.
@@ -130,11 +132,12 @@ def phase_template(phase: Phase, portable: Portable, portable_key: object, sends
     sent = current_scope().of(SentFunctions)
     known = sent.templates if sent is not None and sent.phase is phase else {}
     if portable_key not in known:
-        known[portable_key] = _kept_template(phase, portable, portable_key, sends_code)
+        found = _kept_template(phase, portable, portable_key, sends_code)
         following = phase.following
         while following is not None and portable_key not in _template_keys(following):
             _kept_template(following, portable, portable_key, sends_code)  # fails early if a function cannot be sent
             following = following.following
+        return known.setdefault(portable_key, found)  # two threads may write requests at the same time
     return known[portable_key]
 
 

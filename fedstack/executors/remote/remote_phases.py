@@ -1,6 +1,5 @@
 """Runs each client phase in another process with a single round trip."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +9,6 @@ from fedstack.computations.leaves.portability import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import (
-    DeadlineExceededError,
     FedstackError,
     InvalidValueError,
     StaleSessionError,
@@ -189,8 +187,8 @@ class _PhaseRun:
             answer = session.stub.run_phase(request, packer.segments, beat, report.heard, sent)
             try:
                 last, response = await session.stub.io.run(self._received(answer, address, report, note))
-            except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
-                copies.give_up()  # the peer may have kept inputs even though the response was not received
+            except BaseException as error:
+                copies.give_up()  # the peer may have kept values even though the response was not received
                 losses = current_scope().losses
                 if losses is not None and _has_broken_off(error, address):
                     losses.lose(

@@ -146,10 +146,11 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
     for message in [*packed, *messages]:
         if message.keep:
             host.check_new_id(message.keep)
-    functions = await off_loop(lambda: unpack_functions(request, host.find)) if packed else ()
-    computations = computations_of(request)
     admission.check_clients(request.clients)
     check_first_client(request)
+    check = admission.check_size
+    functions = await off_loop(lambda: unpack_functions(request, host.find, check)) if packed else ()
+    computations = computations_of(request)
 
     def read() -> AdmittedPhase:
         leaves = [leaf for computation in computations for leaf in admission.check(computation)]
@@ -180,8 +181,7 @@ async def run(
       The contribution of all clients that are neither in the outbox nor left to other workers.
     """
     if outbox is not None:
-        outbox.clients = admitted.phase.clients
-        outbox.origin = admitted.request.origin if admitted.request.HasField("origin") else None
+        outbox.admitted(admitted.request, admitted.phase.clients)
     enter_tolerance(admitted.request, None if outbox is None else outbox.ending)
     await host.admission.load(admitted.leaves)
     found, seconds = admitted.phase, admitted.request.hand_in_seconds
@@ -244,6 +244,11 @@ class Outbox:
         self.ending = Ending(leaves_out=True)
         self._all_begun = asyncio.Event()
         self.tells_often = False
+
+    def admitted(self, request: PhaseRequest, clients: range) -> None:
+        """Records which clients the server was asked to run, and where they come from."""
+        self.clients = clients
+        self.origin = request.origin if request.HasField("origin") else None
 
     def begun(self, leave: Leave) -> None:
         """Records how to ask for the last clients of the phase."""

@@ -89,6 +89,7 @@ class _Guarded:
         self._start = start
         self._outbox = outbox
         self._chunk_bytes = chunk_bytes
+        outbox.admitted(request, phase.clients)
         self._tolerance = read_tolerance(request, outbox.ending)
         self._tells = request.tells
         self._child = start()
@@ -103,7 +104,6 @@ class _Guarded:
     async def run(self) -> Parcel:
         if self._progress is not None:
             self._progress.expect(len(self._phase.clients))
-        self._outbox.clients = self._phase.clients
         self._outbox.begun(self._leave)
         unwatch = self._outbox.ending.watch(lambda: self._child.end())
         try:

@@ -1,19 +1,23 @@
 """Large functions travel to each worker once, and again when they have changed."""
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
 import federated_language as fl
 import numpy as np
 import pytest
 from await_until import await_until
-from test_shared_inputs import locally, phases, remote_context
+from test_shared_inputs import held_by, locally, phases, remote_context
 from watching import Diary
 
 import fedstack
 from fedstack import observe
 from fedstack.computations.types.language import TensorType
 from fedstack.computations.values.columns import ConstantColumn
-from fedstack.errors import InvalidValueError, StaleSessionError
+from fedstack.errors import InvalidValueError, ResourceLimitError, StaleSessionError
 from fedstack.executors.remote import phase_copies
 from fedstack.executors.remote.phase_copies import unpack_functions
+from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.observe import PhaseEnded
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.pool.worker_pool import local_worker_pool
@@ -81,6 +85,63 @@ def test_a_new_session_and_one_without_room_get_functions_again() -> None:
         assert all(message.HasField("value") for request, _ in phases(connection) for message in packed(request))
 
 
+@pytest.mark.usefixtures("all_functions_are_large")
+def test_calls_at_the_same_time_leave_one_copy() -> None:
+    values, computation = [1.0, 2.0, 4.0], new_total()
+    with remote_context() as (connection,):
+        context = fl.framework.get_context_stack().current
+
+        def call() -> object:
+            with fedstack.use_context(context):
+                return computation(values)
+
+        with ThreadPoolExecutor(8) as threads:
+            assert set(threads.map(lambda _: call(), range(40))) == {locally(total, values)}
+        functions = len(packed(phases(connection)[0][0]))
+        await_until(lambda: held_by(connection) <= functions)
+
+
+def test_functions_keep_no_session_alive() -> None:
+    table = np.ones(50_000, FLOAT)
+    looked_up = fedstack.python_computation([FLOAT], FLOAT)(lambda x: table[int(x)])
+
+    @fl.federated_computation(fl.FederatedType(FLOAT, fl.CLIENTS))
+    def computation(values):
+        return fl.federated_sum(fl.federated_map(looked_up, values))
+
+    def sessions() -> int:
+        gc.collect()
+        return sum(isinstance(one, RemoteSession) for one in gc.get_objects())
+
+    before = sessions()
+    for _ in range(2):
+        with local_worker_pool(1) as pool, fedstack.create_sync_remote_execution_context(pool):
+            assert computation([0.0, 1.0]) == 2.0
+            assert sessions() > before
+        await_until(lambda: sessions() <= before)
+
+
+def test_a_large_function_fails_and_survives_in_child_processes() -> None:
+    table = np.arange(50_000, dtype=FLOAT)
+
+    @fedstack.python_computation([FLOAT], FLOAT)
+    def end_or_look_up(x):
+        if x < 0:
+            import os
+
+            os._exit(3)
+        return table[int(x)]
+
+    @fl.federated_computation(fl.FederatedType(FLOAT, fl.CLIENTS))
+    def computation(values):
+        return fl.federated_sum(fl.federated_map(end_or_look_up, values))
+
+    policy = fedstack.ClientFailures(tolerate=1)
+    with local_worker_pool(2) as pool, fedstack.create_sync_remote_execution_context(pool, client_failures=policy):
+        for _ in range(2):
+            assert computation([1.0, 2.0, -1.0, 3.0]) == 6.0
+
+
 def parts(diary: Diary) -> list[PhaseEnded]:
     return [event for event in diary.of(PhaseEnded) if event.worker]
 
@@ -128,5 +189,18 @@ def test_what_is_no_function_is_refused() -> None:
     def find(kept):
         return ConstantColumn(FLOAT(1), 1), TensorType(FLOAT)
 
+    twice = request_with(kept="x")
+    twice.program.literal.SetInParent()
+    with pytest.raises(InvalidValueError, match="in one form"):
+        unpack_functions(twice, find)
+
+    def find_large(kept):
+        return ConstantColumn(b"x" * 1000, 1), TensorType(np.str_)
+
+    def check_size(size):
+        raise ResourceLimitError(f"{size} bytes")
+
+    with pytest.raises(ResourceLimitError, match="1000 bytes"):
+        unpack_functions(request_with(kept="x"), find_large, check_size)
     with pytest.raises(InvalidValueError, match="type str as a function, found the id of 1 values of type float32"):
         unpack_functions(request_with(kept="x"), find)
