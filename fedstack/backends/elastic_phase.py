@@ -29,9 +29,10 @@ from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, Phase
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
+from fedstack.executors.concurrency.phase_lengths import has_run, note_length
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.concurrency.repetition import repeated
-from fedstack.executors.remote.phase_copies import has_run, note_length, sent_once
+from fedstack.executors.remote.phase_copies import sent_once
 from fedstack.executors.remote.phase_messages import SentFunctions
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
 from fedstack.executors.survivors.unreadable_inputs import UnreadableInputsError

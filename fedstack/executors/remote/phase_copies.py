@@ -6,7 +6,6 @@ are sent by value, are packed like values. `PhaseCopies` writes the references; 
 read them on the peer.
 """
 
-import math
 import sys
 import uuid
 import weakref
@@ -19,12 +18,12 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.plan.program import Program
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import TensorType, Type, computation_pb2
 from fedstack.computations.values.columns import Column, ConstantColumn, JoinedColumn
 from fedstack.computations.values.shared_columns import SharedColumn, shared_bytes
 from fedstack.errors import InvalidValueError
+from fedstack.executors.concurrency.phase_lengths import is_long
 from fedstack.executors.folds.aggregations import FoldArgument
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.foundations.caches import made_once
@@ -33,9 +32,8 @@ from fedstack.proto.extensions_pb2 import PhaseRequest
 FindKept = Callable[[str], "tuple[Column, Type]"]
 # The minimum size of inputs to keep. For smaller inputs, sending them again is cheaper than disposing of a copy.
 _WORTH_KEEPING_BYTES = 16 * 1024
-# Values that all clients of a phase share are kept from this size on, unless the phase was shorter than this before.
+# Values that all clients of a phase share are kept from this size on, unless the phase was short before.
 _SHARED_BYTES = 1 << 20
-_LONG_SECONDS = 1.0
 # Functions are kept from this size on. Smaller ones are sent again, which takes less than a tenth of a millisecond.
 _LARGE_FUNCTION_BYTES = 64 * 1024
 _FUNCTION = TensorType(np.str_)
@@ -114,39 +112,12 @@ def _pack_function(function: SharedColumn, message: PhaseRequest.Input) -> None:
     Packer(large_bytes=sys.maxsize).pack(message.value, function.items()[0], _FUNCTION, "a function")
 
 
-@attrs.define(eq=False)
-class _Length:
-    """How long the last phase with a program took, in seconds; infinity before the first phase."""
-
-    seconds: float = math.inf
-
-
-@made_once
-def _length_of(program: Program) -> _Length:
-    return _Length()
-
-
-def note_length(phase: Phase, seconds: float) -> None:
-    """Records how long a phase took."""
-    _length_of(phase.program).seconds = seconds
-
-
-def has_run(phase: Phase) -> bool:
-    """Returns whether a phase with the same program has ended without an error."""
-    return _length_of(phase.program).seconds < math.inf
-
-
-def _is_long(phase: Phase) -> bool:
-    """Returns whether a phase is long, as far as is known."""
-    return _length_of(phase.program).seconds >= _LONG_SECONDS
-
-
 def sent_once(phase: Phase, inputs: Sequence[object]) -> list[object]:
     """Returns the inputs of a phase, of which the large ones that all clients share are sent to each peer only once.
 
     A peer disposes of such values with a delay. After short phases, it would have the values of several phases.
     """
-    if not _is_long(phase):
+    if not is_long(phase):
         return list(inputs)
     return [
         SharedColumn(value) if isinstance(value, ConstantColumn) and shared_bytes([value]) >= _SHARED_BYTES else value
@@ -170,7 +141,7 @@ class PhaseCopies:
 
     def __init__(self, session: RemoteSession, phase: Phase) -> None:
         self._session = session
-        self._keeps_arguments = _is_long(phase)
+        self._keeps_arguments = is_long(phase)
         self._offered: dict[str, SharedColumn] = {}
         self._functions: list[SharedColumn] = []  # alive, so that the peer's copies are not disposed of meanwhile
 
