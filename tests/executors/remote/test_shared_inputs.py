@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recording_connection import RecordingConnection
 
 import fedstack
+from fedstack.backends.elastic import rebalancing
 from fedstack.backends.workers_backend import WorkersBackend
 from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn
 from fedstack.computations.values.shared_columns import SharedColumn
@@ -266,6 +267,7 @@ def test_a_worker_begins_with_the_clients_whose_inputs_it_has(monkeypatch: pytes
         return list(await places(self))[:: (-1) ** len(turned)]
 
     monkeypatch.setattr(WorkersBackend, "places", turning)
+    monkeypatch.setattr(rebalancing, "SETTLED_SECONDS", 60.0)  # a phase that lasts for long looks for workers again
     with remote_context(3) as connections:
         assert spread(values) == expected
     assert len(turned) == 2
