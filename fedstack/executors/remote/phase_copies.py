@@ -285,7 +285,7 @@ def unpack_functions(
     size = 0
     for computation, packed in filter(lambda function: function.is_packed, _functions_of(request)):
         if computation.ByteSize():
-            raise InvalidValueError("Expected each function of a phase in one form, found one that is packed and not")
+            raise InvalidValueError("Expected each function of a phase in one form, found a function in both forms")
         values = ReceivedValues(Unpacker(max_bytes=0), find_kept, 1)
         content = cast(bytes, values.payload(packed, _FUNCTION, "a function"))
         size += len(content)

@@ -142,8 +142,8 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
       FedstackError: If the phase is malformed, contains a function that is not allowed, or is too large.
     """
     request, admission = received.message, host.admission
-    packed, messages = list(packed_functions_of(request)), list(values_of(request))
-    for message in [*packed, *messages]:
+    packed, inputs = packed_functions_of(request), list(values_of(request))
+    for message in [*packed, *inputs]:
         if message.keep:
             host.check_new_id(message.keep)
     admission.check_clients(request.clients)
@@ -156,8 +156,8 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
         leaves = [leaf for computation in computations for leaf in admission.check(computation)]
         unpacker = host.unpacker(request.clients)
         found = read_phase(request, unpacker, host.find)
-        size = sum(message.value.ByteSize() for message in messages) + sum(map(len, unpacker.buffers))
-        admission.check_size(size, len(messages) * ARRAY_SPARE_BYTES)
+        size = sum(message.value.ByteSize() for message in inputs) + sum(map(len, unpacker.buffers))
+        admission.check_size(size, len(inputs) * ARRAY_SPARE_BYTES)
         return AdmittedPhase(request, found, unpacker, leaves, functions)
 
     # A short program may have many steps, and a short message many clients.
