@@ -39,7 +39,7 @@ from fedstack.service import rpc
 from fedstack.service.data import DispatchServer, WorkerServer
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host import status
-from fedstack.service.host.call_table import CallCounts
+from fedstack.service.host.calls.call_table import CallCounts
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.limits import ServerLimits, ServiceLimits
 from fedstack.service.host.server_thread import ServerThread

@@ -2,7 +2,7 @@
 
 The work of users runs deep inside the runtime: on threads, in tasks and in leaf runtimes. All information about the
 caller is in one frozen object, which is stored in fedstack's only context variable and inherited by tasks and threads.
-Three modules enter a scope: `contexts/invocation.py` for an invocation, `service/host/call_router.py` for a call to a
+Three modules enter a scope: `contexts/invocation.py` for an invocation, `host/calls/call_router.py` for a call to a
 server, and `service/executor/service_core.py` for the work of a session.
 """
 

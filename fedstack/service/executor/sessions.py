@@ -20,7 +20,7 @@ from fedstack.foundations.error_text import counted
 from fedstack.observe.events import SessionOpened
 from fedstack.observe.observers import observers
 from fedstack.service.executor.session import Session, stale_session
-from fedstack.service.host.call_table import FairShares
+from fedstack.service.host.calls.call_table import FairShares
 from fedstack.service.host.limits import ServiceLimits, exceeded
 from fedstack.transport.peers.leases import Leases
 

@@ -1,1 +1,1 @@
-"""The lifecycle and configuration of servers. Only this package and the transport import gRPC."""
+"""The lifecycle and configuration of servers. Only the doors, `host.py` and the transport import gRPC."""

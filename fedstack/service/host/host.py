@@ -5,22 +5,21 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
-from fedstack.service.host.call_router import CallRouter, Metadata
-from fedstack.service.host.call_stream import Context
-from fedstack.service.host.call_table import NOBODY, CallCounts, caller_at, caller_with
+from fedstack.service.host.calls.call_router import CallRouter
+from fedstack.service.host.calls.call_table import NOBODY, CallCounts, caller_at, caller_with
 from fedstack.service.host.config import HostConfig, check_exposure
+from fedstack.service.host.doors.grpc_door import GrpcDoor
 from fedstack.service.host.limits import ServerLimits
 from fedstack.service.host.listening import LOCAL, check_free, dialled, let_go_of_sockets, servers_here
 from fedstack.service.host.standard_services import HealthService, ReflectionService
 from fedstack.service.host.status import StallMeter, StatusService
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
-from fedstack.transport.grpc.credential_files import bearer_token, token_matches
+from fedstack.transport.grpc.credential_files import token_matches
 from fedstack.transport.grpc.credentials import ServerCredentials, server_credentials
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.fork_guard import fork_guard
@@ -87,6 +86,7 @@ class Host:
             public=[self._health],  # so that supervisors need no token
             counts=self.call_counts,
         )
+        self._door = GrpcDoor(self._router, served)
         for service in services:
             service.attach(self._facts)
         self._server: grpc.aio.Server | None = None
@@ -153,7 +153,7 @@ class Host:
     async def _listen(self) -> None:
         fork_guard.begin()
         check_free(self._listens)
-        server = grpc.aio.server(handlers=[self._router], options=self._options())
+        server = grpc.aio.server(handlers=[self._door], options=self._options())
         try:
             port = self._bind(server)
         except FedstackError:
@@ -255,18 +255,16 @@ class Host:
         # gRPC accepts 32-bit integers, and interprets the largest duration as no limit.
         return [(name, min(v, _MOST_OPTION) if isinstance(v, int) else v) for name, v in options.items()]
 
-    def _is_allowed(self, metadata: Metadata) -> bool:
+    def _is_allowed(self, token: str | None) -> bool:
         allowed = self._tokens.get()
-        return not allowed or token_matches(bearer_token(metadata), allowed)
+        return not allowed or (token is not None and token_matches(token, allowed))
 
-    def _caller(self, context: Context) -> str:
+    def _caller(self, peer: str, token: str | None) -> str:
         """Returns a caller's name, derived from its token if there are several tokens, otherwise from its address."""
         tokens = self._tokens.get()
-        if len(tokens) > 1:
-            token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))
-            if token_matches(token, tokens):
-                return caller_with(token)
-        return NOBODY if self._listens.is_local else caller_at(context.peer())
+        if len(tokens) > 1 and token is not None and token_matches(token, tokens):
+            return caller_with(token)
+        return NOBODY if self._listens.is_local else caller_at(peer)
 
     def __repr__(self) -> str:
         if self._stopped.is_set():

@@ -12,7 +12,7 @@ from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.observe.events import LoopStalled
 from fedstack.observe.observers import observers
 from fedstack.proto.extensions_pb2 import GetStatusRequest, GetStatusResponse
-from fedstack.service.host.call_table import CallCounts
+from fedstack.service.host.calls.call_table import CallCounts
 from fedstack.service.host.limits import ServerLimits, add_limits
 from fedstack.transport.peers.executor_stub import STATUS
 from fedstack.transport.peers.methods import Method, ServerFacts, Service, UnaryMethod

@@ -21,8 +21,6 @@ from fedstack.foundations.after_fork import renew_after_fork
 File: TypeAlias = str | os.PathLike[str]
 
 METADATA_KEY = "authorization"
-# The status details that our servers send for a call without a valid token.
-TOKEN_REFUSED = "the token of this server is not with the call"
 _SCHEME = "bearer"
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 

@@ -15,7 +15,6 @@ from fedstack.errors import (
 )
 from fedstack.foundations.deadline import Deadline
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_blocking_channel, open_channel
-from fedstack.transport.grpc.credential_files import TOKEN_REFUSED
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
@@ -35,7 +34,7 @@ from fedstack.transport.grpc.grpc_calls import (
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.addresses import Target
-from fedstack.transport.wire.connection_errors import ARGUMENTS, Words, never_arrived
+from fedstack.transport.wire.connection_errors import ARGUMENTS, TOKEN_REFUSED, Words, never_arrived
 from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback

@@ -132,6 +132,8 @@ CERTIFICATE_NOT_VALID = Reason(
 )
 WANTS_TOKEN = Reason("it requires a token", "pass {token}", AuthenticationError)
 TOKEN_NOT_ACCEPTED = Reason("it does not accept the token", "pass the correct {token}", AuthenticationError)
+# The message of the status that our servers send for a call without a valid token.
+TOKEN_REFUSED = "the token of this server is not with the call"
 
 # Patterns for the texts of gRPC's errors, and the reasons that they report. The texts differ between releases. The
 # first pattern that matches determines the reason.

@@ -24,7 +24,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.observe import CallStarted
-from fedstack.service.host.call_log import CallLog
+from fedstack.service.host.calls.call_log import CallLog
 from fedstack.transport.wire.status import Code, StatusError
 
 PEER = "ipv4:10.0.0.1:50000"
@@ -77,7 +77,7 @@ def test_a_failed_call_is_one_line_with_function_and_client_in_the_log_of_a_work
                 picked([1, SECRET, 3])
         assert picked([1, 2]) == [1, 2]
     lines = told_by(log.read_text())
-    expected = "WARNING fedstack.service.host.call_log: RunPhase failed: "
+    expected = "WARNING fedstack.service.host.calls.call_log: RunPhase failed: "
     assert [line.partition(expected)[2] for line in lines] == [
         "'picky' raised ValueError at client 1; called from ipv4:127.0.0.1"
     ] * 2

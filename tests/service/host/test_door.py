@@ -17,7 +17,7 @@ import fedstack
 from fedstack import errors
 from fedstack.proto import executor_pb2
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.host import call_router
+from fedstack.service.host.calls import call_router
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.limits import ServerLimits, ServiceLimits
 from fedstack.service.host.server_thread import ServerThread

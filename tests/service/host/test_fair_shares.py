@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.service.host.call_table import NOBODY, FairShares, caller_at, caller_with
+from fedstack.service.host.calls.call_table import NOBODY, FairShares, caller_at, caller_with
 
 
 class Clock:

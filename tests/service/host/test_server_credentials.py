@@ -15,7 +15,7 @@ from certificate_files import CertificateFiles, write_certificates
 from echo_service import ECHO, EchoService
 
 from fedstack import errors
-from fedstack.service.host.call_log import CallLog
+from fedstack.service.host.calls.call_log import CallLog
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials

@@ -8,7 +8,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
 from fedstack.proto.extensions_pb2 import JoinRequest, Whole
-from fedstack.service.host import call_stream
+from fedstack.service.host.doors import whole_calls
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.limits import ServerLimits
 from fedstack.service.host.server_thread import ServerThread
@@ -198,7 +198,7 @@ def test_silence_is_said_of_the_peer_as_the_stub_calls_it(way):
 
 
 def test_a_call_that_nobody_joins_ends_after_a_while(way, monkeypatch):
-    monkeypatch.setattr(call_stream, "_JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(whole_calls, "_JOIN_SECONDS", 0.05)
     service, server, connection = way
 
     async def work():

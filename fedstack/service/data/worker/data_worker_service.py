@@ -30,7 +30,7 @@ from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import CachedDataset, DefinitionCache
 from fedstack.service.executor.service_core import ServiceCore
-from fedstack.service.host.call_table import FairShares
+from fedstack.service.host.calls.call_table import FairShares
 from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
 from fedstack.service.host.listening import is_local
 from fedstack.transport.grpc.credential_files import Renewed

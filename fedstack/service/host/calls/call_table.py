@@ -3,6 +3,7 @@
 A client is identified by its token or, without tokens, by its address.
 """
 
+import asyncio
 import functools
 import hashlib
 import ipaddress
@@ -10,11 +11,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 from urllib.parse import unquote
 
-from fedstack.service.host.call_stream import Task
 from fedstack.service.host.limits import ServerLimits, exceeded
 
+Task: TypeAlias = "asyncio.Task[object]"
 # A client that waits for a slot retries within this time.
 SECONDS = 60.0
 NOBODY = ""
@@ -145,7 +147,7 @@ class CallTable:
         self._gave_way = set[Task]()
 
     def add(self, task: Task, caller: str) -> None:
-        """Takes a slot for a call. The slot is freed when the task is done, after gRPC has sent the outcome.
+        """Takes a slot for a call. The slot is freed when the task is done, after the outcome has been sent.
 
         Raises:
           ResourceLimitError: If no slot is free.

@@ -10,7 +10,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import CarrierError, FedstackError, LeafError, ResourceLimitError
 from fedstack.foundations.error_text import name_text, printable, shortened
-from fedstack.service.host.call_table import host_of
+from fedstack.service.host.calls.call_table import host_of
 from fedstack.transport.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)
