@@ -113,19 +113,31 @@ class SegmentReader:
           InvalidValueError: If the stream has more bytes than the header announced. In this case, no byte of `data` is
             written.
         """
-        if self.received + len(data) > self.expected:
+        for buffer in self.take(len(data)):
+            buffer[:] = data[: len(buffer)]
+            data = data[len(buffer) :]
+
+    def take(self, size: int) -> list[memoryview]:
+        """Returns the memory for the next bytes of the stream, to which the caller writes them.
+
+        Raises:
+          InvalidValueError: If the stream has more bytes than the header announced.
+        """
+        if self.received + size > self.expected:
             raise InvalidValueError(
                 f"Expected {self.expected} bytes of data, as the header announced, found at least "
-                f"{self.received + len(data)}; check that the peer runs a compatible version of fedstack"
+                f"{self.received + size}; check that the peer runs a compatible version of fedstack"
             )
-        self.received += len(data)
-        while len(data):
+        self.received += size
+        taken: list[memoryview] = []
+        while size:
             if not len(self._buffer):
                 self._buffer = next(self._unfilled)
-            count = min(len(self._buffer), len(data))
-            self._buffer[:count] = data[:count]
+            count = min(len(self._buffer), size)
+            taken.append(self._buffer[:count])
             self._buffer = self._buffer[count:]
-            data = data[count:]
+            size -= count
+        return taken
 
     def finish(self) -> None:
         """Checks at the end of the stream that all announced bytes have been received.

@@ -63,14 +63,21 @@ def run(options: dict[str, Any]) -> None:
         os._exit(0)  # nothing of the process that this is a copy of is to be run
 
 
-def serve(lifeline: socket.socket, port: int, extensions: bool, threads: int | None, limits: dict[str, Any]) -> None:
+def serve(
+    lifeline: socket.socket,
+    port: int,
+    stream_port: int,
+    extensions: bool,
+    threads: int | None,
+    limits: dict[str, Any],
+) -> None:
     service = ExecutorService(
         fedstack.local_executor_factory(max_concurrent_clients=threads),
         limits=ServiceLimits(**limits),
         policy=CarrierPolicy(modules=["*"], python_code=True),
         extensions=extensions,
     )
-    server = ServerThread(GrpcServer([service], port=port))
+    server = ServerThread(GrpcServer([service], port=port, streams=stream_port > 0, stream_port=stream_port))
     server.start()
     say(lifeline, pid=os.getpid(), target=server.target)
 

@@ -140,9 +140,11 @@ def _free_port() -> int:
 class Fleet:
     """The workers and clients of one test."""
 
-    def __init__(self, forker: ProcessForker) -> None:
+    def __init__(self, forker: ProcessForker, *, streams: bool = True) -> None:
         self._forker = forker
         self._processes: list[Process] = []
+        self._streams = streams
+        self._stream_ports: dict[int, int] = {}  # a worker that is started again has the same
 
     def start(
         self, port: int = 0, *, extensions: bool = True, threads: int | None = None, **limits: Any
@@ -156,8 +158,10 @@ class Fleet:
           **limits: As of `ServiceLimits`; a heartbeat comes every second unless they say otherwise.
         """
         limits = {"heartbeat_seconds": 1.0, **limits}
+        port = port or _free_port()
         options: dict[str, Any] = {
-            "port": port or _free_port(),
+            "port": port,
+            "stream_port": self._stream_ports.setdefault(port, _free_port()) if self._streams else 0,
             "extensions": extensions,
             "threads": threads,
             "limits": limits,

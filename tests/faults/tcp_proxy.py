@@ -1,7 +1,12 @@
-"""A way between a client and a server that a test can cut, hold up and let fall silent."""
+"""A way between a client and a server that a test can cut, hold up and let fall silent.
+
+A client that dials the proxy dials the same host for streams, at the port that the server names. So the proxy listens
+at a host of its own, at the server's port for streams, too.
+"""
 
 import asyncio
 import contextlib
+import functools
 import socket
 import struct
 import threading
@@ -9,7 +14,15 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Literal, TypeAlias
 
+import grpc
+
+from fedstack.proto.streams_pb2 import OpenStreamRequest, OpenStreamResponse
+from fedstack.transport.peers.executor_stub import with_protocol
+from fedstack.transport.stream.dialing import OPEN_STREAM
+
 WALL = 30.0
+# All addresses of 127.0.0.0/8 are of the loopback device.
+_HOST = "127.0.0.2"
 Direction: TypeAlias = Literal["up", "down"]
 _CHUNK = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)
@@ -44,8 +57,11 @@ class TcpProxy:
         self._refuses = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="tcp-proxy")
         self._thread.start()
-        self._server = self._run(self._listen())
-        self.target = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._servers = [self._run(self._listen(self._port, 0))]
+        self.target = f"{_HOST}:{self._servers[0].sockets[0].getsockname()[1]}"
+        stream_port = _stream_port_of(target)
+        if stream_port:
+            self._servers.append(self._run(self._listen(stream_port, stream_port)))
 
     def hold_after(self, direction: Direction, count: int) -> threading.Event:
         """Lets so many more bytes pass in a direction; the event is set when another one has to wait."""
@@ -99,10 +115,10 @@ class TcpProxy:
         """How many bytes have passed."""
         return self._lanes[direction].bytes
 
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def _listen(self, beyond: int, port: int) -> asyncio.Server:
+        return await asyncio.start_server(functools.partial(self._serve, beyond), _HOST, port)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -111,7 +127,7 @@ class TcpProxy:
         try:
             if self._refuses:
                 return
-            back, beyond = await asyncio.open_connection(self._host, self._port)
+            back, beyond = await asyncio.open_connection(self._host, port)
             self._streams.add(beyond)
             pumps = [
                 asyncio.ensure_future(self._pump(reader, beyond, self._lanes["up"])),
@@ -159,7 +175,8 @@ class TcpProxy:
 
     def close(self) -> None:
         async def end() -> None:
-            self._server.close()
+            for server in self._servers:
+                server.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,6 +185,16 @@ class TcpProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WALL)
         self._loop.close()
+
+
+def _stream_port_of(target: str) -> int:
+    """Returns the port where a server accepts streams; 0 if it accepts none."""
+    with grpc.insecure_channel(target) as channel:
+        ask = channel.unary_unary(OPEN_STREAM, response_deserializer=OpenStreamResponse.FromString)
+        try:
+            return ask(with_protocol(OpenStreamRequest()).SerializeToString(), timeout=WALL).port
+        except grpc.RpcError:
+            return 0
 
 
 class Proxies:

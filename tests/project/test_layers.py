@@ -30,6 +30,7 @@ ROOMS = (
     "transport/wire",
     "transport/peers",
     "transport/grpc",
+    "transport/stream",
     "membership",
     "executors/concurrency",
     "executors/survivors",

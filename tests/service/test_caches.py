@@ -211,6 +211,11 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "a server._router._watches._shares._refused": (2, "the latest two"),
     "a server._router._watches.running": (None, "calls that run: --max-watches"),
     "a server._router._watches.silent": (None, "calls that run: --max-watches"),
+    "a server._streams._arriving": (None, "connections: --max-connections"),
+    "a server._streams._calls": (None, "calls that run: --max-calls"),
+    "a server._streams._clients": (None, "connections: --max-connections"),
+    "a server._streams._listeners": (CONSTANT, "addresses of the server"),
+    "a server._streams._tickets._issued": (10_000, "tickets of the last seconds"),
     "a server._door._routes": (CONSTANT, "methods of the server"),
     "a server._door._wholes._kept": (None, "calls that run: --max-calls"),
 }

@@ -76,13 +76,12 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             _check_none(given, "stub")
             stubs.append(target)
         elif isinstance(target, (str, Target)) or hasattr(target, "resolve"):
-            from fedstack.transport.grpc.grpc_connection import (
-                GrpcConnection,  # imported here because it imports gRPC, which not all users need
-            )
+            # Imported here because it imports gRPC, which not all users need.
+            from fedstack.transport.stream.found_connection import FoundConnection
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
             _check_open(source, resolved)
-            stubs.extend(ExecutorStub(GrpcConnection(t, credentials, loss=_loss(source, t))) for t in resolved)
+            stubs.extend(ExecutorStub(FoundConnection(t, credentials, loss=_loss(source, t))) for t in resolved)
         elif is_channel(target):
             from fedstack.transport.grpc.channel_connection import ChannelConnection
 

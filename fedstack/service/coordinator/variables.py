@@ -163,13 +163,13 @@ def server_of(held: VariableHandle) -> VariableServer:
     The client uses the credentials of the service that runs the current function. All functions in that service share
     the connection.
     """
-    from fedstack.transport.grpc.grpc_connection import GrpcConnection  # only users of variables need gRPC
+    from fedstack.transport.stream.found_connection import FoundConnection  # only users of variables need gRPC
 
     credentials: ClientCredentials | None = None if held.is_own else current_scope().client_credentials
     key = held.target, held.is_own, credentials
     found = _servers.get(key)
     if found is None:
-        connection = GrpcConnection(held.target, credentials, words=OF_WORKER)
+        connection = FoundConnection(held.target, credentials, words=OF_WORKER)
         found = VariableServer(ExecutorStub(connection), held.is_own)
         _servers.put(key, found, 1)
     return found

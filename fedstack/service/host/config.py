@@ -30,7 +30,7 @@ def _check_protocol(_: object, __: "attrs.Attribute[str]", protocol: object) -> 
         )
 
 
-def _check_compression(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+def _check_switch(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     check_bool(attribute.name, value)
 
 
@@ -54,6 +54,8 @@ class HostConfig:
       server_limits: The limits of the server itself.
       reflection: Whether tools can list the services.
       compression: Whether to accept compressed messages; a small message may expand to the maximum size.
+      streams: Whether fedstack's own clients may use streams, which are faster than gRPC.
+      stream_port: The port to accept streams on; 0 for any free port.
       grace_seconds: The default time limit for running calls when the server stops.
 
     Raises:
@@ -71,7 +73,11 @@ class HostConfig:
     insecure: bool = False
     server_limits: ServerLimits = attrs.field(factory=ServerLimits)
     reflection: bool = True
-    compression: bool = attrs.field(default=False, validator=_check_compression)
+    compression: bool = attrs.field(default=False, validator=_check_switch)
+    streams: bool = attrs.field(default=True, validator=_check_switch)
+    stream_port: int = attrs.field(
+        default=0, validator=whole_number_validator(0, MOST_PORT), metadata={"least": 0, "most": MOST_PORT}
+    )
     grace_seconds: float = attrs.field(default=30.0, validator=number_validator(), metadata={"least": 0})
 
     @property

@@ -14,7 +14,8 @@ from fedstack.service.host.calls.call_router import CallRouter
 from fedstack.service.host.calls.call_table import NOBODY, CallCounts, caller_at, caller_with
 from fedstack.service.host.config import HostConfig, check_exposure
 from fedstack.service.host.doors.grpc_door import GrpcDoor
-from fedstack.service.host.limits import ServerLimits
+from fedstack.service.host.doors.stream_door import StreamDoor
+from fedstack.service.host.limits import ServerLimits, most_connections
 from fedstack.service.host.listening import LOCAL, check_free, dialled, let_go_of_sockets, servers_here
 from fedstack.service.host.standard_services import HealthService, ReflectionService
 from fedstack.service.host.status import StallMeter, StatusService
@@ -24,11 +25,6 @@ from fedstack.transport.grpc.credentials import ServerCredentials, server_creden
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.peers.methods import ServerFacts, Service
-
-try:
-    import resource
-except ModuleNotFoundError:  # the system is not POSIX
-    resource = None
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +82,8 @@ class Host:
             public=[self._health],  # so that supervisors need no token
             counts=self.call_counts,
         )
-        self._door = GrpcDoor(self._router, served)
+        self._streams = StreamDoor(self._router, self._credentials, config.server_limits)
+        self._door = GrpcDoor(self._router, served, self._streams.open_stream if config.streams else None)
         for service in services:
             service.attach(self._facts)
         self._server: grpc.aio.Server | None = None
@@ -98,6 +95,8 @@ class Host:
         """Releases the server's sockets in a forked child. The parent continues to serve at the address."""
         if self._server is not None and not self._stopped.is_set():
             let_go_of_sockets(self._facts.target)
+            if self._streams.target:
+                let_go_of_sockets(self._streams.target)
 
     @property
     def target(self) -> str:
@@ -156,6 +155,8 @@ class Host:
         server = grpc.aio.server(handlers=[self._door], options=self._options())
         try:
             port = self._bind(server)
+            if self._config.streams:
+                self._streams.listen(self._listens, self._config.stream_port)
         except FedstackError:
             # gRPC frees a server's resources when the server stops, and only a started server can be stopped.
             await server.start()
@@ -184,6 +185,7 @@ class Host:
             is called several times, the earliest deadline applies.
         """
         self._health.drain()
+        self._streams.drain()
         for service in self._services:
             service.drain()
         seconds = self._config.grace_seconds if grace is None else grace
@@ -204,6 +206,7 @@ class Host:
         except asyncio.TimeoutError:
             _logger.warning("Stopping although %s did not end in time", counted(self._router.running, "cancelled call"))
         servers_here.remove(self._facts.target)
+        await self._streams.close()
         if self._server is not None:
             await self._server.stop(_LAST_SECONDS)
         for service in self._services:
@@ -241,7 +244,7 @@ class Host:
         handshake_ms = math.ceil(limits.handshake_seconds * 1000)
         options = {
             **dict(SERVER_OPTIONS),
-            "grpc.max_allowed_incoming_connections": _most_connections(limits),
+            "grpc.max_allowed_incoming_connections": most_connections(limits),
             # More than the limits of the router, so that the router refuses excess calls with a helpful error. Calls
             # beyond gRPC's own limit would wait at the client.
             "grpc.max_concurrent_streams": limits.max_calls + limits.max_watches + _SPARE_CALLS,
@@ -289,6 +292,8 @@ class GrpcServer(Host):
       reflection: Whether tools can list the services.
       limits: The limits of the server.
       compression: Whether to accept compressed messages; a small message may expand to the maximum size.
+      streams: Whether fedstack's own clients may use streams, which are faster than gRPC.
+      stream_port: The port to accept streams on; 0 for any free port.
       grace_seconds: The default time limit for running calls when the server stops.
 
     Raises:
@@ -308,6 +313,8 @@ class GrpcServer(Host):
         reflection: bool = True,
         limits: ServerLimits | None = None,
         compression: bool = False,
+        streams: bool = True,
+        stream_port: int = 0,
         grace_seconds: float = 30.0,
     ) -> None:
         config = HostConfig(
@@ -319,19 +326,11 @@ class GrpcServer(Host):
             reflection=reflection,
             server_limits=limits or ServerLimits(),
             compression=compression,
+            streams=streams,
+            stream_port=stream_port,
             grace_seconds=grace_seconds,
         )
         super().__init__(services, config)
-
-
-def _most_connections(limits: ServerLimits) -> int:
-    """Returns the maximum number of connections, leaving a quarter of the process's file descriptors for other uses."""
-    if resource is None:
-        return limits.max_connections
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return limits.max_connections
-    return max(1, min(limits.max_connections, descriptors * 3 // 4))
 
 
 def _reflection_of(services: Sequence[Service], *, wanted: bool) -> Sequence[Service]:

@@ -20,6 +20,11 @@ from fedstack.foundations.number_checks import (
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.transport.wire.frames import Chunking
 
+try:
+    import resource
+except ModuleNotFoundError:  # the system is not POSIX
+    resource = None
+
 
 def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
     """Returns a field for a whole number of at least 1.
@@ -155,6 +160,16 @@ class DispatcherLimits:
     max_passes: int = _count(10_000, "passes over datasets at a time")
     max_consumers: int = _count(10_000, "consumers in passes at a time")
     max_data_workers: int = _count(10_000, "data workers at a time")
+
+
+def most_connections(limits: ServerLimits) -> int:
+    """Returns the maximum number of connections, leaving a quarter of the process's file descriptors for other uses."""
+    if resource is None:
+        return limits.max_connections
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return limits.max_connections
+    return max(1, min(limits.max_connections, descriptors * 3 // 4))
 
 
 def option_of(name: str) -> str:

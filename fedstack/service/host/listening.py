@@ -264,9 +264,9 @@ def connect(
         return LocalConnection(lambda: local_server(target).methods, target)
     # Imported here so that only processes that use gRPC import it.
     from fedstack.transport.grpc.channel_connection import ChannelConnection
-    from fedstack.transport.grpc.grpc_connection import GrpcConnection
+    from fedstack.transport.stream.found_connection import FoundConnection
 
     if not isinstance(target, (str, Target)):
         return ChannelConnection(target)
     (resolved,) = resolve_targets(target)
-    return GrpcConnection(resolved, credentials, words=attrs.evolve(ARGUMENTS, serve=f"fedstack serve {role}"))
+    return FoundConnection(resolved, credentials, words=attrs.evolve(ARGUMENTS, serve=f"fedstack serve {role}"))

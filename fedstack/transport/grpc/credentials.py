@@ -142,6 +142,12 @@ class ClientCredentials:
         read = self.from_files
         return Renewed(self.metadata, watch, lambda: read(token_file=watch.files[0]).metadata if watch else ())
 
+    def renewed_token(self) -> Renewed[str | None]:
+        """Returns the token. It is updated when the token file changes."""
+        watch = self.files.tokens if self.files is not None else None
+        read = self.from_files
+        return Renewed(self.token, watch, lambda: read(token_file=watch.files[0]).token if watch else None)
+
     def __repr__(self) -> str:
         return _describe(
             self,

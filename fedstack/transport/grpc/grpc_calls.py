@@ -23,7 +23,7 @@ from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words
 from fedstack.transport.wire.frames import parse_frame
-from fedstack.transport.wire.heartbeat import held_up, silent
+from fedstack.transport.wire.heartbeat import held_up, silent, suspended
 from fedstack.transport.wire.parcels import Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
 
@@ -311,7 +311,7 @@ class BlockingCalls:
             if is_of_peer or call.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
             late = time.monotonic() - begun - seconds
-            raise _held_up(late, who) if held_up(late, seconds) else silent(who, seconds) from None
+            raise suspended(late, who) if held_up(late, seconds) else silent(who, seconds) from None
 
     def _open(self, path: str, who: str) -> Any:
         """Returns a callable for a method. It is cached, since creating a callable takes as long as a call."""
@@ -339,10 +339,3 @@ class BlockingCalls:
 
 def _closed_error(who: str) -> ClosedError:
     return ClosedError(f"The connection to {who} is closed; create a new client")
-
-
-def _held_up(late: float, who: str) -> DeadlineExceededError:
-    return DeadlineExceededError(
-        f"This process was suspended for {late:.3g} seconds during a call to {who}, for example by a debugger or an "
-        "overloaded machine, so the response was received too late; the call may have been executed"
-    )

@@ -131,10 +131,21 @@ def header_frame(content: bytes) -> bytes:
 
 def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[RunningClients] = ()) -> bytes:
     """Encodes a heartbeat; see `Heartbeat` for the fields."""
+    return extensions_pb2.Frame(heartbeat=_heartbeat_message(done, running, failed, work)).SerializeToString()
+
+
+def heartbeat_content(beat: Heartbeat) -> bytes:
+    """Encodes a heartbeat without a frame."""
+    return _heartbeat_message(beat.done, beat.running, beat.failed, beat.work).SerializeToString()
+
+
+def _heartbeat_message(
+    done: int, running: int, failed: int, work: Iterable[RunningClients]
+) -> extensions_pb2.Heartbeat:
     heartbeat = extensions_pb2.Heartbeat(done=done, running=running, failed=failed)
     for piece in work:
         piece.write(heartbeat.work.add())
-    return extensions_pb2.Frame(heartbeat=heartbeat).SerializeToString()
+    return heartbeat
 
 
 def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
@@ -226,13 +237,31 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
     if kind == "data":
         return Data(memoryview(parsed.data))
     if kind == "heartbeat":
-        beat = parsed.heartbeat
-        work = tuple(map(RunningClients.read, itertools.islice(beat.work, _MOST_WORK)))
-        return Heartbeat(beat.done, beat.running, beat.failed, work)
+        return _heartbeat_in(parsed.heartbeat)
     raise InvalidValueError(
         f"Expected a frame with a header, data or a heartbeat, found an unknown frame of {len(frame)} bytes; check "
         "whether the peer runs a newer release"
     )
+
+
+def heartbeat_of(content: bytes) -> Heartbeat:
+    """Decodes the content of a heartbeat.
+
+    Raises:
+      InvalidValueError: If the bytes are not a heartbeat.
+    """
+    try:
+        return _heartbeat_in(extensions_pb2.Heartbeat.FromString(content))
+    except DecodeError as error:
+        raise InvalidValueError(
+            f"Expected a heartbeat, found {len(content)} bytes that are not a heartbeat ({error}); check that the peer "
+            "uses the same protocol"
+        ) from error
+
+
+def _heartbeat_in(beat: extensions_pb2.Heartbeat) -> Heartbeat:
+    work = tuple(map(RunningClients.read, itertools.islice(beat.work, _MOST_WORK)))
+    return Heartbeat(beat.done, beat.running, beat.failed, work)
 
 
 def length_of(size: int, least: int = 1) -> bytes:

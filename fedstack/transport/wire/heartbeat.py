@@ -170,3 +170,11 @@ def silent(who: str, limit: float) -> DeadlineExceededError:
         f"{who} sent no message or heartbeat within {limit:.3g} seconds; check whether it has stalled or the "
         "connection was interrupted"
     )
+
+
+def suspended(late: float, who: str) -> DeadlineExceededError:
+    """Returns the error for a call during which this process was suspended for `late` seconds."""
+    return DeadlineExceededError(
+        f"This process was suspended for {late:.3g} seconds during a call to {who}, for example by a debugger or an "
+        "overloaded machine, so the response was received too late; the call may have been executed"
+    )

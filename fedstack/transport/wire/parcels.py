@@ -9,15 +9,17 @@ the receiver, and is written to only while `read_into` runs.
 """
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import attrs
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.segments import Rows, Segment, SegmentReader, joined
 from fedstack.proto import extensions_pb2
+from fedstack.transport.wire.bodies import Body
 from fedstack.transport.wire.frames import (
     CHUNK_BYTES,
     Data,
@@ -50,8 +52,9 @@ class Parcel:
 
 
 # A part of an incoming parcel. A parcel is received either as a whole, or as a header followed by the bytes of the
-# segments, which may be split at any position. Heartbeats may occur in between.
-Piece: TypeAlias = Header | Data | Heartbeat | Parcel
+# segments, which may be split at any position, or a `Body` from which the receiver reads them. Heartbeats may occur in
+# between.
+Piece: TypeAlias = Header | Data | Body | Heartbeat | Parcel
 # Runs a function that processes the given number of bytes, on the current thread or on another.
 Run: TypeAlias = Callable[[int, Callable[[], None]], Awaitable[None]]
 
@@ -109,9 +112,11 @@ class Incoming:
     ) -> None:
         self.is_here = False
         self._pieces: AsyncIterator[Piece] | Parcel | None = pieces  # `None` if no pieces remain
+        self._here: Iterator[Piece] = iter(())  # the segments of a parcel that was received as a whole
         self._run = run
         self._on_heartbeat = on_heartbeat
         self._left = memoryview(b"")
+        self._body: Body | None = None  # the segments that are read from the connection
 
     async def header(self) -> bytes:
         """Returns the header of the parcel.
@@ -124,6 +129,7 @@ class Incoming:
         """
         pieces = self._pieces
         if isinstance(pieces, Parcel):
+            self._pieces = None
             return self._taken(pieces)
         if pieces is not None:
             async for piece in pieces:
@@ -138,7 +144,7 @@ class Incoming:
 
     def _taken(self, parcel: Parcel) -> bytes:
         self.is_here = True
-        self._pieces = _Here(itertools.islice(pieces_of(parcel), 1, None)) if parcel.segments else None
+        self._here = itertools.islice(pieces_of(parcel), 1, None)
         return parcel.header
 
     async def read_into(self, buffers: Sequence[memoryview]) -> None:
@@ -150,17 +156,21 @@ class Incoming:
         Raises:
           InvalidValueError: If the parcel has more or fewer bytes than the buffers, or contains pieces other than data.
         """
-        if self._pieces is None and not buffers:
-            return
         reader = SegmentReader(buffers)
         while (data := await self._next()) is not None:
-            await self._feed(reader, data)
+            if isinstance(data, Body):
+                await data.read_into(reader.take(data.left))
+            else:
+                await self._feed(reader, data)
         reader.finish()
 
     async def read_next(self, buffers: Sequence[memoryview]) -> None:
         """Reads the next segments into the buffers. `read_into` must read the rest, even if it is empty."""
         reader = SegmentReader(buffers)
         while reader.missing and (data := await self._next()) is not None:
+            if isinstance(data, Body):
+                await data.read_into(reader.take(min(data.left, reader.missing)))
+                continue
             self._left = data[reader.missing :]
             await self._feed(reader, data[: reader.missing])
         reader.finish()
@@ -173,6 +183,8 @@ class Incoming:
         """
         found: list[memoryview] = []
         while size and (data := await self._next()) is not None:
+            if isinstance(data, Body):
+                data = await _memory_of(data, min(size, data.left))
             self._left = data[size:]
             found.append(data[:size])
             size -= len(found[-1])
@@ -181,16 +193,24 @@ class Incoming:
     async def _feed(self, reader: SegmentReader, data: memoryview) -> None:
         await self._run(len(data), lambda: reader.feed(data))
 
-    async def _next(self) -> memoryview | None:
-        """Returns the next bytes, or `None` after the last bytes."""
+    async def _next(self) -> memoryview | Body | None:
+        """Returns the next bytes, or a body with bytes to read, or `None` after the last bytes."""
         if self._left:
             left, self._left = self._left, memoryview(b"")
             return left
+        for piece in self._here:
+            assert isinstance(piece, Data)
+            return piece.data
+        if self._body is not None and self._body.left:
+            return self._body
         pieces = self._pieces
         if pieces is not None and not isinstance(pieces, Parcel):
             async for piece in pieces:
                 if isinstance(piece, Data):
                     return piece.data
+                if isinstance(piece, Body):
+                    self._body = piece
+                    return piece
                 self._take_heartbeat(piece)
         return None
 
@@ -203,29 +223,21 @@ class Incoming:
         self._on_heartbeat(piece)
 
 
+async def _memory_of(body: Body, size: int) -> memoryview:
+    """Returns new memory with the next bytes of a body."""
+    memory = np.empty(size, np.uint8).data
+    await body.read_into([memory])
+    return memory.toreadonly()
+
+
 def incoming_of(parcel: Parcel, run: Run = _here) -> Incoming:
     """Wraps a parcel that is already in memory, so that it can be read like a received parcel."""
     return Incoming(parcel, run)
 
 
-class _Here:
-    """Pieces that are already in memory."""
-
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._pieces = iter(pieces)
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
-
-    async def __anext__(self) -> Piece:
-        for piece in self._pieces:
-            return piece
-        raise StopAsyncIteration
-
-
 # Small parcels are sent as one message. With frames instead, a small call of a method takes 1.8 times as long, or 1.6
 # times with 32 calls in flight, and a call with a megabyte 1.2 times as long (`benchmarks --only methods`).
-# `call_stream.py` implements the server side. Like frames, these messages are encoded and decoded without protobuf, so
+# `whole_calls.py` implements the server side. Like frames, these messages are encoded and decoded without protobuf, so
 # that bytes are copied only once: with protobuf's copies, a call with a megabyte takes 1.5 times as long.
 
 # The suffix of methods that receive and return a parcel as one message.

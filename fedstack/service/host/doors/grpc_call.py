@@ -24,13 +24,24 @@ class GrpcCall(IncomingCall):
     Args:
       route: The route of the call.
       context: gRPC's context of the call.
+      token: The token of the call, if any.
+
+    Attributes:
+      token: The token of the call, if any.
     """
 
     disconnected = (grpc.aio.BaseError,)
 
-    def __init__(self, route: Route, context: Context) -> None:
+    def __init__(self, route: Route, context: Context, token: str | None) -> None:
         super().__init__(route, cast("Task", asyncio.current_task()), context.peer())
+        self.token = token
         self._context = context
+
+    @property
+    def certificate(self) -> bytes:
+        """The certificate of the caller (PEM); empty without one."""
+        found = self._context.auth_context().get("x509_pem_cert", ())
+        return next(iter(found), b"")
 
     async def send_parcels(self, answers: Answers) -> None:
         try:

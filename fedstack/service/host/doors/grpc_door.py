@@ -1,16 +1,17 @@
 """The door for calls over gRPC: finds the routes of calls for gRPC, and passes the calls to the router."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-from fedstack.service.host.calls.call_router import CallRouter, Refusal
+from fedstack.service.host.calls.call_router import CallRouter, Handle, Refusal
 from fedstack.service.host.calls.incoming_call import IncomingCall, Route
 from fedstack.service.host.doors.grpc_call import Context, GrpcCall, Metadata, abort
 from fedstack.service.host.doors.whole_calls import WholeCalls
 from fedstack.transport.grpc.credential_files import bearer_token
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.methods import ExchangeMethod, Service
+from fedstack.transport.stream.dialing import OPEN_STREAM
 from fedstack.transport.wire.parcels import JOIN, SUFFIX
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
@@ -22,12 +23,20 @@ class GrpcDoor(grpc.GenericRpcHandler):
     Args:
       router: The router, which may also run calls of other transports.
       services: The services of the router whose exchanges clients may send in one message.
+      open_stream: Lets callers open streams; `None` if the server accepts none.
     """
 
-    def __init__(self, router: CallRouter, services: Sequence[Service]) -> None:
+    def __init__(
+        self,
+        router: CallRouter,
+        services: Sequence[Service],
+        open_stream: "Callable[[bytes, GrpcCall], Awaitable[bytes]] | None" = None,
+    ) -> None:
         self._router = router
         self._wholes = WholeCalls(router.hand_over)
         self._routes: dict[str, Route] = {}  # of gRPC only
+        if open_stream is not None:
+            self._routes[OPEN_STREAM] = router.unary_route(OPEN_STREAM[1:], cast("Handle", open_stream))
         for service in services:
             for name, methods in service.methods.items():
                 for method_name, method in methods.items():
@@ -50,7 +59,7 @@ class GrpcDoor(grpc.GenericRpcHandler):
         router = self._router
 
         async def handle(_: object, context: Context) -> bytes | None:
-            call = GrpcCall(route, context)
+            call = GrpcCall(route, context, token)
             return await router.run(route, call, router.caller(call.peer, token))
 
         if route.one_answer:

@@ -1,0 +1,1 @@
+"""The stream transport: frames over TCP, TLS or Unix sockets."""

@@ -1,0 +1,198 @@
+"""Moves bytes between a protocol and a socket, on an event loop."""
+
+import abc
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from fedstack.transport.stream.layout import ProtocolError
+from fedstack.transport.stream.protocol import StreamProtocol
+
+# How often a socket is read or written before other work of the loop has its turn.
+_MOST_IN_A_ROW = 8
+
+# Called once, with the error that ended the connection, or with `None` if the peer has closed it.
+Lost = Callable[[BaseException | None], None]
+
+
+class Pipe(abc.ABC):
+    """What connects a protocol to a socket.
+
+    Attributes:
+      heard: The time of the loop at which bytes were received last.
+    """
+
+    heard: float
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Sends as much of the queue as the socket takes now. The rest is sent when it takes more."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Closes the socket. Idempotent."""
+
+
+class SocketPipe(Pipe):
+    """A pipe over a plain socket. Memory is sent and received without a copy of its own.
+
+    Transports of asyncio are not used, because they copy what the socket does not take at once.
+
+    Args:
+      connection: A connected socket, which does not block.
+      protocol: The protocol.
+      lost: Called when the connection is lost.
+    """
+
+    def __init__(self, connection: socket.socket, protocol: StreamProtocol, lost: Lost) -> None:
+        self._socket = connection
+        self._descriptor = connection.fileno()
+        self._protocol = protocol
+        self._reader, self._queue = protocol.reader, protocol.queue
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._is_writing = False
+        self.heard = self._loop.time()
+        self._loop.add_reader(self._descriptor, self._readable)
+
+    def _readable(self) -> None:
+        self.heard = self._loop.time()
+        try:
+            for _ in range(_MOST_IN_A_ROW):
+                buffer = self._reader.buffer()
+                count = self._socket.recv_into(buffer)
+                if not count:
+                    self._end(None)
+                    return
+                self._reader.received(count)
+                if count < len(buffer):
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (OSError, ProtocolError) as error:
+            self._end(error)
+            return
+        if self._queue and not self._is_writing:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._descriptor < 0 or self._is_writing:
+            return
+        try:
+            for _ in range(_MOST_IN_A_ROW):
+                buffers = self._queue.buffers()
+                if not buffers:
+                    return
+                # `send` is faster for one buffer.
+                count = self._socket.sendmsg(buffers) if len(buffers) > 1 else self._socket.send(buffers[0])
+                self._queue.sent(count)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._end(error)
+            return
+        if self._queue and self._descriptor >= 0:
+            self._is_writing = True
+            self._loop.add_writer(self._descriptor, self._writable)
+
+    def _writable(self) -> None:
+        self._is_writing = False
+        self.flush()
+        if not self._is_writing and self._descriptor >= 0:
+            self._loop.remove_writer(self._descriptor)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._descriptor >= 0:
+            self._lost(error)
+            self.close()
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._loop.remove_reader(descriptor)
+            self._loop.remove_writer(descriptor)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # even if a forked child has the socket, too
+            self._socket.close()
+
+    def __repr__(self) -> str:
+        return f"<SocketPipe {'closed' if self._descriptor < 0 else self._descriptor}>"
+
+
+class TlsPipe(Pipe, asyncio.BufferedProtocol):
+    """A pipe over a transport of asyncio, for TLS. The loop creates the transport with this object as its protocol.
+
+    Args:
+      protocol: The protocol.
+      lost: Called when the connection is lost.
+    """
+
+    def __init__(self, protocol: StreamProtocol, lost: Lost) -> None:
+        self._reader, self._queue = protocol.reader, protocol.queue
+        self._lost: Lost | None = lost
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        self._loop = asyncio.get_running_loop()
+        self.heard = self._loop.time()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The transport."""
+        assert self._transport is not None
+        return self._transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard = self._loop.time()
+        try:
+            self._reader.received(nbytes)
+        except ProtocolError as error:
+            self._end(error)
+            return
+        self.flush()
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self.flush()
+
+    def flush(self) -> None:
+        transport = self._transport
+        while transport is not None and not self._is_paused and not transport.is_closing():
+            buffers = self._queue.buffers()
+            if not buffers:
+                return
+            content = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+            transport.write(content)  # which copies what it cannot send
+            self._queue.sent(len(content))
+
+    def _end(self, error: BaseException | None) -> None:
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            lost(error)
+            self.close()
+
+    def close(self) -> None:
+        self._lost = None
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            with contextlib.suppress(Exception):
+                transport.abort()
+
+    def __repr__(self) -> str:
+        return f"<TlsPipe{' closed' if self._transport is None else ''}>"

@@ -1,0 +1,398 @@
+"""The state of a stream connection: its exchanges, what may be sent, and where received bytes belong.
+
+This is a state machine without sockets, tasks and clocks. A driver passes received bytes to `reader` and sends what is
+in `queue`.
+
+The receiver never has to keep more than it has promised. Small parcels count against two windows, of their exchange and
+of the connection, until they are consumed. The data of large parcels are sent only after they have been granted, that
+is, when the receiver has the memory to which they are written.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeAlias
+
+from fedstack.errors import FedstackError
+from fedstack.transport.stream import layout
+from fedstack.transport.stream.exchange_state import (
+    EXCHANGE_WINDOW_BYTES,
+    NO_EVENTS,
+    ConnectionEvents,
+    Exchange,
+    ExchangeEvents,
+)
+from fedstack.transport.stream.frame_reader import FrameReader, FrameSink
+from fedstack.transport.stream.layout import Kind, ProtocolError
+from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, SendQueue
+from fedstack.transport.wire.parcels import Parcel
+
+# How many bytes of small parcels all exchanges of a connection may have sent ahead of their consumers.
+CONNECTION_WINDOW_BYTES = 64 << 20
+# Frames that answer a peer, such as pongs, are limited, in case the peer does not read them.
+MOST_WAITING_BYTES = 8 << 20
+_MAX_BYE_BYTES = 1000
+
+# Takes the flags, the number, the exchange and the payload of a frame.
+_Taker: TypeAlias = Callable[[int, int, int, bytes | memoryview], object]
+
+
+class StreamProtocol(FrameSink):
+    """One end of a connection.
+
+    Args:
+      events: What is told about the connection.
+      is_server: Whether the peer may start exchanges, instead of this end.
+
+    Attributes:
+      reader: Where received bytes go.
+      queue: What is to be sent.
+      exchanges: The exchanges that have not ended.
+    """
+
+    def __init__(self, events: ConnectionEvents, *, is_server: bool) -> None:
+        self.reader = FrameReader(self)
+        self.queue = SendQueue()
+        self.exchanges: dict[int, Exchange] = {}
+        self.error: FedstackError | None = None
+        self._events = events
+        self._is_server = is_server
+        self._is_greeted = False
+        self._last = 0  # the highest number of an exchange
+        self._window = CONNECTION_WINDOW_BYTES  # how much this end may send
+        self._held = self._consumed = 0  # what the peer has sent
+        self._blocked: deque[Exchange] = deque()  # with small parcels for which there is no window
+        self._takers: dict[int, _Taker] = {
+            Kind.CALL: self._on_call,
+            Kind.PARCEL: self._on_parcel,
+            Kind.HEARTBEAT: self._on_heartbeat,
+            Kind.END: self._on_end,
+            Kind.GRANT: self._on_grant,
+            Kind.CREDIT: self._on_credit,
+            Kind.CANCEL: self._on_cancel,
+            Kind.PING: self._on_ping,
+            Kind.PONG: lambda flags, number, exchange, payload: self._events.pong(),
+            Kind.DRAIN: lambda flags, number, exchange, payload: self._events.draining(),
+            Kind.BYE: self._on_bye,
+        }
+
+    @property
+    def count(self) -> int:
+        """The number of exchanges so far."""
+        return self._last
+
+    def hand_over(self, events: ConnectionEvents) -> None:
+        """Tells somebody else about the connection from now on."""
+        self._events = events
+
+    # What this end does.
+
+    def greet(self, content: bytes) -> None:
+        """Sends the first frame."""
+        self.queue.add(layout.frame(Kind.HELLO, 0, content))
+
+    def open(
+        self, events: ExchangeEvents, path: str, parcel: Parcel, seconds: float | None, taken: OnTaken
+    ) -> tuple[Exchange, bool]:
+        """Starts an exchange with its request.
+
+        Args:
+          events: What is told about the exchange.
+          path: The path of the method.
+          parcel: The request.
+          seconds: The time limit of the call; `None` for no limit.
+          taken: See `send`.
+
+        Returns:
+          The exchange, and what `send` returns for the request.
+        """
+        self._last += 1
+        exchange = self.exchanges[self._last] = Exchange(self._last, events)
+        return exchange, self.send(exchange, parcel, taken, path, seconds)
+
+    def send(
+        self, exchange: Exchange, parcel: Parcel, taken: OnTaken, path: str = "", seconds: float | None = None
+    ) -> bool:
+        """Sends a parcel.
+
+        Args:
+          exchange: The exchange.
+          parcel: The parcel.
+          taken: Called when the socket has taken the last byte of a parcel that was not copied.
+          path: The path of the method, for a request.
+          seconds: The time limit of the call, for a request.
+
+        Returns:
+          Whether the parcel was copied into the queue, so that its memory may change now.
+        """
+        size = layout.parcel_bytes(parcel)
+        frame, rest, following = layout.parcel_frame(exchange.number, parcel, size, path, seconds)
+        cost = sum(map(len, frame))
+        data = OutgoingData(exchange.number, rest, following, taken) if following else None
+        is_copied = data is None and len(frame) == 1 and not exchange.waiting and self._fits(exchange, cost)
+        exchange.waiting.append((frame, cost, None if is_copied or data else taken, data))
+        self._send_waiting(exchange)
+        return is_copied
+
+    def _fits(self, exchange: Exchange, cost: int) -> bool:
+        previous = exchange.outgoing
+        return cost <= self._window and cost <= exchange.credit and (previous is None or not previous.left)
+
+    def _send_waiting(self, exchange: Exchange) -> None:
+        """Sends the parcels of an exchange for which the windows have room."""
+        while exchange.waiting:
+            frame, cost, taken, data = exchange.waiting[0]
+            if not self._fits(exchange, cost):
+                if cost > self._window and exchange not in self._blocked:
+                    self._blocked.append(exchange)
+                return
+            exchange.waiting.popleft()
+            self._window -= cost
+            exchange.credit -= cost
+            exchange.outgoing = data
+            for part in frame[:-1]:
+                self.queue.add(part)
+            self.queue.add(frame[-1], taken)
+
+    def heartbeat(self, exchange: Exchange, content: bytes) -> None:
+        """Sends a heartbeat to the client."""
+        if exchange.is_open:
+            self.queue.add(layout.frame(Kind.HEARTBEAT, exchange.number, content))
+
+    def end(self, exchange: Exchange, code: int = 0, message: str = "", details: bytes = b"") -> None:
+        """Ends an exchange, as the server. With a status other than 0, unsent parcels are dropped."""
+        if exchange.is_open:
+            self.queue.add(layout.end_frame(exchange.number, code, message, details))
+            self._forget(exchange)
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Ends an exchange, as the client, if it has not ended. What was received and not consumed is dropped."""
+        if exchange.is_open:
+            self.queue.add(layout.frame(Kind.CANCEL, exchange.number))
+            self._forget(exchange)
+        elif exchange.held:
+            self._drop(exchange)
+
+    def receive(self, exchange: Exchange, buffers: Sequence[memoryview]) -> None:
+        """Lets the peer send the next bytes of a large parcel, which are written to `buffers`.
+
+        `ExchangeEvents.progressed` is called when bytes have been received, and `stop_receiving` ends it early.
+        """
+        size = exchange.expect(buffers)
+        self.queue.add(layout.count_frame(Kind.GRANT, exchange.number, size))
+
+    def stop_receiving(self, exchange: Exchange) -> None:
+        """Writes nothing more to the memory that `receive` was given. The exchange can only be ended afterwards."""
+        exchange.is_read = False
+        self.reader.abandon(exchange.number)
+
+    def consumed(self, exchange: Exchange, size: int, *, more: bool) -> None:
+        """Records that a small parcel was consumed.
+
+        Args:
+          exchange: The exchange.
+          size: The number of bytes that were held for it.
+          more: Whether the peer may send further parcels in this exchange.
+        """
+        if not exchange.held:  # it was dropped
+            return
+        exchange.held -= size
+        self._return_window(size)
+        exchange.consumed += size
+        if more and exchange.consumed >= EXCHANGE_WINDOW_BYTES // 4 and exchange.number in self.exchanges:
+            self.queue.add(layout.count_frame(Kind.CREDIT, exchange.number, exchange.consumed))
+            exchange.consumed = 0
+
+    def _return_window(self, size: int) -> None:
+        self._held -= size
+        self._consumed += size
+        if self._consumed >= CONNECTION_WINDOW_BYTES // 8:
+            self.queue.add(layout.count_frame(Kind.CREDIT, 0, self._consumed))
+            self._consumed = 0
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        self.queue.add(layout.frame(Kind.PING))
+
+    def drain(self) -> None:
+        """Tells the client that the server accepts no new clients."""
+        self.queue.add(layout.frame(Kind.DRAIN))
+
+    def say_bye(self, message: str) -> None:
+        """Tells the peer why this end closes the connection. Nothing can be sent afterwards."""
+        self.queue.add(layout.frame(Kind.BYE, 0, message.encode()[:_MAX_BYE_BYTES]))
+
+    def lose(self, error: FedstackError) -> None:
+        """Ends all exchanges because the connection was lost. Idempotent."""
+        if self.error is not None:
+            return
+        self.error = error
+        lost, self.exchanges = list(self.exchanges.values()), {}
+        self.queue.clear()
+        for exchange in lost:
+            exchange.is_open = False
+            exchange.events.lost(error)
+
+    def _forget(self, exchange: Exchange) -> None:
+        exchange.is_open = False
+        self.exchanges.pop(exchange.number, None)
+        self.reader.abandon(exchange.number)
+        exchange.waiting.clear()
+        if exchange.outgoing is not None:
+            self.queue.drop(exchange.outgoing)
+        self._drop(exchange)
+
+    def _drop(self, exchange: Exchange) -> None:
+        if exchange.held:
+            self._return_window(exchange.held)
+            exchange.held = 0
+
+    # What the peer sends.
+
+    def frame(self, kind: int, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        if not self._is_greeted:
+            if kind != Kind.HELLO:
+                raise ProtocolError(
+                    f"Expected a peer that introduces itself, found a frame of kind {kind}; check that the peer speaks "
+                    "this protocol"
+                )
+            self._is_greeted = True
+            self._events.hello(bytes(payload))
+            return
+        taker = self._takers.get(kind)
+        if taker is None:
+            raise ProtocolError(f"Expected a frame of this protocol, found one of kind {kind}; update one of the peers")
+        taker(flags, number, exchange, payload)
+
+    def room(self, exchange: int, size: int) -> memoryview | None:
+        found = self.exchanges.get(exchange)
+        if found is None:
+            self._check_known(exchange)
+            return None
+        if not found.is_read:
+            return None
+        room = found.room(size)
+        if room is None:
+            raise ProtocolError(f"Expected no data for exchange {exchange}, found {size} bytes that were not granted")
+        return room
+
+    def filled(self, exchange: int, size: int) -> None:
+        found = self.exchanges.get(exchange)
+        if found is not None:
+            found.filled(size)
+
+    def _check_known(self, exchange: int) -> None:
+        """Checks that an exchange has existed. Frames of one that has ended may still be on their way."""
+        if not 0 < exchange <= self._last:
+            raise ProtocolError(f"Expected an exchange from 1 to {self._last}, found {exchange}")
+
+    def _found(self, exchange: int, *, from_server: bool) -> Exchange | None:
+        if from_server is self._is_server:
+            self._wrong_end()
+        found = self.exchanges.get(exchange)
+        if found is None:
+            self._check_known(exchange)
+        return found
+
+    def _wrong_end(self) -> NoReturn:
+        raise ProtocolError(f"Expected no such frame from a {'client' if self._is_server else 'server'}, found one")
+
+    def _hold(self, exchange: Exchange, size: int) -> None:
+        exchange.held += size
+        self._held += size
+        if exchange.held > EXCHANGE_WINDOW_BYTES or self._held > CONNECTION_WINDOW_BYTES:
+            raise ProtocolError(
+                f"Expected at most {EXCHANGE_WINDOW_BYTES} bytes ahead in an exchange and {CONNECTION_WINDOW_BYTES} in "
+                f"a connection, found {exchange.held} and {self._held}"
+            )
+
+    def _on_call(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        if not self._is_server:
+            self._wrong_end()
+        if exchange <= self._last:
+            raise ProtocolError(f"Expected a new exchange above {self._last}, found {exchange}")
+        announced = layout.read_parcel(flags, number, payload)
+        self._last = exchange
+        found = Exchange(exchange, NO_EVENTS)
+        self.exchanges[exchange] = found
+        size = layout.HEADER_BYTES + len(payload)
+        self._hold(found, size)
+        found.left = announced.following
+        found.events = self._events.call(found, announced, size)
+
+    def _on_parcel(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        found = self._found(exchange, from_server=True)
+        if found is None:
+            return
+        if found.left or found.room(1) is not None:
+            raise ProtocolError(f"Expected data of exchange {exchange}, found its next parcel")
+        announced = layout.read_parcel(flags, number, payload)
+        size = layout.HEADER_BYTES + len(payload)
+        self._hold(found, size)
+        found.left = announced.following
+        found.events.parcel(announced, size)
+
+    def _on_heartbeat(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        found = self._found(exchange, from_server=True)
+        if found is not None:
+            found.events.heartbeat(bytes(payload))
+
+    def _on_end(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        found = self._found(exchange, from_server=True)
+        if found is None:
+            return
+        message, details = layout.read_end(bytes(payload))
+        if not number and (found.left or found.room(1) is not None):
+            raise ProtocolError(f"Expected data of exchange {exchange}, found its end")
+        del self.exchanges[exchange]
+        found.is_open = False
+        self.reader.abandon(exchange)
+        if found.outgoing is not None:
+            self.queue.drop(found.outgoing)
+        found.waiting.clear()
+        found.events.ended(number, message, details)
+
+    def _on_grant(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        count = layout.read_count(bytes(payload))
+        found = self.exchanges.get(exchange)
+        if found is None:
+            self._check_known(exchange)
+            return
+        data = found.outgoing
+        if data is None or count > data.left - data.granted:
+            raise ProtocolError(f"Expected at most the bytes of a parcel to be granted, found {count} bytes")
+        if count and found.is_open:
+            self.queue.grant(data, count)
+
+    def _on_credit(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        count = layout.read_count(bytes(payload))
+        if not exchange:
+            self._window += count
+            if self._window > CONNECTION_WINDOW_BYTES:
+                raise ProtocolError(f"Expected a window of {CONNECTION_WINDOW_BYTES} bytes, found {self._window}")
+            for _ in range(len(self._blocked)):
+                self._send_waiting(self._blocked.popleft())
+            return
+        found = self.exchanges.get(exchange)
+        if found is None:
+            self._check_known(exchange)
+            return
+        found.credit += count
+        if found.credit > EXCHANGE_WINDOW_BYTES:
+            raise ProtocolError(f"Expected a window of {EXCHANGE_WINDOW_BYTES} bytes, found {found.credit}")
+        self._send_waiting(found)
+
+    def _on_cancel(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        found = self._found(exchange, from_server=False)
+        if found is not None:
+            self._forget(found)
+            found.events.cancelled()
+
+    def _on_ping(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        if self.queue.frame_bytes < MOST_WAITING_BYTES:
+            self.queue.add(layout.frame(Kind.PONG))
+
+    def _on_bye(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        self._events.bye(str(payload[:_MAX_BYE_BYTES], "utf-8", "replace"))
+
+    def __repr__(self) -> str:
+        return f"<StreamProtocol, {len(self.exchanges)} exchanges, {self.queue!r}>"
