@@ -6,11 +6,14 @@ pytest puts this folder on the path, so tests in every folder can import the mod
 
 import logging
 import signal
+from typing import Any
 
 import free_ports  # noqa: F401  # it holds a file as long as the process lives, which no test leaves behind
 import pytest
 from hypothesis import settings
 from thread_starts import ThreadStarts
+
+from fedstack.transport.stream.found_connection import FoundConnection
 
 pytest_plugins = ["out_of_time", "side_by_side"]
 
@@ -23,6 +26,22 @@ settings.load_profile("fedstack")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nor does one fail because a server of this process logs that such a machine held up its loop.
 logging.getLogger("fedstack.service.host.status").setLevel(logging.ERROR)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--transport", default="auto", help="how clients of tests that do not say it reach servers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    transport = config.getoption("--transport")
+    if transport != "auto":
+        make = FoundConnection.__init__
+
+        def made(self: FoundConnection, *arguments: Any, **options: Any) -> None:
+            chosen = options.pop("transport", "auto")
+            make(self, *arguments, transport=transport if chosen == "auto" else chosen, **options)
+
+        FoundConnection.__init__ = made
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -14,6 +14,7 @@ from fedstack.executors.survivors.client_failures import ClientFailures
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
 from fedstack.foundations.public_names import defaults_of, options_for, takes_options
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def remote_executor_factory(
     stream_structs: bool = False,
     *,
     credentials: ClientCredentials | None = None,
+    transport: Transport = "auto",
     connect_seconds: float = 10.0,
     data_backend: DataBackend | None = None,
 ) -> BackendExecutorFactory:
@@ -48,18 +50,20 @@ def remote_executor_factory(
       stream_structs: Whether to send structs leaf by leaf to peers without extensions.
       credentials: The certificates and the token for workers that are specified as addresses. Channels and stubs have
         their own credentials.
+      transport: How to reach workers that are specified as addresses: `"stream"`, `"grpc"`, or `"auto"` for streams
+        where they can be reached, and otherwise gRPC.
       connect_seconds: How long to wait for the first worker, in seconds.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
 
     Raises:
-      InvalidValueError: If an address or a number is invalid.
+      InvalidValueError: If an address, the transport or a number is invalid.
       ClosedError: If the pool is closed.
     """
     check_whole_number("default_num_clients", default_num_clients, 0, MOST_CLIENTS)
     check_whole_number("max_fanout", max_fanout, 2)
     check_whole_number("dispose_batch_size", dispose_batch_size, 1)
     check_number("connect_seconds", connect_seconds, endless=True)
-    stubs = make_stubs(targets, credentials)
+    stubs = make_stubs(targets, credentials, transport)
     if not stubs:
         raise InvalidValueError("Expected at least one worker, found none; pass an address such as 'localhost:8000'")
     backend = WorkersBackend(
@@ -80,6 +84,8 @@ class RemoteOptions(TypedDict, total=False):
       dispose_batch_size: The number of values that a remote executor disposes of in one call.
       stream_structs: Whether to send structs leaf by leaf to peers without extensions.
       credentials: The certificates and the token for workers that are specified as addresses.
+      transport: How to reach workers that are specified as addresses: `"stream"`, `"grpc"`, or `"auto"` for streams
+        where they can be reached, and otherwise gRPC.
       connect_seconds: How long to wait for the first worker, in seconds.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
       retry_policy: How to retry after retryable errors, such as the loss of a worker; by default up to five attempts.
@@ -92,6 +98,7 @@ class RemoteOptions(TypedDict, total=False):
     dispose_batch_size: int
     stream_structs: bool
     credentials: ClientCredentials | None
+    transport: Transport
     connect_seconds: float
     data_backend: DataBackend | None
     retry_policy: RetryPolicy | None

@@ -219,8 +219,9 @@ class EnvironmentOption(click.Option):
 class Switch(EnvironmentOption):
     """An option that is on or off. Its negative form (`--no-…`) overrides the environment variable."""
 
-    def __init__(self, name: str, description: str, group: str = "Options") -> None:
-        super().__init__(f"{name}/--no-{name.removeprefix('--')}", None, description, group)
+    def __init__(self, name: str, description: str, group: str = "Options", *, default: bool = False) -> None:
+        shown = {"default": True} if default else {}
+        super().__init__(f"{name}/--no-{name.removeprefix('--')}", None, description, group, **shown)
 
 
 class RepeatableOption(EnvironmentOption):

@@ -139,7 +139,11 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
             data_services=options.data_service,
         )
         hosting = attrs.evolve(
-            HostConfig.of(config, listens), compression=options.compression, grace_seconds=options.grace_seconds
+            HostConfig.of(config, listens),
+            streams=options.streams,
+            stream_port=options.stream_port,
+            compression=options.compression,
+            grace_seconds=options.grace_seconds,
         )
         services: list[Service] = [config.executor_service(options.clients, options.threads)]
         if options.cluster is not None:

@@ -122,7 +122,7 @@ _MORE: dict[str, dict[str, Any]] = {
 }
 _Fields = tuple[type[attrs.AttrsInstance], str]
 _GROUPS: dict[str, tuple[_Fields, ...]] = {
-    "Address": ((HostConfig, "host port unix_socket"), (ServeConfig, "cluster job task addresses")),
+    "Address": ((HostConfig, "host port unix_socket streams stream_port"), (ServeConfig, "cluster job task addresses")),
     "Access": ((ServeConfig, "tls_cert tls_key tls_client_ca"), (HostConfig, "token_file insecure")),
     "What clients may run": (
         (ServeConfig, "allow_module strict_modules allow_runtime allow_python_code clients threads"),
@@ -159,7 +159,7 @@ def _option(field: "attrs.Attribute[Any]", description: str, group: str) -> clic
     metavar, default = name.rpartition("-")[2].upper(), field.default
     more: dict[str, Any] = {"metavar": metavar, "default": default, **_MORE.get(field.name, {})}
     if isinstance(default, bool):
-        return Switch(name, help_text, group)
+        return Switch(name, help_text, group, default=default)
     if isinstance(default, tuple):
         return RepeatableOption(name, more["metavar"], help_text, group)
     if isinstance(default, float):

@@ -16,6 +16,7 @@ from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number
 from fedstack.foundations.public_names import takes_options
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.executor_stub import ExecutorStub
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ class ConnectOptions(TypedDict, total=False):
       dispose_batch_size: The number of values that one call disposes of. A smaller batch is sent after one second.
       stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that reject large messages.
       connect_seconds: The maximum number of seconds that an operation waits for an unreachable worker.
+      transport: How to reach an address: `"stream"`, `"grpc"`, or `"auto"` for a stream if there is one.
     """
 
     dispose_batch_size: int
     stream_structs: bool
     connect_seconds: float
+    transport: Transport
 
 
 class RemoteExecutor(VerbExecutor):
@@ -59,7 +62,7 @@ class RemoteExecutor(VerbExecutor):
         super().__init__(self._remote)
 
     @classmethod
-    @takes_options(ConnectOptions, dispose_batch_size=20, stream_structs=False, connect_seconds=10.0)
+    @takes_options(ConnectOptions, dispose_batch_size=20, stream_structs=False, connect_seconds=10.0, transport="auto")
     def connect(
         cls, target: WorkerTargets, credentials: ClientCredentials | None = None, **options: "Unpack[ConnectOptions]"
     ) -> "RemoteExecutor":
@@ -80,7 +83,7 @@ class RemoteExecutor(VerbExecutor):
         """
         seconds = options.get("connect_seconds", 10.0)
         check_number("connect_seconds", seconds, endless=True)
-        stubs = make_stubs(target, credentials)
+        stubs = make_stubs(target, credentials, options.get("transport", "auto"))
         if len(stubs) != 1:
             raise InvalidValueError(
                 f"Expected one worker, found {len(stubs)} workers; pass the address of one worker, or create a context "

@@ -7,6 +7,7 @@ from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.foundations.value_text import describe
 from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport, check_transport
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.wire.addresses import Target, TargetResolver, resolve_targets
 
@@ -52,11 +53,19 @@ WorkerTarget: TypeAlias = "str | Target | TargetResolver | Channel | ExecutorStu
 WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | WorkerSource"
 
 
-def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) -> list[ExecutorStub]:
+def make_stubs(
+    targets: WorkerTargets, credentials: ClientCredentials | None, transport: Transport = "auto"
+) -> list[ExecutorStub]:
     """Returns a stub for each target.
 
+    Args:
+      targets: The targets.
+      credentials: The certificates and the token for addresses.
+      transport: How to reach addresses: `"stream"`, `"grpc"`, or `"auto"` for streams where they can be reached.
+
     Raises:
-      InvalidValueError: If a target is invalid, or credentials are passed for a target that has its own.
+      InvalidValueError: If the transport or a target is invalid, or credentials are passed for a target that has its
+        own.
       ClosedError: If the targets belong to a closed pool.
     """
     if not (credentials is None or isinstance(cast(object, credentials), ClientCredentials)):
@@ -64,6 +73,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             f"Expected credentials of type fedstack.ClientCredentials, found {type(credentials).__name__}; to use a "
             "token, pass fedstack.ClientCredentials(token=...)"
         )
+    check_transport(transport)
     source = cast(WorkerSource, targets) if hasattr(targets, "targets") else None
     given = credentials
     if source is not None:
@@ -81,7 +91,10 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
             _check_open(source, resolved)
-            stubs.extend(ExecutorStub(FoundConnection(t, credentials, loss=_loss(source, t))) for t in resolved)
+            stubs.extend(
+                ExecutorStub(FoundConnection(t, credentials, transport=transport, loss=_loss(source, t)))
+                for t in resolved
+            )
         elif is_channel(target):
             from fedstack.transport.grpc.channel_connection import ChannelConnection
 

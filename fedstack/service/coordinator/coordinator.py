@@ -22,6 +22,7 @@ from fedstack.service.coordinator.variable_owner import VariableOwner
 from fedstack.service.coordinator.variables import AsyncVariable, Variable
 from fedstack.service.coordinator.workforce import Workers, driver_of
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 
@@ -37,6 +38,7 @@ class _Coordinator(ClosesOnExit):
       max_running: The maximum number of closures that run on one worker at the same time.
       connect_seconds: How long, in seconds, to wait for a reachable worker before all closures fail. Also the time
         limit for reaching a task that holds variables.
+      transport: How to reach addresses: `"stream"`, `"grpc"`, or `"auto"` for streams where they can be reached.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class _Coordinator(ClosesOnExit):
         max_queued: int = MOST_QUEUED,
         max_running: int = MOST_RUNNING,
         connect_seconds: float = 30.0,
+        transport: Transport = "auto",
     ) -> None:
         if on_error not in ("cancel", "continue"):
             raise InvalidValueError(f"Expected on_error to be 'cancel' or 'continue', found {on_error!r}")
@@ -55,9 +58,9 @@ class _Coordinator(ClosesOnExit):
         check_whole_number("max_running", max_running, 1)
         check_number("connect_seconds", connect_seconds, endless=True)
         make_scheduler = partial(Scheduler, max_queued, max_running, on_error == "continue")
-        driver = driver_of(workers, credentials, connect_seconds, make_scheduler)
+        driver = driver_of(workers, credentials, connect_seconds, make_scheduler, transport)
         self._calls = ScheduledCalls(driver)
-        self._variables = VariableOwner(workers, credentials, driver.loop, connect_seconds)
+        self._variables = VariableOwner(workers, credentials, driver.loop, connect_seconds, transport)
         self._closures = ClosureMaker(partial(_result_of, self._calls))
         weakref.finalize(self, _end, self._calls, self._variables).atexit = False
 

@@ -20,6 +20,7 @@ from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.variables import VariableHandle, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.addresses import Target, resolve_targets
@@ -92,17 +93,24 @@ class VariableOwner:
       credentials: The certificates and the token for job `ps`.
       loop: The loop of the coordinator's driver.
       connect_seconds: How long to wait, in seconds, for a task of job `ps` that is not running yet.
+      transport: How to reach the tasks of job `ps`.
 
     Attributes:
       is_used: Whether a variable has ever been created. If not, `end` need not be called.
     """
 
     def __init__(
-        self, workers: object, credentials: ClientCredentials | None, loop: IoLoop, connect_seconds: float
+        self,
+        workers: object,
+        credentials: ClientCredentials | None,
+        loop: IoLoop,
+        connect_seconds: float,
+        transport: Transport = "auto",
     ) -> None:
         spec = workers.spec if isinstance(workers, ClusterJob) else workers
         self._job = spec.job(_JOB) if isinstance(spec, ClusterSpec) and _JOB in spec.jobs else None
         self._credentials = credentials
+        self._transport: Transport = transport
         self._loop = loop
         self._connect_seconds = connect_seconds
         self._holders: list[_Holder] = []
@@ -159,7 +167,7 @@ class VariableOwner:
             # The credentials that functions on workers use do not tell them whether to dial this server with TLS.
             uses_tls = credentials is not None and credentials.uses_tls
             target = attrs.evolve(target, secure=uses_tls if target.secure is None else target.secure)
-            [stub] = make_stubs(target, credentials)
+            [stub] = make_stubs(target, credentials, self._transport)
             server = VariableServer(stub, connect_seconds=self._connect_seconds)
             self._holders.append(_Holder(target, server, _executor_at(stub)))
 

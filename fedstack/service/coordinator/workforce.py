@@ -26,6 +26,7 @@ from fedstack.service.coordinator.scheduler import Scheduler
 from fedstack.service.coordinator.workers import CoordinatedWorker, Outcomes, ValueHandle
 from fedstack.service.executor.session import ClosureScope
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -224,6 +225,7 @@ def driver_of(
     credentials: ClientCredentials | None,
     connect_seconds: float,
     make_scheduler: Callable[..., Scheduler],
+    transport: Transport = "auto",
 ) -> Driver:
     """Returns a driver for the workers that a user has specified.
 
@@ -232,6 +234,7 @@ def driver_of(
       credentials: The certificates and the token to use if the workers are addresses.
       connect_seconds: How long to wait while no worker is reachable, in seconds.
       make_scheduler: Creates the driver's scheduler, given a `clock`.
+      transport: How to reach addresses.
 
     Raises:
       InvalidValueError: If there are no workers, or if `workers` mixes factories with other workers.
@@ -245,7 +248,7 @@ def driver_of(
                 "create one coordinator for each kind"
             )
         return LocalDriver(make_scheduler(clock=io_loop.time), factories)
-    stubs = make_stubs(cast(WorkerTargets, workers), credentials)
+    stubs = make_stubs(cast(WorkerTargets, workers), credentials, transport)
     if not stubs:
         raise InvalidValueError("Expected at least one worker, found none; pass an address such as 'localhost:8000'")
     fleet = Fleet([Worker(stub) for stub in stubs], connect_seconds)

@@ -19,6 +19,7 @@ from fedstack.service.rpc.method_table import BLOCKING, check_layer
 from fedstack.service.rpc.signatures import Signature
 from fedstack.service.rpc.status_or_result import StatusOrResult
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.io_loop import Outcome, start_apart
 from fedstack.transport.peers.method_stub import MethodStub
 
@@ -48,11 +49,12 @@ class Client(ClosesOnExit):
         timeout_in_ms: float = 0,
         credentials: ClientCredentials | None = None,
         wait_for_ready: bool = True,
+        transport: Transport = "auto",
     ) -> "Client":
         """Creates a client: waits for the server and requests the list of its methods.
 
         Args:
-          rpc_layer: The transport for calls; must be `"grpc"`.
+          rpc_layer: The kind of server; must be `"grpc"`.
           address: An address such as `host:port`, a server's `target`, a cluster's job with one task, or a channel.
           name: The name of the client, shown in its `repr`.
           list_registered_methods: Whether to request the list of methods now. If not, this method returns immediately,
@@ -61,6 +63,7 @@ class Client(ClosesOnExit):
           credentials: The certificates and the token to authenticate with.
           wait_for_ready: Whether this method and all calls wait for a server that is unreachable. Otherwise, they fail
             immediately with `UNAVAILABLE`.
+          transport: How to reach an address: `"stream"`, `"grpc"`, or `"auto"` for a stream if there is one.
 
         Raises:
           DeadlineExceededError: If the server does not answer in time.
@@ -72,7 +75,7 @@ class Client(ClosesOnExit):
         check_layer(rpc_layer)
         seconds = _seconds_of(timeout_in_ms)
         check_bool("wait_for_ready", wait_for_ready)
-        stubs = make_stubs(address, credentials)
+        stubs = make_stubs(address, credentials, transport)
         if len(stubs) != 1:
             raise InvalidValueError(
                 f"Expected the address of one server, found {len(stubs)} addresses "

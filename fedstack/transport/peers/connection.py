@@ -3,9 +3,9 @@
 import abc
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
-from fedstack.errors import FedstackError, WorkerUnavailableError
+from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.connection_errors import BROKEN_OFF, never_arrived
 from fedstack.transport.wire.parcels import (
@@ -18,6 +18,20 @@ from fedstack.transport.wire.parcels import (
     read_whole,
     write_whole,
 )
+
+# How to reach a peer: over a stream if it offers one that can be reached and otherwise over gRPC, or one of the two.
+Transport: TypeAlias = Literal["auto", "grpc", "stream"]
+_TRANSPORTS = ("auto", "grpc", "stream")
+
+
+def check_transport(transport: object) -> None:
+    """Checks the name of a transport.
+
+    Raises:
+      InvalidValueError: If there is no such transport.
+    """
+    if transport not in _TRANSPORTS:
+        raise InvalidValueError(f"Expected transport to be one of {', '.join(_TRANSPORTS)}, found {transport!r}")
 
 
 class Connection(abc.ABC):

@@ -3,14 +3,13 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable
-from typing import Literal, TypeAlias
 
-from fedstack.errors import FedstackError, InvalidValueError, RemoteError, WorkerUnavailableError
+from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
 from fedstack.proto.streams_pb2 import OpenStreamRequest, OpenStreamResponse, StreamHello
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import token_refused
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.peers.connection import Connection
+from fedstack.transport.peers.connection import Connection, Transport, check_transport
 from fedstack.transport.peers.executor_stub import with_protocol
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.stream.blocking_streams import BlockingStreams
@@ -22,9 +21,6 @@ from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, TOKEN_REFUSED, Words, never_arrived
 from fedstack.transport.wire.parcels import Parcel, Piece
 from fedstack.transport.wire.status import Code, error_from_status
-
-Transport: TypeAlias = Literal["auto", "grpc", "stream"]
-TRANSPORTS: tuple[Transport, ...] = ("auto", "grpc", "stream")
 
 # How long a call waits for a stream before it uses gRPC, and how long a server may take to accept a stream.
 _PATIENCE_SECONDS = 1.0
@@ -40,9 +36,12 @@ class FoundConnection(Connection):
     Args:
       target: The address of the peer, for gRPC.
       credentials: The client's credentials; `None` for plaintext.
-      transport: `"stream"` to use a stream only, `"auto"` to use gRPC where there is none.
+      transport: `"stream"` or `"grpc"` to use only that, `"auto"` to use gRPC where there is no stream.
       words: The names that error messages use for the parts of the credentials.
       loss: A function that returns the error to raise if the peer is known to have ended, otherwise `None`.
+
+    Raises:
+      InvalidValueError: If there is no such transport.
 
     Attributes:
       why_grpc: Why the connection uses gRPC; empty if it does not, or has not been used.
@@ -59,10 +58,11 @@ class FoundConnection(Connection):
         words: Words = ARGUMENTS,
         loss: Callable[[], FedstackError | None] = lambda: None,
     ) -> None:
+        check_transport(transport)
         self._target = target
         self._credentials = credentials or ClientCredentials()
         self._token = self._credentials.renewed_token()
-        self._transport: Transport = transport
+        self._transport = transport
         self._words = words
         self._loss = loss
         self._grpc = GrpcConnection(target, credentials, words=words, loss=loss)
@@ -246,13 +246,3 @@ class FoundConnection(Connection):
     def __repr__(self) -> str:
         how = "stream" if self._open() else "gRPC"
         return f"<FoundConnection to {self.address} over {how}{' closed' if self._closed else ''}>"
-
-
-def check_transport(transport: object) -> None:
-    """Checks the name of a transport.
-
-    Raises:
-      InvalidValueError: If there is no such transport.
-    """
-    if transport not in TRANSPORTS:
-        raise InvalidValueError(f"Expected transport to be one of {', '.join(TRANSPORTS)}, found {transport!r}")
