@@ -3,6 +3,7 @@
 import abc
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 from fedstack.transport.stream.layout import ProtocolError
 from fedstack.transport.stream.protocol import StreamProtocol
 
+_logger = logging.getLogger(__name__)
 # How often a socket is read or written before other work of the loop has its turn.
 _MOST_IN_A_ROW = 8
 
@@ -72,6 +74,10 @@ class SocketPipe(Pipe):
         except (BlockingIOError, InterruptedError):
             pass
         except (OSError, ProtocolError) as error:
+            self._end(error)
+            return
+        except Exception as error:  # the state of the connection is unknown, and no other one may suffer
+            _logger.exception("A connection failed with an unexpected error")
             self._end(error)
             return
         if self._queue and not self._is_writing:
@@ -154,6 +160,10 @@ class TlsPipe(Pipe, asyncio.BufferedProtocol):
         try:
             self._reader.received(nbytes)
         except ProtocolError as error:
+            self._end(error)
+            return
+        except Exception as error:
+            _logger.exception("A connection failed with an unexpected error")
             self._end(error)
             return
         self.flush()

@@ -250,6 +250,9 @@ class StreamProtocol(FrameSink):
 
     def frame(self, kind: int, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         if not self._is_greeted:
+            if kind == Kind.BYE:  # the peer has refused the connection
+                self._on_bye(flags, number, exchange, payload)
+                return
             if kind != Kind.HELLO:
                 raise ProtocolError(
                     f"Expected a peer that introduces itself, found a frame of kind {kind}; check that the peer speaks "

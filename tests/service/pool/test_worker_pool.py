@@ -209,7 +209,7 @@ def test_the_token_is_nowhere_to_be_seen(pool: WorkerPool) -> None:
     assert token not in repr(pool)
     folder = Path(pool.targets[0].removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert sorted(path.name for path in folder.iterdir()) == ["0.sock", "1.sock"]
+    assert sorted(path.name for path in folder.iterdir()) == ["0.sock", "0.sock-s", "1.sock", "1.sock-s"]
     for pid in pool.pids:
         process = psutil.Process(pid)
         assert token not in " ".join(process.cmdline())

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from fedstack.transport.grpc.credential_files import Renewed
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.stream.dialing import SOCKET_SUFFIX, server_context, tuned
-from fedstack.transport.stream.layout import Announced
+from fedstack.transport.stream.layout import Announced, ProtocolError
 from fedstack.transport.stream.loop_exchange import LoopExchange
 from fedstack.transport.stream.pipes import SocketPipe, TlsPipe
 from fedstack.transport.stream.stream import Stream
@@ -194,22 +195,19 @@ class StreamDoor:
         client: list[_Client] = []
         stream = Stream(
             peer,
-            lambda _, exchange, announced: self._call(client[0], exchange, announced),
+            lambda _, exchange, announced: self._call(_let_in(client), exchange, announced),
             self._limits.max_message_bytes,
             self._limits.idle_seconds,
         )
         try:
-            async with contextlib.AsyncExitStack() as failing:
-                failing.callback(connection.close)
-                await Deadline(self._limits.handshake_seconds).wait(self._greet(stream, connection, peer, client))
-                failing.pop_all()
-        except (asyncio.TimeoutError, OSError, FedstackError) as error:
+            await Deadline(self._limits.handshake_seconds).wait(self._greet(stream, connection, peer, client))
+        except BaseException as error:
             _logger.debug("No stream for %s: %s", peer, error)
             stream.close(str(error) if isinstance(error, FedstackError) else "")
+            connection.close()
+            if not isinstance(error, (asyncio.TimeoutError, OSError, FedstackError)):
+                raise
             return
-        except BaseException:
-            stream.close()
-            raise
         here = client[0]
         self._clients.add(here)
         stream.ended.add_done_callback(lambda _: self._clients.discard(here))
@@ -309,6 +307,12 @@ class StreamDoor:
 
     def __repr__(self) -> str:
         return f"<StreamDoor at {self._path or self.port}, {len(self._clients)} connections>"
+
+
+def _let_in(client: Sequence[_Client]) -> _Client:
+    if not client:
+        raise ProtocolError("Expected a client that waits until it is let in, found a call")
+    return client[0]
 
 
 def place_of(peer: str) -> str:
