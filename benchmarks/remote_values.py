@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from benchmarks.echo import EchoServer, many_times
 from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
 from benchmarks.memory import MEGABYTE, in_fresh_process, peak_resident_bytes, resident_bytes, warm_memory
-from fedstack.executors.remote.worker_stubs import make_stubs
+from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.service.pool.worker_pool import local_worker_pool
+from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 from fedstack.transport.peers.io_loop import io_loop
 
 Array = NDArray[np.float32]
@@ -43,7 +43,8 @@ def run(effort: Effort) -> Iterator[Measurement]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedstack-")))
         echo = stack.enter_context(EchoServer(f"unix:{folder / 'echo'}"))
-        remote = stack.enter_context(_Remote())
+        pool = stack.enter_context(local_worker_pool(1))
+        remote = stack.enter_context(Remote(pool))
         for size in _SMALL_BYTES:
             yield from _measure_small(echo, remote, effort, size, 1)
         for size in _MANY_BYTES:
@@ -51,7 +52,7 @@ def run(effort: Effort) -> Iterator[Measurement]:
         for megabytes in effort.pick([1], [16, 128], [16, 128, 512]):
             yield from _measure_large(echo, remote, effort, megabytes)
         # The tests only look whether it works, and have no time for more processes.
-        peaks = None if effort.size else _peaks_with(remote, 1)
+        peaks = None if effort.size else _peaks_with(pool, remote, 1)
     megabytes = effort.pick(1, 128, 512)
     peaks = peaks or cast(_Peaks, in_fresh_process(__name__, "peaks_of_round_trip", megabytes))
     for side, peak, beyond in (
@@ -63,7 +64,7 @@ def run(effort: Effort) -> Iterator[Measurement]:
 
 
 def _measure_small(
-    echo: EchoServer, remote: "_Remote", effort: Effort, size: int, in_flight: int
+    echo: EchoServer, remote: "Remote", effort: Effort, size: int, in_flight: int
 ) -> Iterator[Measurement]:
     trips = effort.pick(in_flight, 10 * in_flight, 20 * in_flight)
     array = np.arange(size // 4, dtype=np.float32)
@@ -77,7 +78,7 @@ def _measure_small(
     yield from compare_with_all(name, [floor], lambda: remote.run(round_trips), effort)
 
 
-def _measure_large(echo: EchoServer, remote: "_Remote", effort: Effort, megabytes: int) -> Iterator[Measurement]:
+def _measure_large(echo: EchoServer, remote: "Remote", effort: Effort, megabytes: int) -> Iterator[Measurement]:
     array = np.arange(megabytes << 18, dtype=np.float32)
     declared = fl.TensorType(np.float32, array.shape)
     plain = array.view(np.uint8)
@@ -106,12 +107,15 @@ def _measure_large(echo: EchoServer, remote: "_Remote", effort: Effort, megabyte
     )
 
 
-class _Remote:
-    """A remote executor on a worker, and the event loop of somebody who uses it."""
+class Remote:
+    """A remote executor on a worker, and the event loop of somebody who uses it.
 
-    def __init__(self) -> None:
-        self.pool = local_worker_pool(1)
-        (self._stub,) = make_stubs(self.pool, None)
+    Args:
+      worker: The worker: a pool of one, or an address.
+    """
+
+    def __init__(self, worker: WorkerTargets) -> None:
+        (self._stub,) = make_stubs(worker, None)
         # Values go at once, so that the memory of one turn is not freed in the next.
         self._executor = RemoteExecutor(self._stub, dispose_batch_size=1)
         # Of small values a call for each would be half of what is measured.
@@ -144,7 +148,7 @@ class _Remote:
                 raise RuntimeError("Expected the worker to let go of values that nobody has, found that it does not")
             time.sleep(0.02)
 
-    def __enter__(self) -> "_Remote":
+    def __enter__(self) -> "Remote":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,19 +156,18 @@ class _Remote:
         self._small_executor.close()
         self._loop.close()
         io_loop.run_sync(self._stub.close())
-        self.pool.close()
 
 
 def peaks_of_round_trip(megabytes: int) -> _Peaks:
     """Sends a value and fetches it; returns how much memory both sides had at their peaks beyond what they have to."""
-    with _Remote() as remote:
-        return _peaks_with(remote, megabytes)
+    with local_worker_pool(1) as pool, Remote(pool) as remote:
+        return _peaks_with(pool, remote, megabytes)
 
 
-def _peaks_with(remote: _Remote, megabytes: int) -> _Peaks:
+def _peaks_with(pool: WorkerPool, remote: Remote, megabytes: int) -> _Peaks:
     array = np.arange(megabytes << 18, dtype=np.float32)
     small = array[: 1 << 18]
-    (worker,) = remote.pool.pids
+    (worker,) = pool.pids
     remote.run(lambda: remote.round_trip(small, fl.TensorType(np.float32, small.shape)))
     remote.settle()
     before = resident_bytes(), resident_bytes(worker)

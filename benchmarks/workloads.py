@@ -29,6 +29,7 @@ from benchmarks import (
     sequences,
     slow_workers,
     start_up,
+    streams,
     sums,
     waiting,
 )
@@ -66,6 +67,7 @@ WORKLOADS = (
     Workload("fedavg", "round of federated averaging; floor: a NumPy loop", fedavg.run),
     Workload("programs", "computation of many operations; floor: tracing it, then a Python loop", programs.run),
     Workload("start-up", "hello world; floor: importing the language", start_up.run),
+    Workload("streams", "values to a worker and back over streams; floors: bare sockets, gRPC", streams.run),
     Workload("remote-values", "values to a worker and back; floor: gRPC with plain bytes", remote_values.run),
     Workload("remote-rounds", "rounds over workers; floor: gRPC with plain bytes", remote_rounds.run),
     Workload("remote-training", "clients in pure Python on workers; floor: bare processes", remote_training.run),

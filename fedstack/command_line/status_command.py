@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
     from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
     from fedstack.proto.methods_pb2 import ListMethodsResponse, MethodDescription
+    from fedstack.transport.grpc.credentials import ClientCredentials
     from fedstack.transport.peers.executor_stub import ExecutorStub
     from fedstack.transport.wire.addresses import Target
 
 _T = TypeVar("_T")
 _WIDTH = 100
+_STREAM_SECONDS = 1.0
 
 
 def run(**given: Any) -> int:
@@ -35,7 +37,7 @@ def run(**given: Any) -> int:
     target, credentials = peer_of(options)
 
     def look() -> str:
-        found = ask(target, credentials, options.timeout, lambda stub: _look(target, stub))
+        found = ask(target, credentials, options.timeout, lambda stub: _look(target, stub, credentials))
         return found.as_json(str(target)) if options.json else found.as_text(str(target))
 
     if not options.watch:
@@ -79,17 +81,19 @@ class _Found:
       status: The state and history of the server; `None` if it does not report them.
       methods: The registered methods; `None` if the server has no service for methods.
       kind: A description of the server if both `status` and `methods` are `None`.
+      why_grpc: Why fedstack's clients on this machine use gRPC; empty if they use streams.
     """
 
     status: "GetStatusResponse | None"
     methods: "ListMethodsResponse | None"
     kind: str | None
+    why_grpc: str = ""
 
     def as_json(self, target: str) -> str:
         """Returns the report as one line of JSON."""
         found: dict[str, object] = {} if self.kind is None else {"service": self.kind}
         if self.status is not None:
-            found = _as_object(self.status)
+            found = {**_as_object(self.status), "why_grpc": self.why_grpc or None}
         if self.methods is not None:
             found = {**_fields(self.methods, "version uptime_seconds"), **found}
             found["methods"] = [_method_as_object(method) for method in self.methods.method]
@@ -99,7 +103,7 @@ class _Found:
         """Returns the report as tables."""
         lines: list[str] = []
         if self.status is not None:
-            lines += status_lines(target, self.status)
+            lines += status_lines(target, self.status, self.why_grpc)
         elif self.methods is not None:
             up = _duration(self.methods.uptime_seconds)
             lines.append(f"{target}: fedstack {self.methods.version}, up for {up}")
@@ -111,13 +115,27 @@ class _Found:
         return "\n".join(lines)
 
 
-async def _look(target: "Target", stub: "ExecutorStub") -> _Found:
+async def _look(target: "Target", stub: "ExecutorStub", credentials: "ClientCredentials") -> _Found:
     from fedstack.transport.peers.method_stub import MethodStub
 
     status = await _if_there(stub.get_status())
     methods = await _if_there(MethodStub(stub.connection).list(with_calls=True))
     kind = await kind_of(target, stub) if status is None and methods is None else None
-    return _Found(status, methods, kind)
+    return _Found(status, methods, kind, "" if status is None else await _why_grpc(target, credentials))
+
+
+async def _why_grpc(target: "Target", credentials: "ClientCredentials") -> str:
+    """Returns why clients on this machine cannot reach a server over a stream; empty if they can."""
+    from fedstack.transport.stream.found_connection import FoundConnection
+
+    connection = FoundConnection(target, credentials, transport="stream")
+    try:
+        await connection.wait_ready(_STREAM_SECONDS)
+    except FedstackError as error:
+        return connection.why_grpc or str(error)
+    finally:
+        await connection.close()
+    return ""
 
 
 async def _if_there(answer: "Awaitable[_T]") -> "_T | None":
@@ -151,7 +169,8 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
         "max_threads": status.max_threads or None,
         **_fields(status, "busy_threads abandoned_threads"),
         "resident_bytes": status.resident_bytes or None,
-        **_fields(status, "stalls longest_stall_seconds"),
+        **_fields(status, "stalls longest_stall_seconds streams"),
+        "streams_at": status.streams_at or None,
         "sessions": [
             {
                 **_fields(session, "id clients values bytes lease_seconds_left"),
@@ -218,8 +237,14 @@ def method_lines(methods: "ListMethodsResponse") -> Iterator[str]:
     )
 
 
-def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
-    """Yields the lines of a report on a server's status, including its tables."""
+def status_lines(target: str, status: "GetStatusResponse", why_grpc: str = "") -> Iterator[str]:
+    """Yields the lines of a report on a server's status, including its tables.
+
+    Args:
+      target: The server.
+      status: The status.
+      why_grpc: Why clients on this machine use gRPC; empty if they use streams.
+    """
     yield f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}"
     if status.HasField("seconds_until_stop"):
         yield f"stopping: running calls have at most {status.seconds_until_stop:.0f} s left; new clients are rejected"
@@ -233,6 +258,10 @@ def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
         f"threads {status.threads}{most}, busy {status.busy_threads}, on cancelled work {status.abandoned_threads}, "
         f"memory {memory}"
     )
+    if why_grpc:
+        yield f"streams {status.streams}; clients here use gRPC: {why_grpc}"
+    else:
+        yield f"streams {status.streams} at {status.streams_at.removeprefix(':')}, which clients here use"
     if status.stalls:
         yield f"event loop blocked {counted(status.stalls, 'time')}, for at most {status.longest_stall_seconds:.2g} s"
     yield from _data_lines(status)

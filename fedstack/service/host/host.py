@@ -61,6 +61,7 @@ class Host:
         self._credentials = config.all_credentials()
         self._tokens = self._credentials.renewed_tokens()
         self._is_local = config.protocol == LOCAL
+        self._has_local_callers = self._listens.is_local
         if not (self._is_local or self._listens.is_local):
             runs_code = any(service.runs_code for service in services)
             check_exposure(config.host, self._credentials, insecure=config.insecure, runs_code=runs_code)
@@ -70,7 +71,14 @@ class Host:
         )
         self._meter = StallMeter()
         self.call_counts = CallCounts()
-        status = StatusService(services, self._facts, self.call_counts, self._meter.counts, config.server_limits)
+        status = StatusService(
+            services,
+            self._facts,
+            self.call_counts,
+            self._meter.counts,
+            config.server_limits,
+            lambda: (self._streams.connections, self._streams.target),
+        )
         served = [*services, status]
         self._health = HealthService([name for service in served for name in service.methods])
         self._router = CallRouter(
@@ -267,7 +275,7 @@ class Host:
         tokens = self._tokens.get()
         if len(tokens) > 1 and token is not None and token_matches(token, tokens):
             return caller_with(token)
-        return NOBODY if self._listens.is_local else caller_at(peer)
+        return NOBODY if self._has_local_callers else caller_at(peer)
 
     def __repr__(self) -> str:
         if self._stopped.is_set():

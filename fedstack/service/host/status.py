@@ -111,6 +111,7 @@ class StatusService(Service):
       calls: The counts of ended calls.
       stalls: The counts of stalls of the server's event loop.
       limits: The limits of the server itself.
+      streams: Returns how many streams are open, and where the server accepts them.
     """
 
     def __init__(
@@ -120,7 +121,9 @@ class StatusService(Service):
         calls: CallCounts,
         stalls: StallCounts,
         limits: ServerLimits,
+        streams: Callable[[], tuple[int, str]] = lambda: (0, ""),
     ) -> None:
+        self._streams = streams
         self._services = tuple(services)
         self._facts = facts
         self._calls = calls
@@ -144,6 +147,7 @@ class StatusService(Service):
         for method, code, count in self._calls:
             status.calls.add(method=method, code=code, count=count)
         status.stalls, status.longest_stall_seconds = self._stalls.stalls, self._stalls.longest_seconds
+        status.streams, status.streams_at = self._streams()
         left = self._facts.seconds_until_stop
         if left is not None:
             status.seconds_until_stop = left

@@ -46,15 +46,15 @@ class Exchange:
         self.credit = EXCHANGE_WINDOW_BYTES
         self.outgoing: OutgoingData | None = None
         # Parcels for which the windows have no room: their first frame, its size, and the data that follow.
-        self.waiting: deque[tuple[list[Buffer], int, OnTaken | None, OutgoingData | None]] = deque()
-        self._buffers: deque[memoryview] = deque()
+        self.waiting: deque[tuple[list[Buffer], int, OnTaken | None, OutgoingData | None]] | tuple[()] = ()
+        self._buffers: deque[memoryview] | tuple[()] = ()
 
     def expect(self, buffers: Sequence[memoryview]) -> int:
         """Adds memory for the next bytes of the incoming parcel, and returns its size."""
         size = sum(map(len, buffers))
         assert size <= self.left
         self.left -= size
-        self._buffers.extend(buffer for buffer in buffers if len(buffer))
+        self._buffers = deque([*self._buffers, *(buffer for buffer in buffers if len(buffer))])
         return size
 
     def room(self, size: int) -> memoryview | None:
@@ -63,6 +63,7 @@ class Exchange:
 
     def filled(self, size: int) -> None:
         """Records that the next `size` bytes have been received, and tells it if no memory is left to fill."""
+        assert self._buffers
         rest = self._buffers.popleft()[size:]
         if len(rest):
             self._buffers.appendleft(rest)

@@ -94,15 +94,14 @@ class Announced:
     @property
     def is_whole(self) -> bool:
         """Whether the frame contains the whole parcel."""
-        return not self.following
+        return self.header is not None and (self.segments is not None or not self.segment_bytes)
 
     @property
     def following(self) -> int:
         """The number of bytes that follow in data frames."""
-        inside = self.header_bytes if self.header is not None else 0
-        if self.segments is not None:
-            inside += self.segment_bytes
-        return self.header_bytes + self.segment_bytes - inside
+        if self.is_whole:
+            return 0
+        return self.segment_bytes + (self.header_bytes if self.header is None else 0)
 
 
 def frame(kind: Kind, exchange: int = 0, payload: bytes = b"", number: int = 0) -> bytes:

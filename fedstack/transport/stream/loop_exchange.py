@@ -46,6 +46,10 @@ class FrameDriver(abc.ABC):
     def flush_soon(self) -> None:
         """Sends what is in the queue, in the next iteration of the loop."""
 
+    @abc.abstractmethod
+    def flush_sooner(self) -> None:
+        """Sends what is in the queue now, unless others are about to send."""
+
 
 class LoopExchange(ExchangeEvents):
     """One end of an exchange, on an event loop.
@@ -77,8 +81,8 @@ class LoopExchange(ExchangeEvents):
         self._arrived: deque[_Arrival] = deque()
         self._following: Piece | None = None  # the segments of the parcel whose header was returned last
         self._error: Exception | None = None
-        self._arrival = _Signal()
-        self._departure = _Signal()
+        self._reader: asyncio.Future[None] | None = None
+        self._sender: asyncio.Future[None] | None = None
         self._is_filled = self._is_taken = False
         self._taken: Callable[[], object] | None = None
         self.progress = 0
@@ -88,24 +92,24 @@ class LoopExchange(ExchangeEvents):
     def parcel(self, announced: Announced, size: int) -> None:
         self._arrived.append((announced, size))
         self.bytes_received += size
-        self._arrival.set()
+        self._wake()
 
     def heartbeat(self, content: bytes) -> None:
         if self._arrived and isinstance(self._arrived[-1], bytes):
             self._arrived[-1] = content  # only the latest is of interest
         else:
             self._arrived.append(content)
-        self._arrival.set()
+        self._wake()
 
     def progressed(self, *, done: bool) -> None:
         self.progress += 1
         if done:
             self._is_filled = True
-            self._arrival.set()
+            self._wake()
 
     def ended(self, code: int, message: str, details: bytes) -> None:
         self.ending = CallStatus(code, message, details)
-        self._arrival.set()
+        self._wake()
 
     def cancelled(self) -> None:
         if self.on_cancelled is not None:
@@ -118,12 +122,34 @@ class LoopExchange(ExchangeEvents):
     def fail(self, error: FedstackError) -> None:
         """Makes the reader of the exchange, and a waiting sender, raise an error."""
         self._error = error
-        self._arrival.set()
-        self._departure.set()
+        self._wake()
+        self._wake_sender()
 
     def _on_taken(self) -> None:
         self._is_taken = True
-        self._departure.set()
+        self._wake_sender()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _wake_sender(self) -> None:
+        if self._sender is not None and not self._sender.done():
+            self._sender.set_result(None)
+
+    async def _arrival(self) -> None:
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    async def _departure(self) -> None:
+        self._sender = asyncio.get_running_loop().create_future()
+        try:
+            await self._sender
+        finally:
+            self._sender = None
 
     # Receiving.
 
@@ -141,21 +167,37 @@ class LoopExchange(ExchangeEvents):
             self._check_error()
             if self.ending is not None:
                 return None
-            await self._arrival.wait()
+            await self._arrival()
         arrived = self._arrived.popleft()
         if isinstance(arrived, bytes):
             return heartbeat_of(arrived)
         return await self._piece_of(*arrived)
 
+    def next_at_once(self) -> Parcel | None:
+        """Returns the next piece if it is here and a whole parcel, otherwise `None`."""
+        first = self._arrived[0] if self._arrived else None
+        if not isinstance(first, tuple) or not first[0].is_whole:
+            return None
+        self._arrived.popleft()
+        return self._whole(*first)
+
+    def _whole(self, announced: Announced, size: int) -> Parcel:
+        assert announced.header is not None
+        self._protocol.consumed(self.exchange, size, more=not announced.is_last)
+        segments = () if announced.segments is None else (announced.segments,)
+        return Parcel(announced.header, segments, is_last=announced.is_last)
+
     async def _piece_of(self, announced: Announced, size: int) -> Piece:
+        if announced.is_whole:
+            return self._whole(announced, size)
         segment_bytes, header = announced.segment_bytes, announced.header
         if header is None:
             header = await self._received_header(announced.header_bytes)
         self._protocol.consumed(self.exchange, size, more=not announced.is_last)
-        if announced.segments is None and segment_bytes:
-            self._following = _StreamBody(self, segment_bytes)
-            return Header(header)
-        return Parcel(header, () if announced.segments is None else (announced.segments,), is_last=announced.is_last)
+        if not segment_bytes:
+            return Parcel(header, is_last=announced.is_last)
+        self._following = _StreamBody(self, segment_bytes)
+        return Header(header)
 
     async def _received_header(self, size: int) -> bytes:
         if size > self._most_header_bytes:
@@ -178,7 +220,7 @@ class LoopExchange(ExchangeEvents):
         try:
             while not self._is_filled:
                 self._check_running()
-                await self._arrival.wait()
+                await self._arrival()
         except BaseException:
             self._protocol.stop_receiving(self.exchange)
             raise
@@ -223,7 +265,7 @@ class LoopExchange(ExchangeEvents):
             while not self._is_taken:
                 if self._error is not None or not exchange.is_open:
                     return False
-                await self._departure.wait()
+                await self._departure()
         else:
             self._driver.flush_soon()
         parcel.sent()
@@ -237,7 +279,7 @@ class LoopExchange(ExchangeEvents):
     def end(self, code: int = 0, message: str = "", details: bytes = b"") -> None:
         """Ends the exchange, as the server."""
         self._protocol.end(self.exchange, code, message, details)
-        self._driver.flush_soon()
+        self._driver.flush_sooner()
 
     def cancel(self) -> None:
         """Ends the exchange, as the client. Does nothing if it has ended."""
@@ -307,23 +349,3 @@ class TimeLimit:
     def end(self) -> None:
         """Ends the time limit. Idempotent."""
         self._timer.end()
-
-
-class _Signal:
-    """Wakes one waiting coroutine."""
-
-    __slots__ = ("_waiter",)
-
-    def __init__(self) -> None:
-        self._waiter: asyncio.Future[None] | None = None
-
-    def set(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None

@@ -22,7 +22,7 @@ from fedstack.transport.stream.exchange_state import (
     ExchangeEvents,
 )
 from fedstack.transport.stream.frame_reader import FrameReader, FrameSink
-from fedstack.transport.stream.layout import Kind, ProtocolError
+from fedstack.transport.stream.layout import Buffer, Kind, ProtocolError
 from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, SendQueue
 from fedstack.transport.wire.parcels import Parcel
 
@@ -128,14 +128,27 @@ class StreamProtocol(FrameSink):
         frame, rest, following = layout.parcel_frame(exchange.number, parcel, size, path, seconds)
         cost = sum(map(len, frame))
         data = OutgoingData(exchange.number, rest, following, taken) if following else None
-        is_copied = data is None and len(frame) == 1 and not exchange.waiting and self._fits(exchange, cost)
-        exchange.waiting.append((frame, cost, None if is_copied or data else taken, data))
+        is_copied = data is None and len(frame) == 1
+        if not exchange.waiting and self._fits(exchange, cost):
+            self._send(exchange, frame, cost, None if is_copied or data else taken, data)
+            return is_copied
+        exchange.waiting = deque([*exchange.waiting, (frame, cost, None if data else taken, data)])
         self._send_waiting(exchange)
-        return is_copied
+        return False
 
     def _fits(self, exchange: Exchange, cost: int) -> bool:
         previous = exchange.outgoing
         return cost <= self._window and cost <= exchange.credit and (previous is None or not previous.left)
+
+    def _send(
+        self, exchange: Exchange, frame: list[Buffer], cost: int, taken: OnTaken | None, data: OutgoingData | None
+    ) -> None:
+        self._window -= cost
+        exchange.credit -= cost
+        exchange.outgoing = data
+        for part in frame[:-1]:
+            self.queue.add(part)
+        self.queue.add(frame[-1], taken)
 
     def _send_waiting(self, exchange: Exchange) -> None:
         """Sends the parcels of an exchange for which the windows have room."""
@@ -146,12 +159,7 @@ class StreamProtocol(FrameSink):
                     self._blocked.append(exchange)
                 return
             exchange.waiting.popleft()
-            self._window -= cost
-            exchange.credit -= cost
-            exchange.outgoing = data
-            for part in frame[:-1]:
-                self.queue.add(part)
-            self.queue.add(frame[-1], taken)
+            self._send(exchange, frame, cost, taken, data)
 
     def heartbeat(self, exchange: Exchange, content: bytes) -> None:
         """Sends a heartbeat to the client."""
@@ -236,7 +244,7 @@ class StreamProtocol(FrameSink):
         exchange.is_open = False
         self.exchanges.pop(exchange.number, None)
         self.reader.abandon(exchange.number)
-        exchange.waiting.clear()
+        exchange.waiting = ()
         if exchange.outgoing is not None:
             self.queue.drop(exchange.outgoing)
         self._drop(exchange)
@@ -351,7 +359,7 @@ class StreamProtocol(FrameSink):
         self.reader.abandon(exchange)
         if found.outgoing is not None:
             self.queue.drop(found.outgoing)
-        found.waiting.clear()
+        found.waiting = ()
         found.events.ended(number, message, details)
 
     def _on_grant(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:

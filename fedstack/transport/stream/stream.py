@@ -96,7 +96,7 @@ class Stream(ConnectionEvents, FrameDriver):
         self.check()
         exchange = LoopExchange(self, self._most_header_bytes, error_of)
         exchange.begin(path, parcel, seconds)
-        self.flush_soon()
+        self.flush_sooner()
         return exchange
 
     def take_over(
@@ -131,6 +131,13 @@ class Stream(ConnectionEvents, FrameDriver):
         if not self._is_flushing:
             self._is_flushing = True
             self._loop.call_soon(self._flush, context=_NO_CONTEXT)
+
+    def flush_sooner(self) -> None:
+        """Sends now if nobody else is likely to send, so that waiting would save nothing."""
+        if len(self.protocol.exchanges) > 1:
+            self.flush_soon()
+        elif self._pipe is not None:
+            self._pipe.flush()
 
     def _flush(self) -> None:
         self._is_flushing = False

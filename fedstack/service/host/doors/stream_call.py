@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 
 from fedstack.errors import InvalidValueError
 from fedstack.service.host.calls.call_table import Task
-from fedstack.service.host.calls.incoming_call import IncomingCall, Route, end_answers, too_slow
+from fedstack.service.host.calls.incoming_call import IncomingCall, Route, copied, end_answers, too_slow
 from fedstack.transport.peers.methods import Answers
 from fedstack.transport.stream.layout import parcel_bytes
 from fedstack.transport.stream.loop_exchange import LoopExchange
 from fedstack.transport.wire.bodies import Body
 from fedstack.transport.wire.frames import heartbeat_content
-from fedstack.transport.wire.parcels import Parcel, Piece
+from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
 from fedstack.transport.wire.status import Code
 
 
@@ -28,6 +28,14 @@ class StreamCall(IncomingCall):
         super().__init__(route, task, peer)
         self._exchange = exchange
         self._has_request = True
+
+    def incoming(self) -> Incoming:
+        parcel = self._exchange.next_at_once()
+        if parcel is None:
+            return super().incoming()
+        self._has_request = False
+        self.bytes_received = self._exchange.bytes_received
+        return incoming_of(parcel, copied)
 
     async def only_message(self, name: str) -> bytes:
         piece = await self._request()

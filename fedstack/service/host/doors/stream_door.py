@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -267,10 +268,13 @@ class StreamDoor:
 
         async def run() -> None:
             call = StreamCall(found, cast("Any", task), client.peer, exchange)
-            answer = await self._router.run(found, call, caller)
-            if answer is not None:
-                await call.answer(answer)
-            exchange.end()
+            try:
+                answer = await self._router.run(found, call, caller)
+                if answer is not None:
+                    await call.answer(answer)
+                exchange.end()
+            finally:
+                self._calls.discard(task)
 
         task: asyncio.Task[None] = _in_no_context(loop, run())
         exchange.on_cancelled = task.cancel
@@ -278,7 +282,6 @@ class StreamDoor:
             timer = timers_on(loop).call_at(loop.time() + announced.seconds, lambda: _too_late(exchange, task))
             task.add_done_callback(lambda _: timer.end())
         self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
 
     def drain(self) -> None:
         """Tells the clients that the server accepts no new ones."""
@@ -348,4 +351,6 @@ def _digest_of(certificate: bytes) -> bytes:
 
 def _in_no_context(loop: asyncio.AbstractEventLoop, work: Any) -> "asyncio.Task[Any]":
     """Starts a task whose context variables are its own."""
+    if sys.version_info >= (3, 11):
+        return loop.create_task(work, context=contextvars.Context())
     return contextvars.Context().run(loop.create_task, work)
