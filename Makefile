@@ -45,8 +45,12 @@ demo: .venv/.installed-demo ## run the demo
 test: .venv/.installed-dev ## run the tests on all cores, all but those that take long
 	$(BIN)/python -m pytest -q -n auto
 
-long: .venv/.installed-dev ## run the tests that take long, on all cores
+# What runs over streams in `make test`, and is to be the same over gRPC.
+TRANSPORTS := $(FAULTS) tests/backends tests/executors tests/service
+
+long: .venv/.installed-dev ## run the tests that take long, on all cores, and others over gRPC
 	$(BIN)/python -m pytest -q -n auto -m "long and not soak"
+	$(BIN)/python -m pytest -q -n auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS)
 
 check: lint ## lint, formatting, types, generated code, architecture
 	$(BIN)/python -m pytest -q tests/project

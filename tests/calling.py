@@ -7,11 +7,19 @@ from typing import Any
 from echo_service import ECHO
 
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.peers.connection import Connection, Transport
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.stream.found_connection import FoundConnection
 from fedstack.transport.wire.addresses import parse_target
 
 WALL = 20.0
+# How `call` and `connected` reach servers: a module may run its tests over both.
+TRANSPORT: Transport = "grpc"
+
+
+def connected(target: str, credentials: ClientCredentials | None = None) -> Connection:
+    """Returns a connection over the transport of the test."""
+    return FoundConnection(parse_target(target), credentials, transport=TRANSPORT)
 
 
 def on_loop(work: Callable[[], Awaitable[Any]], seconds: float = WALL) -> Any:
@@ -37,7 +45,7 @@ def call(
     """Makes one call over a connection of its own."""
 
     async def work() -> bytes:
-        connection = GrpcConnection(parse_target(target), credentials)
+        connection = connected(target, credentials)
         try:
             return await connection.unary(method if method.startswith("/") else path_of(method), request, timeout)
         finally:

@@ -214,7 +214,7 @@ class Host:
         except asyncio.TimeoutError:
             _logger.warning("Stopping although %s did not end in time", counted(self._router.running, "cancelled call"))
         servers_here.remove(self._facts.target)
-        await self._streams.close()
+        await self._streams.close(_LAST_SECONDS)
         if self._server is not None:
             await self._server.stop(_LAST_SECONDS)
         for service in self._services:

@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.proto.streams_pb2 import OpenStreamRequest, OpenStreamResponse, StreamHello
-from fedstack.service.host.doors.stream_door import StreamDoor
+from fedstack.service.host.doors.stream_door import StreamDoor, place_of
 from fedstack.service.host.doors.tickets import StreamOwner, Tickets
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.limits import ServerLimits
@@ -43,7 +43,7 @@ from fedstack.transport.wire.parcels import Incoming, Parcel, Piece
 @contextlib.contextmanager
 def serving(*, service: EchoService | None = None, **options: Any) -> Iterator[GrpcServer]:
     with ServerThread(GrpcServer([service or EchoService()], **options)) as thread:
-        yield thread.server
+        yield cast(GrpcServer, thread.server)
 
 
 @contextlib.asynccontextmanager
@@ -51,6 +51,7 @@ async def dialled(
     server: GrpcServer, credentials: ClientCredentials | None = None, transport: Any = "stream"
 ) -> AsyncIterator[FoundConnection]:
     connection = FoundConnection(parse_target(server.url), credentials, transport=transport)
+    connection._transport = transport  # even if the tests run over gRPC
     try:
         yield connection
     finally:
@@ -192,6 +193,21 @@ def test_tickets_that_nobody_uses_are_not_kept_without_bound() -> None:
     now = 60.0
     tickets.issue(StreamOwner("here"))
     assert len(tickets._issued) == 1
+
+
+@pytest.mark.parametrize(
+    ("over_grpc", "over_stream", "is_same"),
+    [
+        ("ipv4:127.0.0.1:50000", "ipv6:[::1]:60000", True),
+        ("ipv6:[::ffff:127.0.0.1]:50000", "ipv4:127.0.0.2:60000", True),
+        ("ipv6:%5B::ffff:10.0.0.5%5D:50000", "ipv4:10.0.0.5:60000", True),
+        ("ipv4:10.0.0.5:50000", "ipv4:10.0.0.6:60000", False),
+        ("ipv6:[2001:db8::1]:50000", "ipv6:[2001:db8:0::1]:60000", True),
+        ("unix:", "ipv4:127.0.0.1:60000", False),
+    ],
+)
+def test_a_host_is_the_same_however_it_is_named(over_grpc: str, over_stream: str, is_same: bool) -> None:
+    assert (place_of(over_grpc) == place_of(over_stream)) is is_same
 
 
 def test_a_ticket_is_good_for_one_certificate_only() -> None:

@@ -136,6 +136,10 @@ class CallRouter:
         """Returns a route for calls with one message and one answer, which take turns if these are large."""
         return self._foreground_route(name, lambda call: self._answer(name, call, handle), one_answer=True)
 
+    def checking_route(self, name: str, handle: Handle) -> Route:
+        """Returns a route like `unary_route` for calls that are no work, so that a busy server answers them, too."""
+        return Route(name, self._checks, True, None, lambda call: self._answer(name, call, handle))
+
     def joining_route(self, name: str, work: Work) -> Route:
         """Returns a route for calls that join a call to which `hand_over` was applied, and whose slot they share."""
         return Route(name, self._joins, one_answer=False, header_seconds=self._limits.header_seconds, work=work)

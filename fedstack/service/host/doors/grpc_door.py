@@ -36,7 +36,7 @@ class GrpcDoor(grpc.GenericRpcHandler):
         self._wholes = WholeCalls(router.hand_over)
         self._routes: dict[str, Route] = {}  # of gRPC only
         if open_stream is not None:
-            self._routes[OPEN_STREAM] = router.unary_route(OPEN_STREAM[1:], cast("Handle", open_stream))
+            self._routes[OPEN_STREAM] = router.checking_route(OPEN_STREAM[1:], cast("Handle", open_stream))
         for service in services:
             for name, methods in service.methods.items():
                 for method_name, method in methods.items():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import hashlib
+import ipaddress
 import logging
 import os
 import socket
@@ -290,8 +291,12 @@ class StreamDoor:
             client.stream.protocol.drain()
             client.stream.flush_soon()
 
-    async def close(self) -> None:
-        """Closes all connections, and accepts no others. Idempotent."""
+    async def close(self, seconds: float) -> None:
+        """Closes all connections, and accepts no others. Idempotent.
+
+        Args:
+          seconds: How long to wait for calls that do not end when they are cancelled.
+        """
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             loop.remove_reader(listener.fileno())
@@ -306,7 +311,7 @@ class StreamDoor:
             client.stream.close("the server has stopped")
         tasks = {*self._arriving, *self._calls}
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=seconds)
 
     def __repr__(self) -> str:
         return f"<StreamDoor at {self._path or self.port}, {len(self._clients)} connections>"
@@ -321,8 +326,12 @@ def _let_in(client: Sequence[_Client]) -> _Client:
 def place_of(peer: str) -> str:
     """Returns the host of a peer as tickets name it: the same for all addresses of the loopback device."""
     host = host_of(peer)
-    is_loopback = host.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:[::ffff:127."))
-    return _LOOPBACK if is_loopback else host
+    try:
+        address = ipaddress.ip_address(host.partition(":")[2].strip("[]"))
+    except ValueError:
+        return host
+    address = getattr(address, "ipv4_mapped", None) or address  # gRPC names clients of a socket for both in this way
+    return _LOOPBACK if address.is_loopback else str(address)
 
 
 def _too_late(exchange: LoopExchange, task: "asyncio.Task[None]") -> None:
