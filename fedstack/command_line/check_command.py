@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import attrs
 
 from fedstack.command_line.command import SUCCESS, say, subcommand
-from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
+from fedstack.command_line.peer_options import (
+    ABOUT_ADDRESS,
+    PEER_OPTIONS,
+    PLAIN,
+    ask,
+    failed,
+    kind_of,
+    peer_of,
+    why_grpc,
+)
 from fedstack.errors import FedstackError
 from fedstack.foundations.deadline import Deadline
 
@@ -30,6 +39,7 @@ class Answer(TypedDict):
     service: str
     encryption: str
     token: str
+    transport: str
     round_trip_ms: float
 
 
@@ -61,11 +71,13 @@ def run(**given: Any) -> int:
             begin = time.perf_counter()
             await stub.handshake()
             times.append(time.perf_counter() - begin)
+        reason = "" if handshake is None else await why_grpc(target, credentials)
         answer = Answer(
             target=str(target),
             service=kind,
             encryption=_encryption(target, credentials),
             token=_token(credentials, handshake.asks_for_token if handshake is not None else None),
+            transport="gRPC" if handshake is None else f"gRPC: {reason}" if reason else "streams",
             round_trip_ms=round(1000 * min(times), 3),
         )
         if handshake is None:
@@ -118,7 +130,7 @@ def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
 
 
 def _print(answer: Answer, details: Details | None) -> None:
-    rows = [("encryption", answer["encryption"]), ("token", answer["token"])]
+    rows = [("encryption", answer["encryption"]), ("token", answer["token"]), ("transport", answer["transport"])]
     if details is None:
         use = ", which can be used one value at a time" if answer["service"] == PLAIN else ""
         say(f"{answer['target']} is up: {answer['service']}{use}")

@@ -22,6 +22,7 @@ _T = TypeVar("_T")
 _MOST_SECONDS = 86_400
 # How many seconds a diagnosis may run beyond the timeout in order to finish.
 _FINISH_SECONDS = 0.5
+_STREAM_SECONDS = 1.0
 
 
 PEER_OPTIONS = (
@@ -146,6 +147,20 @@ def ask(
             await connection.close()
 
     return io_loop.run_sync(dial())
+
+
+async def why_grpc(target: "Target", credentials: "ClientCredentials") -> str:
+    """Returns why clients on this machine cannot reach a server over a stream; empty if they can."""
+    from fedstack.transport.stream.found_connection import FoundConnection
+
+    connection = FoundConnection(target, credentials, transport="stream")
+    try:
+        await connection.wait_ready(_STREAM_SECONDS)
+    except FedstackError as error:
+        return connection.why_grpc or str(error)
+    finally:
+        await connection.close()
+    return ""
 
 
 PLAIN = "a plain executor service"

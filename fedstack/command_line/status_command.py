@@ -11,7 +11,16 @@ import attrs
 import click
 
 from fedstack.command_line.command import SUCCESS, option, say, seconds, subcommand
-from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
+from fedstack.command_line.peer_options import (
+    ABOUT_ADDRESS,
+    PEER_OPTIONS,
+    PLAIN,
+    ask,
+    failed,
+    kind_of,
+    peer_of,
+    why_grpc,
+)
 from fedstack.contexts.progress_display import PlainText, choose_text_display
 from fedstack.errors import AuthenticationError, FedstackError, RemoteError
 from fedstack.foundations.deadline import Deadline
@@ -28,7 +37,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _WIDTH = 100
-_STREAM_SECONDS = 1.0
 
 
 def run(**given: Any) -> int:
@@ -121,21 +129,7 @@ async def _look(target: "Target", stub: "ExecutorStub", credentials: "ClientCred
     status = await _if_there(stub.get_status())
     methods = await _if_there(MethodStub(stub.connection).list(with_calls=True))
     kind = await kind_of(target, stub) if status is None and methods is None else None
-    return _Found(status, methods, kind, "" if status is None else await _why_grpc(target, credentials))
-
-
-async def _why_grpc(target: "Target", credentials: "ClientCredentials") -> str:
-    """Returns why clients on this machine cannot reach a server over a stream; empty if they can."""
-    from fedstack.transport.stream.found_connection import FoundConnection
-
-    connection = FoundConnection(target, credentials, transport="stream")
-    try:
-        await connection.wait_ready(_STREAM_SECONDS)
-    except FedstackError as error:
-        return connection.why_grpc or str(error)
-    finally:
-        await connection.close()
-    return ""
+    return _Found(status, methods, kind, "" if status is None else await why_grpc(target, credentials))
 
 
 async def _if_there(answer: "Awaitable[_T]") -> "_T | None":
@@ -237,13 +231,13 @@ def method_lines(methods: "ListMethodsResponse") -> Iterator[str]:
     )
 
 
-def status_lines(target: str, status: "GetStatusResponse", why_grpc: str = "") -> Iterator[str]:
+def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> Iterator[str]:
     """Yields the lines of a report on a server's status, including its tables.
 
     Args:
       target: The server.
       status: The status.
-      why_grpc: Why clients on this machine use gRPC; empty if they use streams.
+      reason: Why clients on this machine use gRPC; empty if they use streams.
     """
     yield f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}"
     if status.HasField("seconds_until_stop"):
@@ -258,10 +252,11 @@ def status_lines(target: str, status: "GetStatusResponse", why_grpc: str = "") -
         f"threads {status.threads}{most}, busy {status.busy_threads}, on cancelled work {status.abandoned_threads}, "
         f"memory {memory}"
     )
-    if why_grpc:
-        yield f"streams {status.streams}; clients here use gRPC: {why_grpc}"
+    if reason:
+        yield f"streams {status.streams}; clients on this machine use gRPC: {reason}"
     else:
-        yield f"streams {status.streams} at {status.streams_at.removeprefix(':')}, which clients here use"
+        place = status.streams_at.removeprefix("unix:").replace(":", "port ")
+        yield f"streams {status.streams} at {place}; clients on this machine use them"
     if status.stalls:
         yield f"event loop blocked {counted(status.stalls, 'time')}, for at most {status.longest_stall_seconds:.2g} s"
     yield from _data_lines(status)

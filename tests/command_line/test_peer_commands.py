@@ -91,7 +91,13 @@ def test_check_says_what_a_server_is(target: str, capsys: pytest.CaptureFixture[
     found = dict(re.split(r"  +", row.strip(), maxsplit=1) for row in rows)
     assert found.pop("round trip").endswith(" ms")
     assert "PythonReference" in found.pop("leaf runtimes")
-    assert found == {"encryption": "none", "token": "none", "allowed modules": "numpy", "largest value": "16 GiB"}
+    assert found == {
+        "encryption": "none",
+        "token": "none",
+        "transport": "streams",
+        "allowed modules": "numpy",
+        "largest value": "16 GiB",
+    }
 
 
 def test_check_can_print_json(target: str, capsys: pytest.CaptureFixture[str]) -> None:
