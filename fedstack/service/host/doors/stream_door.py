@@ -268,7 +268,9 @@ class StreamDoor:
         caller = self._router.caller(client.peer, client.owner.token)
 
         async def run() -> None:
-            call = StreamCall(found, cast("Any", task), client.peer, exchange)
+            task = cast("Any", asyncio.current_task())
+            call = StreamCall(found, task, client.peer, exchange)
+            self._calls.add(task)
             try:
                 answer = await self._router.run(found, call, caller)
                 if answer is not None:
@@ -277,12 +279,13 @@ class StreamDoor:
             finally:
                 self._calls.discard(task)
 
-        task: asyncio.Task[None] = _in_no_context(loop, run())
+        task: asyncio.Task[None] = _in_no_context(loop, run(), eagerly=True)
+        if task.done():
+            return
         exchange.on_cancelled = task.cancel
         if announced.seconds is not None:
             timer = timers_on(loop).call_at(loop.time() + announced.seconds, lambda: _too_late(exchange, task))
             task.add_done_callback(lambda _: timer.end())
-        self._calls.add(task)
 
     def drain(self) -> None:
         """Tells the clients that the server accepts no new ones."""
@@ -358,8 +361,10 @@ def _digest_of(certificate: bytes) -> bytes:
     return hashlib.sha256(certificate).digest()
 
 
-def _in_no_context(loop: asyncio.AbstractEventLoop, work: Any) -> "asyncio.Task[Any]":
-    """Starts a task whose context variables are its own."""
+def _in_no_context(loop: asyncio.AbstractEventLoop, work: Any, *, eagerly: bool = False) -> "asyncio.Task[Any]":
+    """Starts a task whose context variables are its own, on Python 3.12 and later at once if `eagerly`."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, context=contextvars.Context(), eager_start=eagerly)
     if sys.version_info >= (3, 11):
         return loop.create_task(work, context=contextvars.Context())
     return contextvars.Context().run(loop.create_task, work)
