@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from fedstack.errors import FedstackError
 from fedstack.transport.stream.layout import Announced, Buffer
 from fedstack.transport.stream.send_queue import OnTaken, OutgoingData
-
-# How many bytes of small parcels an exchange may have sent ahead of their consumer.
-EXCHANGE_WINDOW_BYTES = 4 << 20
+from fedstack.transport.stream.windows import EXCHANGE_WINDOW_BYTES, Window
 
 
 class Exchange:
@@ -20,30 +18,28 @@ class Exchange:
       events: What is told about the exchange.
       is_open: Whether the exchange has not ended.
       is_read: Whether data of large parcels are wanted.
-      held: The size of the small parcels that were received and not consumed.
+      window: How many bytes of small parcels may be sent, and were received.
       left: The number of bytes of the current incoming parcel that have not been granted.
     """
 
     __slots__ = (
         "_buffers",
-        "consumed",
-        "credit",
         "events",
-        "held",
         "is_open",
         "is_read",
         "left",
         "number",
         "outgoing",
         "waiting",
+        "window",
     )
 
     def __init__(self, number: int, events: "ExchangeEvents") -> None:
         self.number = number
         self.events = events
         self.is_open = self.is_read = True
-        self.held = self.consumed = self.left = 0
-        self.credit = EXCHANGE_WINDOW_BYTES
+        self.left = 0
+        self.window = Window(EXCHANGE_WINDOW_BYTES)
         self.outgoing: OutgoingData | None = None
         # Parcels for which the windows have no room: their first frame, its size, and the data that follow.
         self.waiting: deque[tuple[list[Buffer], int, OnTaken | None, OutgoingData | None]] | tuple[()] = ()
@@ -70,7 +66,7 @@ class Exchange:
         self.events.progressed(done=not self._buffers)
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.number}, {self.held} bytes held, {self.left} bytes to come>"
+        return f"<Exchange {self.number}, {self.window!r}, {self.left} bytes to come>"
 
 
 class ExchangeEvents(abc.ABC):

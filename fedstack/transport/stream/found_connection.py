@@ -116,7 +116,9 @@ class FoundConnection(Connection):
                 await self._stream.close()
         except FedstackError as error:
             self.why_grpc = str(error)
-            pause = min(_FIRST_PAUSE_SECONDS * 2**self._failures, _LONGEST_PAUSE_SECONDS)
+            # To try a socket of this machine costs nothing.
+            longest = _FIRST_PAUSE_SECONDS if self._target.socket_path else _LONGEST_PAUSE_SECONDS
+            pause = min(_FIRST_PAUSE_SECONDS * 2**self._failures, longest)
             self._failures += 1
             self._retry_at = io_loop.time() + pause
 

@@ -15,7 +15,6 @@ from typing import NoReturn, TypeAlias
 from fedstack.errors import FedstackError
 from fedstack.transport.stream import layout
 from fedstack.transport.stream.exchange_state import (
-    EXCHANGE_WINDOW_BYTES,
     NO_EVENTS,
     ConnectionEvents,
     Exchange,
@@ -24,10 +23,9 @@ from fedstack.transport.stream.exchange_state import (
 from fedstack.transport.stream.frame_reader import FrameReader, FrameSink
 from fedstack.transport.stream.layout import Buffer, Kind, ProtocolError
 from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, SendQueue
+from fedstack.transport.stream.windows import CONNECTION_WINDOW_BYTES, Window
 from fedstack.transport.wire.parcels import Parcel
 
-# How many bytes of small parcels all exchanges of a connection may have sent ahead of their consumers.
-CONNECTION_WINDOW_BYTES = 64 << 20
 # Frames that answer a peer, such as pongs, are limited, in case the peer does not read them.
 MOST_WAITING_BYTES = 8 << 20
 _MAX_BYE_BYTES = 1000
@@ -58,8 +56,7 @@ class StreamProtocol(FrameSink):
         self._is_server = is_server
         self._is_greeted = False
         self._last = 0  # the highest number of an exchange
-        self._window = CONNECTION_WINDOW_BYTES  # how much this end may send
-        self._held = self._consumed = 0  # what the peer has sent
+        self._window = Window(CONNECTION_WINDOW_BYTES)
         self._blocked: deque[Exchange] = deque()  # with small parcels for which there is no window
         self._takers: dict[int, _Taker] = {
             Kind.CALL: self._on_call,
@@ -138,13 +135,13 @@ class StreamProtocol(FrameSink):
 
     def _fits(self, exchange: Exchange, cost: int) -> bool:
         previous = exchange.outgoing
-        return cost <= self._window and cost <= exchange.credit and (previous is None or not previous.left)
+        return cost <= self._window.free and cost <= exchange.window.free and (previous is None or not previous.left)
 
     def _send(
         self, exchange: Exchange, frame: list[Buffer], cost: int, taken: OnTaken | None, data: OutgoingData | None
     ) -> None:
-        self._window -= cost
-        exchange.credit -= cost
+        self._window.free -= cost
+        exchange.window.free -= cost
         exchange.outgoing = data
         for part in frame[:-1]:
             self.queue.add(part)
@@ -155,7 +152,7 @@ class StreamProtocol(FrameSink):
         while exchange.waiting:
             frame, cost, taken, data = exchange.waiting[0]
             if not self._fits(exchange, cost):
-                if cost > self._window and exchange not in self._blocked:
+                if cost > self._window.free and exchange not in self._blocked:
                     self._blocked.append(exchange)
                 return
             exchange.waiting.popleft()
@@ -177,7 +174,7 @@ class StreamProtocol(FrameSink):
         if exchange.is_open:
             self.queue.add(layout.frame(Kind.CANCEL, exchange.number))
             self._forget(exchange)
-        elif exchange.held:
+        else:
             self._drop(exchange)
 
     def receive(self, exchange: Exchange, buffers: Sequence[memoryview]) -> None:
@@ -201,21 +198,17 @@ class StreamProtocol(FrameSink):
           size: The number of bytes that were held for it.
           more: Whether the peer may send further parcels in this exchange.
         """
-        if not exchange.held:  # it was dropped
+        if not exchange.window.held:  # it was dropped
             return
-        exchange.held -= size
-        self._return_window(size)
-        exchange.consumed += size
-        if more and exchange.consumed >= EXCHANGE_WINDOW_BYTES // 4 and exchange.number in self.exchanges:
-            self.queue.add(layout.count_frame(Kind.CREDIT, exchange.number, exchange.consumed))
-            exchange.consumed = 0
+        self._return(size)
+        due = exchange.window.consume(size)
+        if due and more and exchange.number in self.exchanges:
+            self.queue.add(layout.count_frame(Kind.CREDIT, exchange.number, due))
 
-    def _return_window(self, size: int) -> None:
-        self._held -= size
-        self._consumed += size
-        if self._consumed >= CONNECTION_WINDOW_BYTES // 8:
-            self.queue.add(layout.count_frame(Kind.CREDIT, 0, self._consumed))
-            self._consumed = 0
+    def _return(self, size: int) -> None:
+        due = self._window.consume(size)
+        if due:
+            self.queue.add(layout.count_frame(Kind.CREDIT, 0, due))
 
     def ping(self) -> None:
         """Asks the peer for a sign of life."""
@@ -250,9 +243,9 @@ class StreamProtocol(FrameSink):
         self._drop(exchange)
 
     def _drop(self, exchange: Exchange) -> None:
-        if exchange.held:
-            self._return_window(exchange.held)
-            exchange.held = 0
+        held, exchange.window.held = exchange.window.held, 0
+        if held:
+            self._return(held)
 
     # What the peer sends.
 
@@ -308,13 +301,8 @@ class StreamProtocol(FrameSink):
         raise ProtocolError(f"Expected no such frame from a {'client' if self._is_server else 'server'}, found one")
 
     def _hold(self, exchange: Exchange, size: int) -> None:
-        exchange.held += size
-        self._held += size
-        if exchange.held > EXCHANGE_WINDOW_BYTES or self._held > CONNECTION_WINDOW_BYTES:
-            raise ProtocolError(
-                f"Expected at most {EXCHANGE_WINDOW_BYTES} bytes ahead in an exchange and {CONNECTION_WINDOW_BYTES} in "
-                f"a connection, found {exchange.held} and {self._held}"
-            )
+        exchange.window.hold(size)
+        self._window.hold(size)
 
     def _on_call(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         if not self._is_server:
@@ -377,9 +365,7 @@ class StreamProtocol(FrameSink):
     def _on_credit(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         count = layout.read_count(bytes(payload))
         if not exchange:
-            self._window += count
-            if self._window > CONNECTION_WINDOW_BYTES:
-                raise ProtocolError(f"Expected a window of {CONNECTION_WINDOW_BYTES} bytes, found {self._window}")
+            self._window.credited(count)
             for _ in range(len(self._blocked)):
                 self._send_waiting(self._blocked.popleft())
             return
@@ -387,9 +373,7 @@ class StreamProtocol(FrameSink):
         if found is None:
             self._check_known(exchange)
             return
-        found.credit += count
-        if found.credit > EXCHANGE_WINDOW_BYTES:
-            raise ProtocolError(f"Expected a window of {EXCHANGE_WINDOW_BYTES} bytes, found {found.credit}")
+        found.window.credited(count)
         self._send_waiting(found)
 
     def _on_cancel(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:

@@ -89,7 +89,7 @@ def _fed(frames: list[bytes], rng: random.Random, grants: float) -> int:
                 server.protocol.send(exchange, Parcel(b"answer"), lambda: None)
                 server.protocol.end(exchange)
         server.outgoing()
-    assert server.protocol._held >= 0
+    assert server.protocol._window.held >= 0
     return len(frames)
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from fedstack.errors import WorkerUnavailableError
 from fedstack.foundations.segments import Rows, joined
 from fedstack.transport.stream import layout
-from fedstack.transport.stream.exchange_state import EXCHANGE_WINDOW_BYTES, Exchange
+from fedstack.transport.stream.exchange_state import Exchange
 from fedstack.transport.stream.layout import SMALL_PARCEL_BYTES, Kind, ProtocolError
-from fedstack.transport.stream.protocol import CONNECTION_WINDOW_BYTES, MOST_WAITING_BYTES
+from fedstack.transport.stream.protocol import MOST_WAITING_BYTES
+from fedstack.transport.stream.windows import CONNECTION_WINDOW_BYTES, EXCHANGE_WINDOW_BYTES
 from fedstack.transport.wire.parcels import Parcel
 from tests.transport.stream.two_ends import End, Recorded, connected, pump
 
