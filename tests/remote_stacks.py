@@ -31,9 +31,9 @@ from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
-from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.stream.found_connection import FoundConnection
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.cluster_spec import ClusterSpec
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
@@ -155,7 +155,7 @@ def mtls_credentials() -> ClientCredentials:
 
 @functools.cache
 def stub(target: str) -> ExecutorStub:
-    return ExecutorStub(GrpcConnection(parse_target(target), credentials_for(target)))
+    return ExecutorStub(FoundConnection(parse_target(target), credentials_for(target)))
 
 
 def credentials_for(target: str) -> ClientCredentials | None:

@@ -18,13 +18,13 @@ from fedstack.computations.types.language import CLIENTS
 from fedstack.executors import RemoteExecutor
 from fedstack.service.cluster.server import Server
 from fedstack.service.data import Dataset, distribute, from_dataset_id
-from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.stream.found_connection import FoundConnection
 from fedstack.transport.wire.addresses import parse_target
 
 
 async def open_executor(target: str) -> RemoteExecutor:
-    executor = RemoteExecutor(ExecutorStub(GrpcConnection(parse_target(target))))
+    executor = RemoteExecutor(ExecutorStub(FoundConnection(parse_target(target))))
     executor.set_cardinalities({CLIENTS: 0})
     return executor
 

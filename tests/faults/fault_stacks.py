@@ -14,9 +14,9 @@ from fedstack.computations.types.language import CLIENTS, get_context_stack
 from fedstack.contexts import SyncExecutionContext
 from fedstack.executors import RemoteExecutor
 from fedstack.proto.extensions_pb2 import GetStatusResponse
-from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.stream.found_connection import FoundConnection
 from fedstack.transport.wire.addresses import parse_target
 
 WALL = 30.0
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def stub_to(target: str, control_seconds: float = 5.0, **options: Any) -> ExecutorStub:
-    return ExecutorStub(GrpcConnection(parse_target(target)), control_seconds=control_seconds, **options)
+    return ExecutorStub(FoundConnection(parse_target(target)), control_seconds=control_seconds, **options)
 
 
 @contextlib.contextmanager

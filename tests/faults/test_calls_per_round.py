@@ -13,7 +13,7 @@ from processes import Fleet, WorkerProcess
 from fedstack.backends.elastic import rebalancing
 
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
-NOT_OF_ROUNDS = {"GetStatus", "RenewLease", "Check", "Watch"}
+NOT_OF_ROUNDS = {"GetStatus", "RenewLease", "Check", "Watch", "Open"}
 
 
 @pytest.fixture(autouse=True)

@@ -70,8 +70,11 @@ def creations(executor: RemoteExecutor) -> dict[str, Coroutine[Any, Any, Any]]:
     }
 
 
+_GRANT_BYTES = 24  # with which a worker lets a stream send the bytes of a large value
 ON_THE_WAY = [
-    *itertools.product(["function", "large value", "struct of large values"], ["up", "down"], [0]),
+    *itertools.product(["function", "large value", "struct of large values"], ["up"], [0]),
+    ("function", "down", 0),
+    *itertools.product(["large value", "struct of large values"], ["down"], [_GRANT_BYTES]),
     *itertools.product(["large value", "struct of large values"], ["up"], [3_000_000]),
 ]
 

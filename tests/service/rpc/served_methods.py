@@ -10,9 +10,9 @@ import numpy as np
 import fedstack
 from fedstack.proto.methods_pb2 import MethodCalls
 from fedstack.service import rpc
-from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.method_stub import MethodStub
+from fedstack.transport.stream.found_connection import FoundConnection
 from fedstack.transport.wire.addresses import parse_target
 
 WALL = 30.0
@@ -70,7 +70,7 @@ def calls_of(server: rpc.Server) -> dict[str, MethodCalls]:
     """Returns what a server tells of the calls of its methods."""
 
     async def ask() -> dict[str, MethodCalls]:
-        stub = MethodStub(GrpcConnection(parse_target(server.target)))
+        stub = MethodStub(FoundConnection(parse_target(server.target)))
         try:
             response = await stub.list(with_calls=True)
         finally:
