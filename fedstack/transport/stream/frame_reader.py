@@ -8,14 +8,15 @@ from fedstack.transport.stream.layout import (
     FRAME_HEADER,
     HEADER_BYTES,
     MOST_DATA_BYTES,
-    MOST_FRAME_BYTES,
     Kind,
     ProtocolError,
 )
 
 # Many small frames fit, so that one read of the socket receives them together. The part of a large frame that is read
-# with its header is copied, which is a small part of it.
-_SCRATCH_BYTES = 64 << 10
+# with its header is copied, which is a small part of it. A server has as much for each of thousands of connections.
+_SCRATCH_BYTES = 16 << 10
+# Strangers may send no more in a frame.
+_FIRST_BYTES = 16 << 10
 _DATA = int(Kind.DATA)
 
 
@@ -42,9 +43,13 @@ class FrameReader:
 
     Args:
       sink: What receives the frames.
+
+    Attributes:
+      most_bytes: The maximum size of a frame, except of data. It is small until the peer has introduced itself.
     """
 
     def __init__(self, sink: FrameSink) -> None:
+        self.most_bytes = _FIRST_BYTES
         self._sink = sink
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
@@ -144,8 +149,8 @@ class FrameReader:
                 if self._target is not None:
                     return
                 continue
-            if length > MOST_FRAME_BYTES:
-                raise _too_long(length, MOST_FRAME_BYTES)
+            if length > self.most_bytes:
+                raise _too_long(length, self.most_bytes)
             end = begin + length
             if end <= self._end:
                 self._start = end

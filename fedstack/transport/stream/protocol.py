@@ -84,7 +84,8 @@ class StreamProtocol(FrameSink):
     # What this end does.
 
     def greet(self, content: bytes) -> None:
-        """Sends the first frame."""
+        """Sends the first frame. A server does that when it has let the client in."""
+        self.reader.most_bytes = layout.MOST_FRAME_BYTES
         self.queue.add(layout.frame(Kind.HELLO, 0, content))
 
     def open(
