@@ -55,7 +55,7 @@ class SocketPipe(Pipe):
         self._reader, self._queue = protocol.reader, protocol.queue
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._is_writing = False
+        self._is_writing = self._is_paused = False
         self.heard = self._loop.time()
         self._loop.add_reader(self._descriptor, self._readable)
 
@@ -82,6 +82,9 @@ class SocketPipe(Pipe):
             return
         if self._queue and not self._is_writing:
             self.flush()
+        if self._protocol.is_overfull and not self._is_paused and self._descriptor >= 0:
+            self._is_paused = True
+            self._loop.remove_reader(self._descriptor)
 
     def flush(self) -> None:
         if self._descriptor < 0 or self._is_writing:
@@ -106,8 +109,13 @@ class SocketPipe(Pipe):
     def _writable(self) -> None:
         self._is_writing = False
         self.flush()
-        if not self._is_writing and self._descriptor >= 0:
+        if self._descriptor < 0:
+            return
+        if not self._is_writing:
             self._loop.remove_writer(self._descriptor)
+        if self._is_paused and not self._protocol.is_overfull:
+            self._is_paused = False
+            self._loop.add_reader(self._descriptor, self._readable)
 
     def _end(self, error: BaseException | None) -> None:
         if self._descriptor >= 0:
@@ -136,6 +144,7 @@ class TlsPipe(Pipe, asyncio.BufferedProtocol):
     """
 
     def __init__(self, protocol: StreamProtocol, lost: Lost) -> None:
+        self._protocol = protocol
         self._reader, self._queue = protocol.reader, protocol.queue
         self._lost: Lost | None = lost
         self._transport: asyncio.Transport | None = None
@@ -167,6 +176,8 @@ class TlsPipe(Pipe, asyncio.BufferedProtocol):
             self._end(error)
             return
         self.flush()
+        if self._protocol.is_overfull and self._transport is not None:
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         return False  # the transport closes itself
@@ -190,6 +201,8 @@ class TlsPipe(Pipe, asyncio.BufferedProtocol):
             content = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             transport.write(content)  # which copies what it cannot send
             self._queue.sent(len(content))
+            if not self._protocol.is_overfull:
+                transport.resume_reading()  # which does nothing unless it was paused
 
     def _end(self, error: BaseException | None) -> None:
         lost, self._lost = self._lost, None

@@ -26,8 +26,8 @@ from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, SendQueu
 from fedstack.transport.stream.windows import CONNECTION_WINDOW_BYTES, Window
 from fedstack.transport.wire.parcels import Parcel
 
-# Frames that answer a peer, such as pongs, are limited, in case the peer does not read them.
-MOST_WAITING_BYTES = 8 << 20
+# A server reads nothing more from a client that does not read what it is sent.
+MOST_WAITING_BYTES = 16 << 20
 _MAX_BYE_BYTES = 1000
 
 # Takes the flags, the number, the exchange and the payload of a frame.
@@ -80,6 +80,11 @@ class StreamProtocol(FrameSink):
     def hand_over(self, events: ConnectionEvents) -> None:
         """Tells somebody else about the connection from now on."""
         self._events = events
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether so much waits to be sent that nothing more should be read. A client always reads, so that it ends."""
+        return self._is_server and self.queue.frame_bytes > MOST_WAITING_BYTES
 
     # What this end does.
 
@@ -384,8 +389,7 @@ class StreamProtocol(FrameSink):
             found.events.cancelled()
 
     def _on_ping(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
-        if self.queue.frame_bytes < MOST_WAITING_BYTES:
-            self.queue.add(layout.frame(Kind.PONG))
+        self.queue.add(layout.frame(Kind.PONG))
 
     def _on_bye(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         self._events.bye(str(payload[:_MAX_BYE_BYTES], "utf-8", "replace"))

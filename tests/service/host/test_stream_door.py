@@ -358,6 +358,37 @@ def test_a_client_that_breaks_the_protocol_is_told_and_its_calls_end() -> None:
         on_loop(service.done.wait)
 
 
+def test_a_client_that_does_not_read_is_not_read_from_any_more() -> None:
+    async def hello() -> bytes:
+        response = await ticket_of(server)
+        return with_protocol(StreamHello(ticket=response.ticket)).SerializeToString()
+
+    async def others() -> None:
+        async with dialled(server) as connection:
+            assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
+
+    def call(number: int) -> bytes:
+        return b"".join(layout.parcel_frame(number, Parcel(bytes(1000)), 1000, path_of("Unary"))[0])
+
+    with serving() as server, _raw(server) as client:
+        client.sendall(layout.frame(Kind.HELLO, 0, on_loop(hello)))
+        assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+        client.settimeout(0.5)
+        number = 0
+        with contextlib.suppress(TimeoutError):  # raised once the server has stopped reading
+            while number < 200_000:
+                client.sendall(b"".join(call(number + 1 + more) for more in range(100)))
+                number += 100
+        assert number < 200_000
+        (other,) = door_of(server)._clients
+        assert other.stream.protocol.queue.frame_bytes < 40 << 20
+        on_loop(others)
+        client.settimeout(WALL)
+        answers = 0
+        while answers < 10 << 20:  # it goes on where it was
+            answers += len(client.recv(1 << 20))
+
+
 def test_connections_beyond_the_limit_are_closed() -> None:
     with serving(limits=ServerLimits(max_connections=2)) as server, contextlib.ExitStack() as stack:
         for _ in range(2):
