@@ -13,8 +13,9 @@ from pathlib import Path
 from fedstack._version import __version__
 from fedstack.command_line import serve_command
 from fedstack.command_line.command import run_command_line
+from fedstack.transport.stream.dialing import SOCKET_SUFFIX
 
-_FILES = "*.token", "*.sock"
+_FILES = "*.token", "*.sock", f"*.sock{SOCKET_SUFFIX}"
 
 
 def main(argv: Sequence[str]) -> int:

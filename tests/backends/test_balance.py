@@ -149,6 +149,25 @@ def test_the_clients_of_a_worker_that_is_as_fast_as_others_run_once_however_long
     assert not phase.balance.copies(1.9)
 
 
+def test_clients_that_were_lost_with_a_worker_do_not_run_twice() -> None:
+    phase = Phase(3)
+    phase.assignments.lost(phase.at["w2"], 0.2)
+    phase.end("w0", "w1", now=1.0)
+    phase.assignments.present(["w0", "w1", "w2"])
+    again = phase.assignments.start(1.0)
+    for one in again:
+        phase.balance.begun(one, 1.0)
+    first, *others = again
+    for one in others:
+        phase.assignments.handed_in(one, one.clients)
+        assert phase.assignments.ended(one)
+        phase.balance.ended(one, 1.1)
+    for ask in phase.balance.asks(5.0):
+        phase.balance.answered(ask, None, 6.0, is_silent=True)
+    assert first.losses == 1
+    assert not phase.balance.copies(7.0)
+
+
 def test_nothing_runs_twice_without_hedging() -> None:
     phase = Phase(hedging=False)
     phase.end("w0", "w1", "w2", now=1.0)

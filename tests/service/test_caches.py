@@ -136,6 +136,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.sequence_executor._OPERATIONS": (CONSTANT, "intrinsics"),
     "executors.concurrency.thread_pool._serving.seats": (None, "what the current thread works at"),
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),
+    "executors._MODULES": (CONSTANT, "names of modules"),
     "service._MODULES": (CONSTANT, "names of modules"),
     "service.data._MODULES": (CONSTANT, "names of modules"),
     "service.data.consumer.client_references.reader_of_this_process": (1, "takes no argument"),

@@ -216,6 +216,8 @@ class Balance:
         for one, asked in self._asked.items():
             if asked.is_copied or one not in self._assignments.running or one.worker in idle:
                 continue
+            if one.losses:  # the clients may have ended a worker, and would end two more
+                continue
             if not asked.is_silent:
                 if not self._is_far_behind(one, asked, idle, now) or one.size > self._budget:
                     continue

@@ -93,7 +93,7 @@ class ServerLimits:
     """The limits of a server, whatever services it has.
 
     Attributes:
-      max_connections: Concurrent connections; at most three quarters of the process's file descriptors.
+      max_connections: Concurrent connections, and streams; at most three eighths of the file descriptors each.
       max_calls: Concurrent calls.
       max_watches: Concurrent calls that watch the server's health or use reflection.
       max_message_bytes: Bytes of one message; the default is protobuf's maximum.
@@ -163,13 +163,16 @@ class DispatcherLimits:
 
 
 def most_connections(limits: ServerLimits) -> int:
-    """Returns the maximum number of connections, leaving a quarter of the process's file descriptors for other uses."""
+    """Returns the maximum number of connections over gRPC, and of streams.
+
+    Together they leave a quarter of the process's file descriptors for other uses.
+    """
     if resource is None:
         return limits.max_connections
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return limits.max_connections
-    return max(1, min(limits.max_connections, descriptors * 3 // 4))
+    return max(1, min(limits.max_connections, descriptors * 3 // 8))
 
 
 def option_of(name: str) -> str:

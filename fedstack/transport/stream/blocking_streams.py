@@ -5,11 +5,13 @@ a small call. Each call here has a socket of its own while it lasts. If the answ
 transport's loop takes over the socket.
 """
 
+import concurrent.futures
 import contextlib
-import select
+import functools
 import socket
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable
 
 from google.protobuf.message import DecodeError
@@ -20,6 +22,7 @@ from fedstack.foundations.deadline import Deadline
 from fedstack.proto.streams_pb2 import StreamHello, StreamWelcome
 from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.peers.fork_guard import fork_guard
+from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.stream.exchange_state import ConnectionEvents, Exchange, ExchangeEvents
 from fedstack.transport.stream.layout import Announced, ProtocolError
 from fedstack.transport.stream.loop_exchange import CallStatus
@@ -34,6 +37,7 @@ _MOST_IDLE = 16
 # Shorter than the time after which the server asks whether anybody is there, which nobody would answer.
 _IDLE_SECONDS = 20.0
 _GREETING_SECONDS = 5.0
+_REST_SECONDS = 1.0
 
 ErrorOf = Callable[[CallStatus], Exception]
 
@@ -43,26 +47,32 @@ class BlockingStreams:
 
     Args:
       address: The address of the peer, for error messages.
-      connect: Returns a new socket that is connected to the peer, and how the client introduces itself. Called on the
-        thread of the call.
+      connect: Returns, within some seconds, a new socket that is connected to the peer, and how the client introduces
+        itself. Called on the thread of the call.
       error_of: Returns the error for a call that the peer has ended with a status.
     """
 
     def __init__(
-        self, address: str, connect: Callable[[], tuple[socket.socket, StreamHello]], error_of: ErrorOf
+        self, address: str, connect: Callable[[float], tuple[socket.socket, StreamHello]], error_of: ErrorOf
     ) -> None:
         self._address = address
         self._connect = connect
         self._error_of = error_of
         self._closed = False
-        self.renew()
-        renew_after_fork(self)
-
-    def renew(self) -> None:
-        """Starts without sockets. Also called in a forked child, which must not use those of its parent."""
         self._lock = threading.Lock()
         self._idle: list[tuple[_Line, float]] = []
         self._busy: set[_Line] = set()
+        self._rest = Deadline(0.0)  # after no socket could be opened
+        renew_after_fork(self)
+        weakref.finalize(self, _close_all, self._idle).atexit = False
+
+    def renew(self) -> None:
+        """Lets go of the sockets in a forked child, where they are those of its parent."""
+        self._lock = threading.Lock()
+        for line in (*(line for line, _ in self._idle), *self._busy):
+            line.let_go()
+        self._idle.clear()
+        self._busy.clear()
 
     def ask(self, path: str, parcel: Parcel, seconds: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         """Makes a call; see `Connection.ask_blocking`.
@@ -71,9 +81,10 @@ class BlockingStreams:
           OSError: If there is no socket, and none can be connected. The parcel was not sent.
         """
         fork_guard.check()
-        line, begun = self._take() or self._new_line(), time.monotonic()
+        deadline, begun = Deadline(seconds), time.monotonic()
+        line = self._take() or self._new_line(deadline)
         try:
-            answer = line.ask(path, parcel, Deadline(seconds))
+            answer = line.ask(path, parcel, deadline)
         except BaseException as error:
             self._end(line)
             if isinstance(error, TimeoutError):
@@ -85,7 +96,10 @@ class BlockingStreams:
                 raise BROKEN_OFF.error_at(self._address, str(error)) from None
             raise
         if answer.status is None:
-            return self._go_on(line, answer)
+            pieces = self._go_on(line, answer)
+            # A generator that is dropped before its first step does not end itself.
+            weakref.finalize(pieces, io_loop.call_soon, functools.partial(self._end, line)).atexit = False
+            return pieces
         self._give_back(line)
         if answer.status.code:
             error = self._error_of(answer.status)
@@ -116,16 +130,30 @@ class BlockingStreams:
             stream.close("the call has ended")
             self._end(line)
 
-    def _new_line(self) -> "_Line":
-        connection, hello = self._connect()
-        line = _Line(connection)
+    def _new_line(self, deadline: Deadline) -> "_Line":
+        """Opens a socket. After a failure, this fails at once for a while.
+
+        Raises:
+          OSError: If no socket can be opened, or the server does not accept the stream in time.
+        """
+        if not self._rest.is_over:
+            raise ConnectionError("no stream could be opened shortly before")
         try:
-            line.greet(hello, self._address)
-        except BaseException:
-            line.close()
-            raise
+            connection, hello = self._connect(min(_GREETING_SECONDS, _left(deadline)))
+            line = _Line(connection)
+            try:
+                line.greet(hello, self._address, Deadline(min(_GREETING_SECONDS, _left(deadline))))
+            except BaseException:
+                line.close()
+                raise
+        except (OSError, FedstackError, concurrent.futures.TimeoutError) as error:
+            self._rest = Deadline(_REST_SECONDS)
+            raise ConnectionError(str(error)) from error
         with self._lock:
             self._busy.add(line)
+        if self._closed:
+            self._end(line)
+            raise self._closed_error()
         return line
 
     def _give_back(self, line: "_Line") -> None:
@@ -147,9 +175,7 @@ class BlockingStreams:
     def drop(self) -> None:
         """Closes the idle sockets, because the peer may have been restarted."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for line, _ in idle:
-            line.close()
+            _close_all(self._idle)
 
     def close(self) -> None:
         """Closes all sockets, which ends running calls. Idempotent."""
@@ -162,6 +188,11 @@ class BlockingStreams:
 
     def __repr__(self) -> str:
         return f"<BlockingStreams to {self._address}, {len(self._idle)} idle>"
+
+
+def _close_all(idle: "list[tuple[_Line, float]]") -> None:
+    while idle:
+        idle.pop()[0].close()
 
 
 class _Answer(ExchangeEvents):
@@ -217,10 +248,10 @@ class _Line(ConnectionEvents):
         self._greeting: bytes | None = None
         self._reason = ""
 
-    def greet(self, hello: StreamHello, address: str) -> None:
+    def greet(self, hello: StreamHello, address: str, deadline: Deadline) -> None:
         """Introduces the client, and waits until the server has accepted the connection."""
         self.protocol.greet(hello.SerializeToString())
-        self._run(lambda: self._greeting is not None, Deadline(_GREETING_SECONDS))
+        self._run(lambda: self._greeting is not None, deadline)
         try:
             welcome = StreamWelcome.FromString(self._greeting or b"")
         except DecodeError as error:
@@ -229,7 +260,14 @@ class _Line(ConnectionEvents):
 
     def is_quiet(self) -> bool:
         """Returns whether the server has sent nothing since the last call, so that it has not closed the connection."""
-        return not select.select([self._socket], [], [], 0)[0]
+        try:
+            self._socket.setblocking(False)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            pass
+        return False
 
     def ask(self, path: str, parcel: Parcel, deadline: Deadline) -> _Answer:
         """Sends a call, and returns once its only answer or something else is here."""
@@ -238,6 +276,7 @@ class _Line(ConnectionEvents):
         self._run(lambda: answer.status is not None or answer.goes_on, deadline)
         if answer.status is not None:
             self.protocol.cancel(answer.exchange)  # which releases what it holds
+            answer.arrived = [one for one in answer.arrived if not isinstance(one, bytes)]  # heartbeats are over
             if not (answer.status.code or len(answer.arrived) == 1):
                 raise ProtocolError(f"Expected one answer, found {len(answer.arrived)}")
         return answer
@@ -279,6 +318,10 @@ class _Line(ConnectionEvents):
 
     def bye(self, message: str) -> None:
         self._reason = message
+
+    def let_go(self) -> None:
+        """Closes the socket, but not the connection, which another process has, too."""
+        self._socket.close()
 
     def shut(self) -> None:
         """Ends the connection, and with it a call that is running on another thread."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedstack.errors import FedstackError
 from fedstack.transport.stream.layout import Announced, Buffer
-from fedstack.transport.stream.send_queue import OnTaken, OutgoingData
+from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, QueuedFrame
 from fedstack.transport.stream.windows import EXCHANGE_WINDOW_BYTES, Window
 
 
@@ -30,6 +30,7 @@ class Exchange:
         "left",
         "number",
         "outgoing",
+        "queued",
         "waiting",
         "window",
     )
@@ -41,6 +42,7 @@ class Exchange:
         self.left = 0
         self.window = Window(EXCHANGE_WINDOW_BYTES)
         self.outgoing: OutgoingData | None = None
+        self.queued: tuple[QueuedFrame, int] | None = None  # the parcel that was sent last, and its size
         # Parcels for which the windows have no room: their first frame, its size, and the data that follow.
         self.waiting: deque[tuple[list[Buffer], int, OnTaken | None, OutgoingData | None]] | tuple[()] = ()
         self._buffers: deque[memoryview] | tuple[()] = ()
@@ -64,6 +66,17 @@ class Exchange:
         if len(rest):
             self._buffers.appendleft(rest)
         self.events.progressed(done=not self._buffers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all bytes of the current incoming parcel were received, or are not wanted."""
+        return not (self.is_read and (self.left or self._buffers))
+
+    def end(self) -> None:
+        """Drops all that refers to memory of others, or back to this object. Nothing more is told about it."""
+        self.is_open = False
+        self.outgoing, self.queued, self.waiting, self._buffers = None, None, (), ()
+        self.events = NO_EVENTS
 
     def __repr__(self) -> str:
         return f"<Exchange {self.number}, {self.window!r}, {self.left} bytes to come>"

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import weakref
 from collections.abc import AsyncGenerator, Callable
 
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
@@ -110,7 +111,9 @@ class FoundConnection(Connection):
         """Opens a stream, or notes why there is none. Never raises."""
         self._blocking.drop()
         try:
-            self._stream = await self._dialed()
+            self._stream = stream = await self._dialed()
+            # The loop refers to the stream, and so keeps it even if nobody closes this connection.
+            weakref.finalize(self, io_loop.call_soon, stream.dropping).atexit = False
             self._failures, self.why_grpc = 0, ""
             if self._closed:
                 await self._stream.close()
@@ -142,10 +145,10 @@ class FoundConnection(Connection):
         response = await self._ask_for_ticket()
         return (self._target.host, response.port), with_protocol(StreamHello(ticket=response.ticket))
 
-    def _connect(self) -> tuple[socket.socket, StreamHello]:
+    def _connect(self, seconds: float) -> tuple[socket.socket, StreamHello]:
         """Returns a socket for blocking calls; see `BlockingStreams`."""
-        address, hello = io_loop.run_sync(self._directions())
-        return connect(address, _DIAL_SECONDS), hello
+        address, hello = io_loop.run_sync(self._directions(), seconds)
+        return connect(address, seconds), hello
 
     def _error_of(self, status: CallStatus) -> Exception:
         """Returns the error for a call that the peer has ended with a status."""

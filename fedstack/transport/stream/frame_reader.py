@@ -32,6 +32,10 @@ class FrameSink(abc.ABC):
         """Returns memory for the next bytes of data, of at most `size` bytes; `None` if they are not wanted."""
 
     @abc.abstractmethod
+    def progressed(self, exchange: int) -> None:
+        """Called when some bytes have been written to the memory that `room` returned, but not all."""
+
+    @abc.abstractmethod
     def filled(self, exchange: int, size: int) -> None:
         """Called when `size` bytes have been written to the memory that `room` returned."""
 
@@ -77,6 +81,8 @@ class FrameReader:
             self._end += count
         elif count < len(target):
             self._target = target[count:]
+            if self._payload is None and not self._is_unwanted:
+                self._sink.progressed(self._head[3])
             return
         else:
             self._target = None

@@ -327,7 +327,7 @@ class TimeLimit:
         self, exchange: LoopExchange, seconds: float, error: Callable[[], FedstackError], *, of_silence: bool = False
     ) -> None:
         self._exchange = exchange
-        self._seconds = seconds
+        self._seconds = max(0.0, seconds)
         self._error = error
         self._of_silence = of_silence
         self._seen = exchange.progress

@@ -14,6 +14,7 @@ from fedstack.transport.stream.protocol import StreamProtocol
 _logger = logging.getLogger(__name__)
 # How often a socket is read or written before other work of the loop has its turn.
 _MOST_IN_A_ROW = 8
+_MOST_CALLS_IN_A_ROW = 100
 
 # Called once, with the error that ended the connection, or with `None` if the peer has closed it.
 Lost = Callable[[BaseException | None], None]
@@ -61,6 +62,7 @@ class SocketPipe(Pipe):
 
     def _readable(self) -> None:
         self.heard = self._loop.time()
+        most = self._protocol.count + _MOST_CALLS_IN_A_ROW
         try:
             for _ in range(_MOST_IN_A_ROW):
                 buffer = self._reader.buffer()
@@ -69,7 +71,7 @@ class SocketPipe(Pipe):
                     self._end(None)
                     return
                 self._reader.received(count)
-                if count < len(buffer):
+                if count < len(buffer) or self._protocol.count > most:
                     break
         except (BlockingIOError, InterruptedError):
             pass
@@ -108,6 +110,7 @@ class SocketPipe(Pipe):
 
     def _writable(self) -> None:
         self._is_writing = False
+        self.heard = self._loop.time()  # that the socket has room again is a sign of life, too
         self.flush()
         if self._descriptor < 0:
             return
@@ -190,6 +193,7 @@ class TlsPipe(Pipe, asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        self.heard = self._loop.time()
         self.flush()
 
     def flush(self) -> None:

@@ -8,7 +8,6 @@ of the connection, until they are consumed. The data of large parcels are sent o
 is, when the receiver has the memory to which they are written.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
@@ -21,8 +20,9 @@ from fedstack.transport.stream.exchange_state import (
     ExchangeEvents,
 )
 from fedstack.transport.stream.frame_reader import FrameReader, FrameSink
-from fedstack.transport.stream.layout import Buffer, Kind, ProtocolError
-from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, SendQueue
+from fedstack.transport.stream.layout import Kind, ProtocolError
+from fedstack.transport.stream.parcel_sender import ParcelSender
+from fedstack.transport.stream.send_queue import OnTaken, SendQueue
 from fedstack.transport.stream.windows import CONNECTION_WINDOW_BYTES, Window
 from fedstack.transport.wire.parcels import Parcel
 
@@ -57,7 +57,8 @@ class StreamProtocol(FrameSink):
         self._is_greeted = False
         self._last = 0  # the highest number of an exchange
         self._window = Window(CONNECTION_WINDOW_BYTES)
-        self._blocked: deque[Exchange] = deque()  # with small parcels for which there is no window
+        self._sender = ParcelSender(self.queue, self._window)
+        self._has_greeted = False
         self._takers: dict[int, _Taker] = {
             Kind.CALL: self._on_call,
             Kind.PARCEL: self._on_parcel,
@@ -91,6 +92,7 @@ class StreamProtocol(FrameSink):
     def greet(self, content: bytes) -> None:
         """Sends the first frame. A server does that when it has let the client in."""
         self.reader.most_bytes = layout.MOST_FRAME_BYTES
+        self._has_greeted = True
         self.queue.add(layout.frame(Kind.HELLO, 0, content))
 
     def open(
@@ -110,59 +112,11 @@ class StreamProtocol(FrameSink):
         """
         self._last += 1
         exchange = self.exchanges[self._last] = Exchange(self._last, events)
-        return exchange, self.send(exchange, parcel, taken, path, seconds)
+        return exchange, self._sender.send(exchange, parcel, taken, path, seconds)
 
-    def send(
-        self, exchange: Exchange, parcel: Parcel, taken: OnTaken, path: str = "", seconds: float | None = None
-    ) -> bool:
-        """Sends a parcel.
-
-        Args:
-          exchange: The exchange.
-          parcel: The parcel.
-          taken: Called when the socket has taken the last byte of a parcel that was not copied.
-          path: The path of the method, for a request.
-          seconds: The time limit of the call, for a request.
-
-        Returns:
-          Whether the parcel was copied into the queue, so that its memory may change now.
-        """
-        size = layout.parcel_bytes(parcel)
-        frame, rest, following = layout.parcel_frame(exchange.number, parcel, size, path, seconds)
-        cost = sum(map(len, frame))
-        data = OutgoingData(exchange.number, rest, following, taken) if following else None
-        is_copied = data is None and len(frame) == 1
-        if not exchange.waiting and self._fits(exchange, cost):
-            self._send(exchange, frame, cost, None if is_copied or data else taken, data)
-            return is_copied
-        exchange.waiting = deque([*exchange.waiting, (frame, cost, None if data else taken, data)])
-        self._send_waiting(exchange)
-        return False
-
-    def _fits(self, exchange: Exchange, cost: int) -> bool:
-        previous = exchange.outgoing
-        return cost <= self._window.free and cost <= exchange.window.free and (previous is None or not previous.left)
-
-    def _send(
-        self, exchange: Exchange, frame: list[Buffer], cost: int, taken: OnTaken | None, data: OutgoingData | None
-    ) -> None:
-        self._window.free -= cost
-        exchange.window.free -= cost
-        exchange.outgoing = data
-        for part in frame[:-1]:
-            self.queue.add(part)
-        self.queue.add(frame[-1], taken)
-
-    def _send_waiting(self, exchange: Exchange) -> None:
-        """Sends the parcels of an exchange for which the windows have room."""
-        while exchange.waiting:
-            frame, cost, taken, data = exchange.waiting[0]
-            if not self._fits(exchange, cost):
-                if cost > self._window.free and exchange not in self._blocked:
-                    self._blocked.append(exchange)
-                return
-            exchange.waiting.popleft()
-            self._send(exchange, frame, cost, taken, data)
+    def send(self, exchange: Exchange, parcel: Parcel, taken: OnTaken) -> bool:
+        """Sends an answer; see `ParcelSender.send`."""
+        return self._sender.send(exchange, parcel, taken)
 
     def heartbeat(self, exchange: Exchange, content: bytes) -> None:
         """Sends a heartbeat to the client."""
@@ -174,14 +128,15 @@ class StreamProtocol(FrameSink):
         if exchange.is_open:
             self.queue.add(layout.end_frame(exchange.number, code, message, details))
             self._forget(exchange)
+            self._drop(exchange)
 
     def cancel(self, exchange: Exchange) -> None:
         """Ends an exchange, as the client, if it has not ended. What was received and not consumed is dropped."""
         if exchange.is_open:
-            self.queue.add(layout.frame(Kind.CANCEL, exchange.number))
+            if self._sender.withdraw(exchange):
+                self.queue.add(layout.frame(Kind.CANCEL, exchange.number))
             self._forget(exchange)
-        else:
-            self._drop(exchange)
+        self._drop(exchange)
 
     def receive(self, exchange: Exchange, buffers: Sequence[memoryview]) -> None:
         """Lets the peer send the next bytes of a large parcel, which are written to `buffers`.
@@ -236,17 +191,17 @@ class StreamProtocol(FrameSink):
         lost, self.exchanges = list(self.exchanges.values()), {}
         self.queue.clear()
         for exchange in lost:
-            exchange.is_open = False
-            exchange.events.lost(error)
+            events = exchange.events
+            exchange.end()
+            events.lost(error)
 
     def _forget(self, exchange: Exchange) -> None:
-        exchange.is_open = False
+        self._sender.forget(exchange)
         self.exchanges.pop(exchange.number, None)
         self.reader.abandon(exchange.number)
-        exchange.waiting = ()
         if exchange.outgoing is not None:
             self.queue.drop(exchange.outgoing)
-        self._drop(exchange)
+        exchange.end()
 
     def _drop(self, exchange: Exchange) -> None:
         held, exchange.window.held = exchange.window.held, 0
@@ -284,6 +239,11 @@ class StreamProtocol(FrameSink):
         if room is None:
             raise ProtocolError(f"Expected no data for exchange {exchange}, found {size} bytes that were not granted")
         return room
+
+    def progressed(self, exchange: int) -> None:
+        found = self.exchanges.get(exchange)
+        if found is not None:
+            found.events.progressed(done=False)
 
     def filled(self, exchange: int, size: int) -> None:
         found = self.exchanges.get(exchange)
@@ -326,12 +286,14 @@ class StreamProtocol(FrameSink):
 
     def _on_parcel(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         found = self._found(exchange, from_server=True)
-        if found is None:
+        size = layout.HEADER_BYTES + len(payload)
+        if found is None or not found.is_read:  # nobody will consume it
+            self._window.hold(size)
+            self._return(size)
             return
-        if found.left or found.room(1) is not None:
+        if not found.is_complete:
             raise ProtocolError(f"Expected data of exchange {exchange}, found its next parcel")
         announced = layout.read_parcel(flags, number, payload)
-        size = layout.HEADER_BYTES + len(payload)
         self._hold(found, size)
         found.left = announced.following
         found.events.parcel(announced, size)
@@ -346,15 +308,12 @@ class StreamProtocol(FrameSink):
         if found is None:
             return
         message, details = layout.read_end(bytes(payload))
-        if not number and (found.left or found.room(1) is not None):
+        if not (number or found.is_complete):
             raise ProtocolError(f"Expected data of exchange {exchange}, found its end")
-        del self.exchanges[exchange]
-        found.is_open = False
-        self.reader.abandon(exchange)
-        if found.outgoing is not None:
-            self.queue.drop(found.outgoing)
-        found.waiting = ()
-        found.events.ended(number, message, details)
+        events = found.events
+        self._sender.withdraw(found)
+        self._forget(found)
+        events.ended(number, message, details)
 
     def _on_grant(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         count = layout.read_count(bytes(payload))
@@ -372,24 +331,27 @@ class StreamProtocol(FrameSink):
         count = layout.read_count(bytes(payload))
         if not exchange:
             self._window.credited(count)
-            for _ in range(len(self._blocked)):
-                self._send_waiting(self._blocked.popleft())
+            self._sender.send_blocked()
             return
         found = self.exchanges.get(exchange)
         if found is None:
             self._check_known(exchange)
             return
         found.window.credited(count)
-        self._send_waiting(found)
+        self._sender.send_waiting(found)
 
     def _on_cancel(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         found = self._found(exchange, from_server=False)
         if found is not None:
+            events = found.events
+            self._sender.withdraw(found)
             self._forget(found)
-            found.events.cancelled()
+            self._drop(found)
+            events.cancelled()
 
     def _on_ping(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
-        self.queue.add(layout.frame(Kind.PONG))
+        if self._has_greeted:
+            self.queue.add(layout.frame(Kind.PONG))
 
     def _on_bye(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         self._events.bye(str(payload[:_MAX_BYE_BYTES], "utf-8", "replace"))

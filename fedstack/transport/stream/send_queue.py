@@ -71,6 +71,23 @@ def _views_of(segments: Sequence[Segment]) -> Iterator[memoryview]:
                 yield memoryview(b"".join(views[start : start + at_once]))
 
 
+class QueuedFrame:
+    """A frame that waits to be sent.
+
+    Attributes:
+      buffers: The parts of the frame; empty if it was withdrawn.
+      taken: Called when the socket has taken the last byte.
+      has_begun: Whether the socket may have taken some of it.
+    """
+
+    __slots__ = ("buffers", "has_begun", "taken")
+
+    def __init__(self, buffers: Sequence[Buffer], taken: OnTaken | None) -> None:
+        self.buffers = buffers
+        self.taken = taken
+        self.has_begun = False
+
+
 class SendQueue:
     """What a connection has to send. The caller sends `buffers()`, and calls `sent()` with the number of bytes sent.
 
@@ -80,17 +97,47 @@ class SendQueue:
 
     def __init__(self) -> None:
         self.frame_bytes = 0
-        self._frames: deque[tuple[Buffer, OnTaken | None]] = deque()
+        self._frames: deque[QueuedFrame] = deque()
         self._data: deque[OutgoingData] = deque()  # with granted bytes
         self._batch: deque[tuple[Buffer, OnTaken | None]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._batch or self._frames or self._data)
 
-    def add(self, frame: Buffer, taken: OnTaken | None = None) -> None:
-        """Adds a frame or a part of a frame."""
-        self._frames.append((frame, taken))
+    def add(self, frame: bytes) -> None:
+        """Adds a frame."""
+        self._frames.append(QueuedFrame([frame], None))
         self.frame_bytes += len(frame)
+
+    def add_parts(self, buffers: Sequence[Buffer], size: int, taken: OnTaken | None) -> "QueuedFrame":
+        """Adds a frame that consists of several buffers, and returns it.
+
+        Args:
+          buffers: The buffers.
+          size: The size of all buffers.
+          taken: Called when the socket has taken the last byte.
+        """
+        frame = QueuedFrame(buffers, taken)
+        self._frames.append(frame)
+        self.frame_bytes += size
+        return frame
+
+    def withdraw(self, frame: "QueuedFrame", size: int) -> bool:
+        """Removes a frame of which no byte has been sent. What is left of another one no longer refers to memory.
+
+        Returns:
+          Whether the frame was removed.
+        """
+        if frame.has_begun:
+            self._own_batch()
+            return False
+        frame.buffers = ()
+        self.frame_bytes -= size
+        return True
+
+    def _own_batch(self) -> None:
+        """Copies what is being sent, so that its owners may change their memory."""
+        self._batch = deque((b if isinstance(b, bytes) else bytes(b), taken) for b, taken in self._batch)
 
     def grant(self, data: OutgoingData, count: int) -> None:
         """Lets `count` more bytes of data be sent."""
@@ -103,6 +150,7 @@ class SendQueue:
         if data.granted:
             self._data.remove(data)
             data.granted = 0
+        self._own_batch()
 
     def buffers(self) -> list[Buffer]:
         """Returns the next buffers to send; empty if there are none."""
@@ -114,8 +162,12 @@ class SendQueue:
         size = 0
         while self._frames and len(self._batch) < _MOST_BUFFERS and size < _BATCH_BYTES:
             frame = self._frames.popleft()
-            self._batch.append(frame)
-            size += len(frame[0])
+            frame.has_begun = True
+            for buffer in frame.buffers:
+                self._batch.append((buffer, None))
+                size += len(buffer)
+            if frame.taken is not None and frame.buffers:
+                self._batch[-1] = self._batch[-1][0], frame.taken
         self.frame_bytes -= size
         if self._data and not self._frames:
             data = self._data.popleft()

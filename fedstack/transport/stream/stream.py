@@ -64,6 +64,7 @@ class Stream(ConnectionEvents, FrameDriver):
         self._greeting: asyncio.Future[bytes] = self._loop.create_future()
         self._pongs: list[asyncio.Future[None]] = []
         self._is_flushing = False
+        self._context = contextvars.Context()  # of its own: a context can be entered on one thread at a time
         self._asked: float | None = None
         self._reason = ""
         self._timer: LoopTimer | None = None
@@ -130,7 +131,7 @@ class Stream(ConnectionEvents, FrameDriver):
     def flush_soon(self) -> None:
         if not self._is_flushing:
             self._is_flushing = True
-            self._loop.call_soon(self._flush, context=_NO_CONTEXT)
+            self._loop.call_soon(self._flush, context=self._context)
 
     def flush_sooner(self) -> None:
         """Sends now if nobody else is likely to send, so that waiting would save nothing."""
@@ -275,6 +276,3 @@ class Stream(ConnectionEvents, FrameDriver):
 
     def __repr__(self) -> str:
         return f"<Stream to {self.address}, {len(self.protocol.exchanges)} exchanges{' lost' if self.error else ''}>"
-
-
-_NO_CONTEXT = contextvars.Context()

@@ -1,5 +1,7 @@
 """Connects to a peer over a stream that is open. Statuses are converted to errors."""
 
+import functools
+import weakref
 from collections.abc import AsyncGenerator, Callable
 
 from fedstack.errors import FedstackError, InvalidValueError
@@ -66,7 +68,10 @@ class StreamConnection(Connection):
             raise
         finally:
             limit.end()
-        return self._rest(exchange, piece)
+        pieces = self._rest(exchange, piece)
+        # A generator that is dropped before its first step does not end itself.
+        weakref.finalize(pieces, self.io.call_soon, exchange.cancel).atexit = False
+        return pieces
 
     async def _only_answer(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
         """Makes a call whose answer is one message."""
@@ -130,6 +135,11 @@ class StreamConnection(Connection):
 
     def loss(self) -> FedstackError | None:
         return self._loss()
+
+    @property
+    def dropping(self) -> Callable[[], None]:
+        """A function that closes the stream, and refers to nothing else of this connection. Called on the loop."""
+        return functools.partial(self._stream.close, "the client has dropped the connection")
 
     async def close(self) -> None:
         self._stream.close("the client has closed the connection")

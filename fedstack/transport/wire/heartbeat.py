@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from fedstack.errors import DeadlineExceededError
 from fedstack.foundations.deadline import LoopTimer, timers_on
+from fedstack.transport.wire.bodies import Body
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -43,6 +44,8 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
                 silence.pause()
             if silence.ended_call or item is _END:
                 break
+            if isinstance(item, Body):  # whose bytes are awaited elsewhere
+                item.limit_silence(limit, lambda: silent(who, limit))
             yield cast(_T, item)
     finally:
         silence.end()

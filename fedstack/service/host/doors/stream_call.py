@@ -1,5 +1,6 @@
 """Reads the request of a call over a stream, and sends its answers."""
 
+import time
 from collections.abc import AsyncIterator
 
 from fedstack.errors import InvalidValueError
@@ -7,7 +8,7 @@ from fedstack.service.host.calls.call_table import Task
 from fedstack.service.host.calls.incoming_call import IncomingCall, Route, copied, end_answers, too_slow
 from fedstack.transport.peers.methods import Answers
 from fedstack.transport.stream.layout import parcel_bytes
-from fedstack.transport.stream.loop_exchange import LoopExchange
+from fedstack.transport.stream.loop_exchange import LoopExchange, TimeLimit
 from fedstack.transport.wire.bodies import Body
 from fedstack.transport.wire.frames import heartbeat_content
 from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
@@ -83,7 +84,23 @@ class StreamCall(IncomingCall):
     async def _request(self) -> Piece:
         """Returns the first piece of the request, which is the only one unless data follow."""
         self._has_request = False
-        piece = await self._exchange.next()
+        parcel = self._exchange.next_at_once()
+        if parcel is not None:
+            self.bytes_received = self._exchange.bytes_received
+            return parcel
+        seconds = self._seconds
+        limit = (
+            None
+            if seconds is None
+            else TimeLimit(self._exchange, seconds, lambda: too_slow(seconds, "next"), of_silence=True)
+        )
+        self._silent[self.task] = time.monotonic()  # until a large header is here
+        try:
+            piece = await self._exchange.next()
+        finally:
+            self._silent.pop(self.task, None)
+            if limit is not None:
+                limit.end()
         assert piece is not None
         self.bytes_received = self._exchange.bytes_received
         return piece

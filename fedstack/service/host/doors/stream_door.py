@@ -41,6 +41,7 @@ _logger = logging.getLogger(__name__)
 _BACKLOG = 1024
 # What remains of the time of an accept that failed because descriptors ran out.
 _PAUSE_SECONDS = 0.1
+_QUIET_SECONDS = 60.0
 _LOOPBACK = "loopback"
 _UNIX = "unix:"
 
@@ -77,6 +78,7 @@ class StreamDoor:
         self._arriving: dict[asyncio.Task[None], socket.socket] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._is_draining = False
+        self._quiet_until = 0.0
         self.port = 0
 
     @property
@@ -174,7 +176,9 @@ class StreamDoor:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return
         except OSError as error:  # descriptors have run out
-            _logger.warning("Cannot accept a stream: %s; raise the limit on open files (ulimit -n)", error)
+            if loop.time() >= self._quiet_until:
+                self._quiet_until = loop.time() + _QUIET_SECONDS
+                _logger.warning("Cannot accept a stream: %s; raise the limit on open files (ulimit -n)", error)
             loop.remove_reader(listener.fileno())
             timers_on(loop).call_at(loop.time() + _PAUSE_SECONDS, lambda: self._accept_again(listener))
             return
@@ -270,18 +274,16 @@ class StreamDoor:
         async def run() -> None:
             task = cast("Any", asyncio.current_task())
             call = StreamCall(found, task, client.peer, exchange)
-            self._calls.add(task)
-            try:
-                answer = await self._router.run(found, call, caller)
-                if answer is not None:
-                    await call.answer(answer)
-                exchange.end()
-            finally:
-                self._calls.discard(task)
+            answer = await self._router.run(found, call, caller)
+            if answer is not None:
+                await call.answer(answer)
+            exchange.end()
 
         task: asyncio.Task[None] = _in_no_context(loop, run(), eagerly=True)
         if task.done():
             return
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)  # not in the task, which may be cancelled before it starts
         exchange.on_cancelled = task.cancel
         if announced.seconds is not None:
             timer = timers_on(loop).call_at(loop.time() + announced.seconds, lambda: _too_late(exchange, task))
