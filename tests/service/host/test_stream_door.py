@@ -358,6 +358,57 @@ def test_a_client_that_breaks_the_protocol_is_told_and_its_calls_end() -> None:
         on_loop(service.done.wait)
 
 
+def test_calls_that_are_cancelled_before_they_begin_leave_nothing_behind() -> None:
+    async def hello() -> bytes:
+        response = await ticket_of(server)
+        return with_protocol(StreamHello(ticket=response.ticket)).SerializeToString()
+
+    async def idle() -> None:
+        while door_of(server)._calls or door_of(server).connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    with serving() as server:
+        with _raw(server) as client:
+            client.sendall(layout.frame(Kind.HELLO, 0, on_loop(hello)))
+            assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+            for number in range(1, 500):
+                buffers, _, _ = layout.parcel_frame(number, Parcel(b""), 0, path_of("Hold"))
+                client.sendall(b"".join(buffers) + layout.frame(Kind.CANCEL, number))
+        on_loop(idle)
+
+
+@pytest.mark.parametrize("method", ["Unary", "Upload", "Exchange"])
+def test_a_large_header_that_is_announced_and_never_sent_holds_no_place(method: str) -> None:
+    async def hello() -> bytes:
+        response = await ticket_of(server)
+        return with_protocol(StreamHello(ticket=response.ticket)).SerializeToString()
+
+    async def another() -> None:
+        async with dialled(server) as connection:
+            assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
+
+    with serving(limits=ServerLimits(header_seconds=0.3, max_calls=1)) as server, _raw(server) as client:
+        client.sendall(layout.frame(Kind.HELLO, 0, on_loop(hello)))
+        assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+        header = bytes(2 << 20)
+        buffers, _, _ = layout.parcel_frame(1, Parcel(header), len(header), path_of(method))
+        client.sendall(b"".join(buffers))
+        found = b""
+        while b"Expected the next message of the call within 0.3 seconds" not in found:
+            found += client.recv(65536)
+        on_loop(another)
+
+
+def test_a_time_limit_below_zero_is_over_at_once() -> None:
+    async def work() -> None:
+        async with dialled(server) as connection:
+            with pytest.raises(DeadlineExceededError):
+                await connection.unary(path_of("Hold"), b"", -1.0)
+
+    with serving() as server:
+        on_loop(work)
+
+
 def test_a_client_that_does_not_read_is_not_read_from_any_more() -> None:
     async def hello() -> bytes:
         response = await ticket_of(server)

@@ -230,6 +230,103 @@ def test_a_cancelled_call_is_forgotten_and_its_late_answer_ignored() -> None:
     assert not client.protocol.exchanges
 
 
+def test_answers_that_come_too_late_do_not_use_up_the_window() -> None:
+    client, server = connected()
+    for _ in range(3 * CONNECTION_WINDOW_BYTES // (1 << 20)):
+        exchange, _ = _opened(client, Parcel(b""))
+        pump(client, server)
+        answering, _ = server.calls[-1]
+        server.protocol.send(answering, Parcel(bytes(1 << 20)), lambda: None)
+        server.protocol.end(answering)
+        client.protocol.cancel(exchange)
+        sent = server.outgoing()
+        assert len(sent) > 1 << 20
+        client.incoming(sent)
+        pump(client, server)
+    assert client.protocol._window.held == 0
+
+
+def test_a_request_of_which_nothing_was_sent_is_withdrawn() -> None:
+    client, server = connected()
+    memory = np.full(1 << 20, 7, np.uint8)
+    given_up = [_opened(client, Parcel(b"", [memory.data]))[0] for _ in range(200)]
+    begun = b"".join(client.protocol.queue.buffers())[:1000]
+    client.protocol.queue.sent(len(begun))
+    for exchange in given_up:
+        client.protocol.cancel(exchange)
+    memory[:] = 9
+    server.incoming(begun)
+    pump(client, server)
+    contents = [np.unique(np.frombuffer(events.parcels[0][0].segments or b"", np.uint8)) for _, events in server.calls]
+    assert all(content.tolist() == [7] for content in contents)
+    assert len(contents) <= 2
+    _, events = _opened(client, Parcel(b"next"))
+    pump(client, server)
+    server.protocol.end(server.calls[-1][0])
+    pump(client, server)
+    assert events.endings
+    assert client.protocol._window.free > CONNECTION_WINDOW_BYTES - (4 << 20)
+
+
+def test_small_parcels_do_not_overtake_one_that_waits_for_the_window() -> None:
+    client, server = connected()
+    for _ in range(CONNECTION_WINDOW_BYTES // (1 << 20) + 5):
+        _opened(client, Parcel(bytes(1 << 20)))
+    _opened(client, Parcel(b"small"))
+    pump(client, server)
+    assert [len(events.parcels[0][0].header or b"") for _, events in server.calls].count(5) == 0
+    done = 0
+    while done < len(server.calls):
+        exchange, events = server.calls[done]
+        server.protocol.consumed(exchange, events.parcels[0][1], more=False)
+        done += 1
+        pump(client, server)
+    assert len(server.calls[-1][1].parcels[0][0].header or b"") == 5
+
+
+def test_cancelled_calls_that_wait_for_the_window_are_forgotten() -> None:
+    client, server = connected()
+    for _ in range(CONNECTION_WINDOW_BYTES // (1 << 20) - 1):
+        _opened(client, Parcel(bytes(1 << 20)))
+    waiting = [_opened(client, Parcel(bytes(1 << 20)))[0] for _ in range(100)]
+    pump(client, server)
+    for exchange in waiting:
+        client.protocol.cancel(exchange)
+    assert not client.protocol._sender._blocked
+    before = len(server.calls)
+    for exchange, events in list(server.calls):
+        server.protocol.consumed(exchange, events.parcels[0][1], more=False)
+    pump(client, server)
+    assert len(server.calls) == before
+
+
+def test_an_end_that_comes_while_data_are_no_longer_read_harms_no_other_call() -> None:
+    client, server = connected()
+    exchange, _ = _opened(client, Parcel(b""))
+    pump(client, server)
+    answering, _ = server.calls[0]
+    server.protocol.send(answering, Parcel(b"", [_bytes(2 << 20)]), lambda: None)
+    pump(client, server)
+    client.protocol.receive(exchange, [np.empty(1 << 20, np.uint8).data])
+    client.protocol.stop_receiving(exchange)
+    pump(client, server)
+    server.protocol.end(answering)
+    pump(client, server)
+    assert not client.protocol.exchanges
+
+
+def test_an_exchange_that_has_ended_refers_to_no_memory_and_to_nobody() -> None:
+    client, server = connected()
+    exchange, events = _opened(client, Parcel(b"", [_bytes(2 << 20)]))
+    pump(client, server)
+    answering, received = server.calls[0]
+    server.protocol.end(answering, 3, "no")
+    pump(client, server)
+    for one, told in ((exchange, events), (answering, received)):
+        assert one.events is not told
+        assert one.outgoing is one.queued is None
+
+
 def test_nothing_is_written_to_memory_after_its_reader_has_given_up() -> None:
     client, server = connected()
     exchange, _ = _opened(client, Parcel(b""))
