@@ -191,12 +191,12 @@ def parcel_frame(
         + _PARCEL.pack(seconds or 0.0, len(header), segment_bytes)
         + named
     )
-    if len(inside) > _COPIED_BYTES:
-        return [b"".join((first, shown, padding)), inside], rest, following
-    return [b"".join((first, shown, padding, inside))], rest, following
+    if len(shown) + len(inside) <= _COPIED_BYTES:
+        return [b"".join((first, shown, padding, inside))], rest, following
+    return [buffer for buffer in (first, shown, padding, inside) if buffer], rest, following
 
 
-# Smaller segments are copied into the frame, which is faster than sending several buffers.
+# Less is copied into the frame, which is faster than sending several buffers.
 _COPIED_BYTES = 16 << 10
 
 
