@@ -525,6 +525,18 @@ def test_a_socket_for_streams_is_beside_that_of_grpc_and_only_for_this_user(tmp_
     assert not beside.exists()
 
 
+def test_a_server_with_certificates_over_a_unix_socket_accepts_no_streams(
+    tmp_path: Path, files: CertificateFiles
+) -> None:
+    theirs = ServerCredentials.from_files(
+        certificate=files.server_cert, private_key=files.server_key, client_root_certificates=files.ca
+    )
+    path = tmp_path / "socket"
+    with serving(unix_socket=path, credentials=theirs) as server:
+        assert not door_of(server).target
+        assert [one.name for one in tmp_path.iterdir()] == ["socket"]
+
+
 def test_a_port_for_streams_that_is_in_use_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -103,6 +103,10 @@ class StreamDoor:
         Raises:
           AddressError: If the given port cannot be used.
         """
+        if address.socket_path and self._certificates is not None:
+            # A stream over a Unix socket would ask for no certificate.
+            _logger.info("Accepting no streams, because the server uses TLS over a Unix socket; clients use gRPC")
+            return
         try:
             if address.socket_path:
                 self._listen_beside(Path(address.socket_path))
