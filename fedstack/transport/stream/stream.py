@@ -175,7 +175,12 @@ class Stream(ConnectionEvents, FrameDriver):
             if reason:
                 self.protocol.say_bye(reason)
                 self._flush()
-            self._lose(ClosedError(f"The connection to {self.address} is closed; create a new client"))
+            during_calls = ClosedError(
+                f"The connection to {self.address} was closed during a call; close contexts and stubs only after their "
+                "calls have ended"
+            )
+            later = f"The connection to {self.address} is closed; create a new context, client or coordinator"
+            self._lose(ClosedError(later), during_calls)
         self._pipe_ends()
 
     def lost(self, error: BaseException | None) -> None:
@@ -192,11 +197,11 @@ class Stream(ConnectionEvents, FrameDriver):
         why = self._reason or ("" if error is None else str(error))
         self._lose(BROKEN_OFF.error_at(self.address, why))
 
-    def _lose(self, error: FedstackError) -> None:
+    def _lose(self, error: FedstackError, during_calls: FedstackError | None = None) -> None:
         self.error = error
         if self._timer is not None:
             self._timer.end()
-        self.protocol.lose(error)
+        self.protocol.lose(during_calls or error)
         if not self._greeting.done():
             self._greeting.set_exception(error)
             self._greeting.exception()  # nothing may wait for it
