@@ -28,8 +28,7 @@ from fedstack.transport.stream.layout import Announced, ProtocolError
 from fedstack.transport.stream.loop_exchange import CallStatus
 from fedstack.transport.stream.pipes import SocketPipe
 from fedstack.transport.stream.protocol import StreamProtocol
-from fedstack.transport.stream.stream import Stream
-from fedstack.transport.wire.connection_errors import BROKEN_OFF
+from fedstack.transport.stream.stream import Stream, lost_error
 from fedstack.transport.wire.heartbeat import held_up, silent, suspended
 from fedstack.transport.wire.parcels import Parcel, Piece
 
@@ -93,7 +92,7 @@ class BlockingStreams:
             if self._closed:
                 raise self._closed_error() from None
             if isinstance(error, (OSError, ProtocolError)):
-                raise BROKEN_OFF.error_at(self._address, str(error)) from None
+                raise lost_error(self._address, str(error)) from None
             raise
         if answer.status is None:
             pieces = self._go_on(line, answer)

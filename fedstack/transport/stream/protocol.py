@@ -51,7 +51,7 @@ class StreamProtocol(FrameSink):
         self.reader = FrameReader(self)
         self.queue = SendQueue()
         self.exchanges: dict[int, Exchange] = {}
-        self.error: FedstackError | None = None
+        self._is_lost = False
         self._events = events
         self._is_server = is_server
         self._is_greeted = False
@@ -183,17 +183,21 @@ class StreamProtocol(FrameSink):
         """Tells the peer why this end closes the connection. Nothing can be sent afterwards."""
         self.queue.add(layout.frame(Kind.BYE, 0, message.encode()[:_MAX_BYE_BYTES]))
 
-    def lose(self, error: FedstackError) -> None:
-        """Ends all exchanges because the connection was lost. Idempotent."""
-        if self.error is not None:
+    def lose(self, make_error: Callable[[], FedstackError]) -> None:
+        """Ends all exchanges because the connection was lost. Idempotent.
+
+        Args:
+          make_error: Returns the error to raise, a new one for each exchange, since their callers change it.
+        """
+        if self._is_lost:
             return
-        self.error = error
+        self._is_lost = True
         lost, self.exchanges = list(self.exchanges.values()), {}
         self.queue.clear()
         for exchange in lost:
             events = exchange.events
             exchange.end()
-            events.lost(error)
+            events.lost(make_error())
 
     def _forget(self, exchange: Exchange) -> None:
         self._sender.forget(exchange)

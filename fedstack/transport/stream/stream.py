@@ -12,7 +12,7 @@ from fedstack.transport.stream.layout import Announced, ProtocolError
 from fedstack.transport.stream.loop_exchange import CallStatus, FrameDriver, LoopExchange
 from fedstack.transport.stream.pipes import Pipe
 from fedstack.transport.stream.protocol import StreamProtocol
-from fedstack.transport.wire.connection_errors import BROKEN_OFF
+from fedstack.transport.wire.connection_errors import BROKEN_OFF, NO_ANSWER
 from fedstack.transport.wire.heartbeat import held_up
 from fedstack.transport.wire.parcels import Parcel
 
@@ -38,7 +38,7 @@ class Stream(ConnectionEvents, FrameDriver):
     Attributes:
       protocol: The state of the connection.
       is_draining: Set when the server accepts no new clients, or when the connection is lost.
-      error: Why the connection was lost; `None` while it is there.
+      is_lost: Whether the connection was lost or closed.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class Stream(ConnectionEvents, FrameDriver):
         self.protocol = protocol or StreamProtocol(self, is_server=on_call is not None)
         self.protocol.hand_over(self)
         self.is_draining = asyncio.Event()
-        self.error: FedstackError | None = None
+        self.is_lost = False
+        self._make_error: Callable[[], FedstackError] | None = None
         self._on_call = on_call
         self._most_header_bytes = most_header_bytes
         self._idle_seconds = idle_seconds
@@ -125,8 +126,8 @@ class Stream(ConnectionEvents, FrameDriver):
 
     def check(self) -> None:
         """Raises an error if the connection was lost."""
-        if self.error is not None:
-            raise self.error
+        if self._make_error is not None:
+            raise self._make_error()
 
     def flush_soon(self) -> None:
         if not self._is_flushing:
@@ -171,16 +172,16 @@ class Stream(ConnectionEvents, FrameDriver):
         Args:
           reason: What the peer is told; empty to tell it nothing.
         """
-        if self.error is None:
+        if not self.is_lost:
             if reason:
                 self.protocol.say_bye(reason)
                 self._flush()
-            during_calls = ClosedError(
+            during_calls = (
                 f"The connection to {self.address} was closed during a call; close contexts and stubs only after their "
                 "calls have ended"
             )
             later = f"The connection to {self.address} is closed; create a new context, client or coordinator"
-            self._lose(ClosedError(later), during_calls)
+            self._lose(lambda: ClosedError(later), lambda: ClosedError(during_calls))
         self._pipe_ends()
 
     def lost(self, error: BaseException | None) -> None:
@@ -189,21 +190,23 @@ class Stream(ConnectionEvents, FrameDriver):
         Args:
           error: Why it was lost; `None` if the peer has closed it.
         """
-        if self.error is not None:
+        if self.is_lost:
             return
         if isinstance(error, ProtocolError):
             self.protocol.say_bye(str(error))
             self._flush()
         why = self._reason or ("" if error is None else str(error))
-        self._lose(BROKEN_OFF.error_at(self.address, why))
+        self._lose(lambda: lost_error(self.address, why, is_silent=isinstance(error, TimeoutError)))
 
-    def _lose(self, error: FedstackError, during_calls: FedstackError | None = None) -> None:
-        self.error = error
+    def _lose(
+        self, make_error: Callable[[], FedstackError], during_calls: Callable[[], FedstackError] | None = None
+    ) -> None:
+        self.is_lost, self._make_error = True, make_error
         if self._timer is not None:
             self._timer.end()
-        self.protocol.lose(during_calls or error)
+        self.protocol.lose(during_calls or make_error)
         if not self._greeting.done():
-            self._greeting.set_exception(error)
+            self._greeting.set_exception(make_error())
             self._greeting.exception()  # nothing may wait for it
         for pong in self._pongs:
             if not pong.done():
@@ -225,7 +228,7 @@ class Stream(ConnectionEvents, FrameDriver):
 
     def _due(self) -> None:
         pipe, now = self._pipe, self._loop.time()
-        if pipe is None or self.error is not None:
+        if pipe is None or self.is_lost:
             return
         if self._is_idle(now):
             self.close(f"it was not used for {self._idle_seconds:g} s")
@@ -280,4 +283,18 @@ class Stream(ConnectionEvents, FrameDriver):
         self._reason = message
 
     def __repr__(self) -> str:
-        return f"<Stream to {self.address}, {len(self.protocol.exchanges)} exchanges{' lost' if self.error else ''}>"
+        return f"<Stream to {self.address}, {len(self.protocol.exchanges)} exchanges{' lost' if self.is_lost else ''}>"
+
+
+def lost_error(address: str, why: str, *, is_silent: bool = False) -> FedstackError:
+    """Returns the error to raise for a connection that was lost. Its causes name the reason without details.
+
+    Args:
+      address: The address of the peer.
+      why: Details, in a few words.
+      is_silent: Whether the peer did not answer.
+    """
+    reason = NO_ANSWER if is_silent else BROKEN_OFF
+    error = reason.error_at(address, why)
+    error.causes = {address: reason.found}  # compared by those who count losses
+    return error

@@ -41,7 +41,7 @@ class StreamConnection(Connection):
     @property
     def is_open(self) -> bool:
         """Whether calls can be made."""
-        return self._stream.error is None
+        return not self._stream.is_lost
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         return await self._only_answer(path, Parcel(request), timeout)

@@ -13,7 +13,9 @@ from fedstack.transport.stream import layout
 from fedstack.transport.stream.exchange_state import Exchange
 from fedstack.transport.stream.layout import SMALL_PARCEL_BYTES, Kind, ProtocolError
 from fedstack.transport.stream.protocol import MOST_WAITING_BYTES
+from fedstack.transport.stream.stream import lost_error
 from fedstack.transport.stream.windows import CONNECTION_WINDOW_BYTES, EXCHANGE_WINDOW_BYTES
+from fedstack.transport.wire.connection_errors import BROKEN_OFF, NO_ANSWER
 from fedstack.transport.wire.parcels import Parcel
 from tests.transport.stream.two_ends import End, Recorded, connected, pump
 
@@ -364,11 +366,11 @@ def test_a_status_carries_its_message_and_details() -> None:
 
 def test_all_exchanges_are_told_that_the_connection_was_lost() -> None:
     client, _ = connected()
-    _, events = _opened(client, Parcel(b""))
-    error = WorkerUnavailableError("lost")
-    client.protocol.lose(error)
-    client.protocol.lose(WorkerUnavailableError("again"))
-    assert events.error is error
+    told = [_opened(client, Parcel(b""))[1] for _ in range(2)]
+    client.protocol.lose(lambda: WorkerUnavailableError("lost"))
+    client.protocol.lose(lambda: WorkerUnavailableError("again"))
+    assert [str(events.error) for events in told] == ["lost", "lost"]
+    assert told[0].error is not told[1].error, "who catches one of them changes it"
     assert not client.protocol.queue
 
 
@@ -450,3 +452,10 @@ def test_garbage_is_an_error_or_is_ignored(data: st.DataObject) -> None:
         return
     for exchange, _ in server.calls:
         server.protocol.end(exchange)
+
+
+def test_a_lost_connection_counts_as_such_whatever_the_system_says_of_it() -> None:
+    error = lost_error("here:1", "[Errno 104] Connection reset by peer")
+    assert "Connection reset by peer" in str(error)
+    assert error.causes == {"here:1": BROKEN_OFF.found}
+    assert lost_error("here:1", "it has been silent", is_silent=True).causes == {"here:1": NO_ANSWER.found}
