@@ -495,11 +495,12 @@ def test_status_shows_sessions_and_calls(target: str, capsys: pytest.CaptureFixt
     assert lines[0].startswith(f"{target}: fedstack {fedstack.__version__}, up for ")
     assert lines[1] == "sessions 1, values 0, bytes 0 B, running 0"
     assert re.fullmatch(r"threads \d+ of 32, busy \d+, on cancelled work 0, memory [1-9][\d.]* [KMG]iB", lines[2])
-    assert lines[4].split() == ["session", "clients", "values", "bytes", "lease", "left"]
-    assert lines[5].split()[1:4] == ["7", "0", "0"]
-    assert lines[7].split() == ["method", "code", "calls"]
-    assert lines[8].split() == ["fedstack.v1.ExecutorExtensions/OpenSession", "OK", "1"]
-    assert len({len(line) for line in lines[4:6]} | {len(line) for line in lines[7:9]}) == 2
+    assert re.fullmatch(r"streams \d+ at port \d+; clients on this machine use them", lines[3])
+    assert lines[5].split() == ["session", "clients", "values", "bytes", "lease", "left"]
+    assert lines[6].split()[1:4] == ["7", "0", "0"]
+    assert lines[8].split() == ["method", "code", "calls"]
+    assert lines[9].split() == ["fedstack.v1.ExecutorExtensions/OpenSession", "OK", "1"]
+    assert len({len(line) for line in lines[5:7]} | {len(line) for line in lines[8:10]}) == 2
 
 
 def test_status_tells_that_a_server_is_stopping_and_how_long_calls_have(capsys: pytest.CaptureFixture[str]) -> None:
