@@ -84,7 +84,6 @@ class LoopExchange(ExchangeEvents):
         self._reader: asyncio.Future[None] | None = None
         self._sender: asyncio.Future[None] | None = None
         self._is_filled = self._is_taken = False
-        self._taken: Callable[[], object] | None = None
         self.progress = 0
 
     # Events.

@@ -39,7 +39,7 @@ from fedstack.transport.wire.status import Code
 
 _logger = logging.getLogger(__name__)
 _BACKLOG = 1024
-# What remains of the time of an accept that failed because descriptors ran out.
+# How long a server waits before it accepts streams again, after its descriptors ran out.
 _PAUSE_SECONDS = 0.1
 _QUIET_SECONDS = 60.0
 _LOOPBACK = "loopback"
