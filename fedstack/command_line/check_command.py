@@ -124,7 +124,7 @@ def _token(credentials: "ClientCredentials", asked_for: bool | None) -> str:
 
 
 def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
-    if not (credentials.uses_tls if target.secure is None else target.secure):
+    if not credentials.secures(target):
         return "none"
     return "TLS" if credentials.certificate is None else "TLS, with client certificate"
 

@@ -165,8 +165,7 @@ class VariableOwner:
         credentials = None if self._job is None else self._credentials
         for target in targets:
             # The credentials that functions on workers use do not tell them whether to dial this server with TLS.
-            uses_tls = credentials is not None and credentials.uses_tls
-            target = attrs.evolve(target, secure=uses_tls if target.secure is None else target.secure)
+            target = attrs.evolve(target, secure=(credentials or ClientCredentials()).secures(target))
             [stub] = make_stubs(target, credentials, self._transport)
             server = VariableServer(stub, connect_seconds=self._connect_seconds)
             self._holders.append(_Holder(target, server, _executor_at(stub)))

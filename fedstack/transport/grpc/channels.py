@@ -161,7 +161,7 @@ def _to_dial(
     """Returns gRPC's credentials for a target, or `None` for plaintext, and all channel options."""
     fork_guard.begin()
     credentials = credentials or ClientCredentials()
-    secure = credentials.uses_tls if target.secure is None else target.secure
+    secure = credentials.secures(target)
     if secure:
         check_certificates(credentials, f"for dialing {target}")
     else:

@@ -7,6 +7,7 @@ or an error message.
 import asyncio
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ from fedstack.transport.grpc.credential_files import (
     FileWatch,
     Renewed,
     check_token,
+    load_pair,
     read_file,
     read_tokens,
     why_unusable,
@@ -122,6 +124,24 @@ class ClientCredentials:
         """Whether these credentials require TLS."""
         return any(part is not None for part in (self.root_certificates, self.certificate, self.server_name))
 
+    def secures(self, target: Target) -> bool:
+        """Returns whether a target is dialed with TLS: the target decides, or else these credentials."""
+        return self.uses_tls if target.secure is None else target.secure
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Returns how to dial with TLS where gRPC does not do it.
+
+        Raises:
+          ssl.SSLError: If a certificate or the key cannot be read, or if they do not match.
+        """
+        context = ssl.create_default_context()
+        if self.root_certificates is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(cadata=self.root_certificates.decode("ascii", "replace"))
+        if self.certificate is not None and self.private_key is not None:
+            load_pair(context, self.certificate, self.private_key)
+        return context
+
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata to send with each call: the token if there is one, otherwise empty."""
@@ -132,7 +152,7 @@ class ClientCredentials:
 
         The token is omitted if the connection does not use TLS.
         """
-        if self.token is None or (self.uses_tls if target.secure is None else target.secure):
+        if self.token is None or self.secures(target):
             return self
         return attrs.evolve(self, token=None, files=None)
 

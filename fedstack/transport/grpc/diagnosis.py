@@ -15,7 +15,7 @@ import attrs
 
 from fedstack.errors import FedstackError, ResourceLimitError
 from fedstack.foundations.deadline import Deadline
-from fedstack.transport.grpc.credential_files import load_pair, why_not_valid
+from fedstack.transport.grpc.credential_files import why_not_valid
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.io_loop import Outcome, result_of
@@ -240,7 +240,7 @@ def _fault_of_port(target: Target, credentials: ClientCredentials, seconds: floa
         raise
     except OSError as error:
         return causes.NO_WAY, error.strerror or str(error)
-    if _is_secure(target, credentials):
+    if credentials.secures(target):
         return _fault_of_tls(host, address, credentials, seconds)
     return _fault_of_plaintext(address, seconds)
 
@@ -259,11 +259,7 @@ def _fault_of_socket(target: Target, credentials: ClientCredentials, seconds: fl
         return causes.LEFT_BEHIND, ""
     except OSError as error:
         return causes.NO_WAY, error.strerror or str(error)
-    return None if _is_secure(target, credentials) else _fault_of_plaintext(str(path), seconds)
-
-
-def _is_secure(target: Target, credentials: ClientCredentials) -> bool:
-    return credentials.uses_tls if target.secure is None else target.secure
+    return None if credentials.secures(target) else _fault_of_plaintext(str(path), seconds)
 
 
 def _fault_of_plaintext(address: Address, seconds: float) -> _Finding:
@@ -273,12 +269,7 @@ def _fault_of_plaintext(address: Address, seconds: float) -> _Finding:
 
 
 def _fault_of_tls(host: str, address: tuple[str, int], credentials: ClientCredentials, seconds: float) -> _Finding:
-    context = ssl.create_default_context()
-    if credentials.root_certificates is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cadata=credentials.root_certificates.decode("ascii", "replace"))
-    if credentials.certificate is not None and credentials.private_key is not None:
-        load_pair(context, credentials.certificate, credentials.private_key)
+    context = credentials.tls_context()
     context.set_alpn_protocols(["h2"])
     name = credentials.server_name or host
     try:

@@ -50,13 +50,7 @@ class Security:
 
 def client_security(credentials: ClientCredentials, host: str) -> Security:
     """Returns how to dial a server with TLS."""
-    context = ssl.create_default_context()
-    if credentials.root_certificates is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cadata=credentials.root_certificates.decode("ascii", "replace"))
-    if credentials.certificate is not None and credentials.private_key is not None:
-        load_pair(context, credentials.certificate, credentials.private_key)
-    return Security(context, credentials.server_name or host)
+    return Security(credentials.tls_context(), credentials.server_name or host)
 
 
 def server_context(credentials: ServerCredentials) -> ssl.SSLContext:

@@ -132,7 +132,7 @@ class ConnectionEvents(abc.ABC):
 
 
 class _NoEvents(ExchangeEvents):
-    """Stands for the events of an exchange until its first event has been told."""
+    """Stands for the events of an exchange before its first event, and after its end."""
 
     def parcel(self, announced: Announced, size: int) -> None: ...
 

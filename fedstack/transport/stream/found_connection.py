@@ -48,8 +48,6 @@ class FoundConnection(Connection):
       why_grpc: Why the connection uses gRPC; empty if it does not, or has not been used.
     """
 
-    sends_wholes = True
-
     def __init__(
         self,
         target: Target,
@@ -134,9 +132,7 @@ class FoundConnection(Connection):
     @property
     def _is_secure(self) -> bool:
         """Whether streams use TLS. Those over a Unix socket do not."""
-        if self._target.socket_path:
-            return False
-        return self._credentials.uses_tls if self._target.secure is None else self._target.secure
+        return not self._target.socket_path and self._credentials.secures(self._target)
 
     async def _directions(self) -> tuple[Address, StreamHello]:
         """Returns where the peer accepts a stream, and how to introduce this client."""
@@ -192,9 +188,6 @@ class FoundConnection(Connection):
 
     async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         return await (self._open() or await self._best()).ask(path, parcel, timeout, who)
-
-    async def unary_soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
-        return await self._grpc.unary_soon(path, request, seconds, who)
 
     def ask_blocking(
         self, path: str, parcel: Parcel, timeout: float, who: str

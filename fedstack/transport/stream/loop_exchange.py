@@ -249,26 +249,20 @@ class LoopExchange(ExchangeEvents):
         if is_copied:
             parcel.sent()
 
-    async def send(self, parcel: Parcel) -> bool:
-        """Sends an answer, and returns when its memory may change.
-
-        Returns:
-          Whether the answer was sent; false if the exchange has ended.
-        """
+    async def send(self, parcel: Parcel) -> None:
+        """Sends an answer, and returns when its memory may change, or when the exchange has ended."""
         exchange = self.exchange
         if not exchange.is_open:
-            return False
+            return
         self._is_taken = False
-        if not self._protocol.send(exchange, parcel, self._on_taken):
-            self._driver.flush_soon()
-            while not self._is_taken:
-                if self._error is not None or not exchange.is_open:
-                    return False
-                await self._departure()
-        else:
-            self._driver.flush_soon()
+        if self._protocol.send(exchange, parcel, self._on_taken):
+            self._is_taken = True
+        self._driver.flush_soon()
+        while not self._is_taken:
+            if self._error is not None or not exchange.is_open:
+                return
+            await self._departure()
         parcel.sent()
-        return True
 
     def beat(self, content: bytes) -> None:
         """Sends a heartbeat."""

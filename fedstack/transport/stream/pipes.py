@@ -24,7 +24,7 @@ class Pipe(abc.ABC):
     """What connects a protocol to a socket.
 
     Attributes:
-      heard: The time of the loop at which bytes were received last.
+      heard: The time of the loop of the last sign of life: bytes were received, or the socket had room again.
     """
 
     heard: float

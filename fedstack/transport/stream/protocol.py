@@ -124,7 +124,7 @@ class StreamProtocol(FrameSink):
             self.queue.add(layout.frame(Kind.HEARTBEAT, exchange.number, content))
 
     def end(self, exchange: Exchange, code: int = 0, message: str = "", details: bytes = b"") -> None:
-        """Ends an exchange, as the server. With a status other than 0, unsent parcels are dropped."""
+        """Ends an exchange, as the server. Parcels that wait to be sent are dropped."""
         if exchange.is_open:
             self.queue.add(layout.end_frame(exchange.number, code, message, details))
             self._forget(exchange)

@@ -22,7 +22,7 @@ ANSWER_SECONDS = 20.0
 _MOST_MESSAGE_BYTES = 1 << 31
 
 # Starts the work of a call that a client has made.
-OnCall = Callable[["Stream", LoopExchange, Announced], None]
+OnCall = Callable[[LoopExchange, Announced], None]
 
 
 class Stream(ConnectionEvents, FrameDriver):
@@ -267,7 +267,7 @@ class Stream(ConnectionEvents, FrameDriver):
         events = LoopExchange(self, self._most_header_bytes)
         events.exchange = exchange
         events.parcel(announced, size)
-        self._on_call(self, events, announced)
+        self._on_call(events, announced)
         return events
 
     def pong(self) -> None:

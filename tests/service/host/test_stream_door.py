@@ -299,6 +299,12 @@ def _raw(server: GrpcServer) -> socket.socket:
     return connection
 
 
+def _greet(client: socket.socket, server: GrpcServer) -> None:
+    hello = with_protocol(StreamHello(ticket=on_loop(lambda: ticket_of(server)).ticket)).SerializeToString()
+    client.sendall(layout.frame(Kind.HELLO, 0, hello))
+    assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+
+
 def _rest(connection: socket.socket) -> bytes:
     """Returns what comes until the server closes the connection."""
     found = b""
@@ -342,14 +348,9 @@ def test_a_client_that_says_nothing_is_cut_off() -> None:
 
 
 def test_a_client_that_breaks_the_protocol_is_told_and_its_calls_end() -> None:
-    async def hello() -> bytes:
-        response = await ticket_of(server)
-        return with_protocol(StreamHello(ticket=response.ticket)).SerializeToString()
-
     service = EchoService()
     with serving(service=service) as server, _raw(server) as client:
-        client.sendall(layout.frame(Kind.HELLO, 0, on_loop(hello)))
-        assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+        _greet(client, server)
         buffers, _, _ = layout.parcel_frame(1, Parcel(b""), 0, path_of("Hold"))
         client.sendall(b"".join(buffers))
         on_loop(service.entered.wait)
@@ -359,18 +360,13 @@ def test_a_client_that_breaks_the_protocol_is_told_and_its_calls_end() -> None:
 
 
 def test_calls_that_are_cancelled_before_they_begin_leave_nothing_behind() -> None:
-    async def hello() -> bytes:
-        response = await ticket_of(server)
-        return with_protocol(StreamHello(ticket=response.ticket)).SerializeToString()
-
     async def idle() -> None:
         while door_of(server)._calls or door_of(server).connections:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     with serving() as server:
         with _raw(server) as client:
-            client.sendall(layout.frame(Kind.HELLO, 0, on_loop(hello)))
-            assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+            _greet(client, server)
             for number in range(1, 500):
                 buffers, _, _ = layout.parcel_frame(number, Parcel(b""), 0, path_of("Hold"))
                 client.sendall(b"".join(buffers) + layout.frame(Kind.CANCEL, number))
@@ -379,17 +375,12 @@ def test_calls_that_are_cancelled_before_they_begin_leave_nothing_behind() -> No
 
 @pytest.mark.parametrize("method", ["Unary", "Upload", "Exchange"])
 def test_a_large_header_that_is_announced_and_never_sent_holds_no_place(method: str) -> None:
-    async def hello() -> bytes:
-        response = await ticket_of(server)
-        return with_protocol(StreamHello(ticket=response.ticket)).SerializeToString()
-
     async def another() -> None:
         async with dialled(server) as connection:
             assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
 
     with serving(limits=ServerLimits(header_seconds=0.3, max_calls=1)) as server, _raw(server) as client:
-        client.sendall(layout.frame(Kind.HELLO, 0, on_loop(hello)))
-        assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+        _greet(client, server)
         header = bytes(2 << 20)
         buffers, _, _ = layout.parcel_frame(1, Parcel(header), len(header), path_of(method))
         client.sendall(b"".join(buffers))
@@ -410,10 +401,6 @@ def test_a_time_limit_below_zero_is_over_at_once() -> None:
 
 
 def test_a_client_that_does_not_read_is_not_read_from_any_more() -> None:
-    async def hello() -> bytes:
-        response = await ticket_of(server)
-        return with_protocol(StreamHello(ticket=response.ticket)).SerializeToString()
-
     async def others() -> None:
         async with dialled(server) as connection:
             assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
@@ -422,8 +409,7 @@ def test_a_client_that_does_not_read_is_not_read_from_any_more() -> None:
         return b"".join(layout.parcel_frame(number, Parcel(bytes(1000)), 1000, path_of("Unary"))[0])
 
     with serving() as server, _raw(server) as client:
-        client.sendall(layout.frame(Kind.HELLO, 0, on_loop(hello)))
-        assert client.recv(layout.HEADER_BYTES)[4] == Kind.HELLO
+        _greet(client, server)
         client.settimeout(0.5)
         number = 0
         with contextlib.suppress(TimeoutError):  # raised once the server has stopped reading

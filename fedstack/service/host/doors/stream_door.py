@@ -205,7 +205,7 @@ class StreamDoor:
         client: list[_Client] = []
         stream = Stream(
             peer,
-            lambda _, exchange, announced: self._call(_let_in(client), exchange, announced),
+            lambda exchange, announced: self._call(_let_in(client), exchange, announced),
             self._limits.max_message_bytes,
             self._limits.idle_seconds,
         )
