@@ -44,6 +44,16 @@ def test_lost_clients_are_divided_among_the_workers_that_are_there_then() -> Non
     assert {one.worker for one in started} == {"w2"}, "w1 has more to do"
 
 
+def test_a_worker_that_loses_the_same_clients_twice_does_not_get_them_again_while_there_are_others() -> None:
+    assignments, (busy, lost) = begun(range(10), 9, 1)
+    for others, expected in [(["w0", "w1"], "w1"), (["w0", "w1"], "w0"), (["w1"], "w1")]:
+        assignments.lost(lost, 0.0)
+        assignments.present(others)
+        (lost,) = assignments.start(0.0)
+        assert (lost.worker, lost.clients) == (expected, range(9, 10))
+    assert busy in assignments.running
+
+
 def test_who_runs_clients_of_another_worker_knows_why_and_whose_they_were() -> None:
     assignments, (first, second) = begun(range(12), 6, 6)
     assert first.origin is None

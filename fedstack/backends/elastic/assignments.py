@@ -300,6 +300,9 @@ class Assignments:
             for part in without(clients, range(assignment.begun, sys.maxsize)):
                 waiting = self._moving(assignment, part, why)
                 waiting.losses, waiting.since = assignment.losses + losses, since
+                # A worker that loses clients at once would always have the fewest, and so get them again and again.
+                if losses and assignment.origin == Origin(Why.LOST, str(assignment.worker)):
+                    waiting.avoids = assignment.worker
                 self._waiting.append(waiting)
             self._waiting += [self._moving(assignment, part, why) for part in without(clients, begun)]
 
