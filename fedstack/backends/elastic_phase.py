@@ -34,6 +34,7 @@ from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.remote.phase_copies import sent_once
 from fedstack.executors.remote.phase_messages import SentFunctions
+from fedstack.executors.remote.remote_transfers import SharedFiles
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
 from fedstack.executors.survivors.unreadable_inputs import UnreadableInputsError
 from fedstack.foundations.traceback_filter import without_frames
@@ -76,7 +77,8 @@ class ElasticPhase:
         self._finding: asyncio.Task[None] | None = None
         self._search: asyncio.Task[None] | None = None
         self._tolerance = scope.of(Tolerance)
-        self._scope = scope.adding(SentFunctions(part.phase), SharedValues())
+        self._files = SharedFiles()
+        self._scope = scope.adding(SentFunctions(part.phase), SharedValues(), self._files)
         self._failure: tuple[int, BaseException] | None = None
         self._rebalancing = Rebalancing(
             self._assignments,
@@ -151,7 +153,7 @@ class ElasticPhase:
             # tolerated and nobody restarts workers, one of them waits until clients of a new program have run a while.
             places = places[:-1]
             self._rebalancing.wait(_RESERVE_SECONDS)
-        self._lost.begun_with = len(places)
+        self._lost.begun_with = self._files.workers = len(places)
         counts = self._assignments.counts(len(places))
         kept = [self._backend.kept_at(place, self._part.inputs) for place in places]
         if any(kept):

@@ -38,7 +38,7 @@ from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, e
 from fedstack.executors.worker.receiving import Admission, receive
 from fedstack.foundations.segments import Memory, memory_of
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
-from fedstack.transport.wire.parcels import Parcel, incoming_of
+from fedstack.transport.wire.parcels import Incoming, Parcel, incoming_of
 from fedstack.transport.wire.status import code_of, details_of, message_of
 
 _MOST_STACKS = 4
@@ -303,5 +303,5 @@ class _Host(PhaseHost):
         finally:
             give_back()
 
-    def unpacker(self, clients: int) -> Unpacker:
+    def unpacker(self, clients: int, rest: Incoming) -> Unpacker:
         return Unpacker(self._came, clients=clients)

@@ -1,17 +1,22 @@
 """Shares arrays with other processes of this machine by a file in memory, which is written once.
 
-The file has no name. Other processes open it through this process's file descriptor, so it disappears with the last of
-these processes, however they end. Only Linux has such files.
+The file has no name. Other processes open it through this process's file descriptor, or are sent the descriptor, so it
+disappears with the last of these processes, however they end. Only Linux has such files.
 """
 
 import contextlib
+import functools
 import mmap
 import os
 import pickle
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 
 from fedstack.foundations.segments import Memory
+
+if sys.platform == "linux":
+    import fcntl
 
 # Sending smaller arrays with each task costs less than a file.
 LEAST_BYTES = 1 << 20
@@ -32,29 +37,35 @@ class MemoryFile:
     """
 
     def __init__(self, memory: Sequence[Memory]) -> None:
-        if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no files in memory")
         buffers: list[pickle.PickleBuffer] = []
         self._head = pickle.dumps(list(memory), protocol=5, buffer_callback=buffers.append)
-        self._spans: list[tuple[int, int]] = []
-        self._file = os.memfd_create("fedstack")
+        self._file = _new_file()
         weakref.finalize(self, os.close, self._file)
-        end = 0
-        for buffer in buffers:
-            view = buffer.raw()
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = start + view.nbytes
-            self._spans.append((start, end))
-            _write(self._file, view, start)
+        self._spans = _write(self._file, [buffer.raw() for buffer in buffers])
 
     def __reduce__(self) -> tuple[Callable[..., Sequence[Memory]], tuple[object, ...]]:
         return opened, (f"/proc/{os.getpid()}/fd/{self._file}", self._head, self._spans)
 
 
-def _write(file: int, view: memoryview, offset: int) -> None:
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
+def _new_file() -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no files in memory")
+    return os.memfd_create("fedstack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _write(file: int, views: Sequence[memoryview]) -> list[tuple[int, int]]:
+    """Writes memory to a file, and returns where in the file it starts and ends."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for view in views:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + view.nbytes
+        spans.append((start, end))
+        rest, offset = view, start
+        while rest:
+            written = os.pwrite(file, rest, offset)
+            rest, offset = rest[written:], offset + written
+    return spans
 
 
 def opened(path: str, head: bytes, spans: Sequence[tuple[int, int]]) -> Sequence[Memory]:
@@ -68,3 +79,71 @@ def opened(path: str, head: bytes, spans: Sequence[tuple[int, int]]) -> Sequence
         found: Sequence[Memory] = pickle.loads(head, buffers=[content[start:stop] for start, stop in spans])
         return found
     return []
+
+
+# Whether this system has files in memory whose content can be fixed, in the byte order of arrays that are sent.
+HAS_SEALS = sys.platform == "linux" and hasattr(os, "memfd_create") and sys.byteorder == "little"
+
+
+class SealedFile:
+    """Memory in a file that nobody can change. Its descriptor can be sent to other processes, even of other users.
+
+    The file is closed together with this object.
+
+    Args:
+      views: The memory to copy.
+
+    Attributes:
+      descriptor: The file descriptor.
+      starts: Where in the file the memory of each view starts.
+
+    Raises:
+      OSError: If the system has no such files, or no memory for one.
+    """
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self.descriptor = _new_file()
+        weakref.finalize(self, os.close, self.descriptor)
+        self.starts = [start for start, _ in _write(self.descriptor, views)]
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+
+
+# A mapped file takes a file descriptor. If peers send more files, their content is received instead.
+_MOST_MAPPED = 128
+_mapped: "weakref.WeakSet[mmap.mmap]" = weakref.WeakSet()
+
+
+class ReceivedFile:
+    """A file that another process has sent. It is closed together with this object.
+
+    Args:
+      descriptor: The file descriptor.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    @functools.cached_property
+    def _content(self) -> memoryview:
+        """All of the file; empty if the sender could still change it, or if it cannot be mapped."""
+        try:
+            seals = fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS)
+            # Whoever reads memory behind the end of a file that was truncated meanwhile is killed.
+            if seals & fcntl.F_SEAL_WRITE and seals & fcntl.F_SEAL_SHRINK and len(_mapped) < _MOST_MAPPED:
+                content = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+                _mapped.add(content)
+                return memoryview(content)
+        except (OSError, ValueError):  # of what is no such file, or without descriptors or address space
+            pass
+        return memoryview(b"")
+
+    def view(self, start: int, size: int) -> memoryview | None:
+        """Returns a part of the file as read-only memory, which stays valid after the file has been closed.
+
+        Returns:
+          The memory; `None` if the file cannot be relied on, or does not have this part.
+        """
+        content = self._content
+        return content[start : start + size] if start + size <= len(content) else None

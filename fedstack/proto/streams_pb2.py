@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64stack/proto/streams.proto\x12\x0b\x66\x65\x64stack.v1\"6\n\x11OpenStreamRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\"f\n\x12OpenStreamResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\x12\x0f\n\x07refusal\x18\x05 \x01(\t\"O\n\x0bStreamHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\r\n\x05token\x18\x04 \x01(\t\"2\n\rStreamWelcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t2R\n\x07Streams\x12G\n\x04Open\x12\x1e.fedstack.v1.OpenStreamRequest\x1a\x1f.fedstack.v1.OpenStreamResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64stack/proto/streams.proto\x12\x0b\x66\x65\x64stack.v1\"6\n\x11OpenStreamRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\"f\n\x12OpenStreamResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\x12\x0f\n\x07refusal\x18\x05 \x01(\t\"O\n\x0bStreamHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\r\n\x05token\x18\x04 \x01(\t\"G\n\rStreamWelcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0btakes_files\x18\x03 \x01(\x08\x32R\n\x07Streams\x12G\n\x04Open\x12\x1e.fedstack.v1.OpenStreamRequest\x1a\x1f.fedstack.v1.OpenStreamResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMHELLO']._serialized_start=205
   _globals['_STREAMHELLO']._serialized_end=284
   _globals['_STREAMWELCOME']._serialized_start=286
-  _globals['_STREAMWELCOME']._serialized_end=336
-  _globals['_STREAMS']._serialized_start=338
-  _globals['_STREAMS']._serialized_end=420
+  _globals['_STREAMWELCOME']._serialized_end=357
+  _globals['_STREAMS']._serialized_start=359
+  _globals['_STREAMS']._serialized_end=441
 # @@protoc_insertion_point(module_scope)

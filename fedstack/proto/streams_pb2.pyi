@@ -39,9 +39,11 @@ class StreamHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., ticket: _Optional[bytes] = ..., token: _Optional[str] = ...) -> None: ...
 
 class StreamWelcome(_message.Message):
-    __slots__ = ("protocol", "version")
+    __slots__ = ("protocol", "version", "takes_files")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAKES_FILES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    takes_files: bool
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., takes_files: bool = ...) -> None: ...

@@ -50,7 +50,8 @@ class Waiting:
       since: The time from which the clients may run, in seconds.
       is_held: Whether the clients must wait for the end of a search.
       failures: The number of times that each of the clients has failed so far.
-      avoids: The worker on which they failed last, or with which they were lost twice. Other workers run the clients, if there are any.
+      avoids: The worker on which they failed last, or with which they were lost twice. Other workers run the clients,
+        if there are any.
       origin: The worker that had the clients before, and why they wait; `None` if they have not begun.
     """
 

@@ -65,6 +65,7 @@ class Packer:
 
     Attributes:
       segments: The bytes of the large arrays, in the order in which the message announces the arrays.
+      shared: Which of the segments belong to values that are the same for all clients.
 
     Args:
       large_bytes: The minimum size in bytes at which an array is sent as a segment instead of in the message.
@@ -73,6 +74,7 @@ class Packer:
 
     def __init__(self, large_bytes: int = LARGE_BYTES, *, references: bool = False) -> None:
         self.segments: list[Segment] = []
+        self.shared: list[int] = []
         self._large_bytes = large_bytes
         self._references = references
 
@@ -130,7 +132,9 @@ class Packer:
 
     def pack_shared(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
         """Packs a payload that is the same for all clients. A subclass may reuse the result for several messages."""
+        before = len(self.segments)
         self.pack(proto, payload, type_spec, path)
+        self.shared.extend(range(before, len(self.segments)))
 
     def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
         """Packs clients' values that have not been read yet. A subclass may send placeholders instead."""

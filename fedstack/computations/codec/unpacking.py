@@ -75,6 +75,8 @@ class Unpacker:
       for_results: Whether the values are results. If true, each client's large array has separate memory, so that it
         can be returned to the user without a copy. If false, the arrays of all clients share one block, which is
         faster to receive.
+      mapped: Returns memory that already has a part of the bytes, given where the part starts and its size, or `None`.
+        Arrays are then views of this memory.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class Unpacker:
         max_bytes: int = MOST_RESULT_BYTES,
         clients: int | None = None,
         for_results: bool = False,
+        mapped: Callable[[int, int], memoryview | None] | None = None,
     ) -> None:
+        self._mapped = mapped
         self.buffers: list[memoryview] = []
         self._arrived = None if arrived is None else ReceivedBytes(arrived)
         self._arrays: list[NDArray[Any]] = []
@@ -192,6 +196,9 @@ class Unpacker:
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
         if self._arrived is not None and 0 not in shape:
             array = self._arrived.array(shape, dtype, path)
+        elif (found := self._memory_for(shape, dtype)) is not None:
+            array = np.frombuffer(found, dtype).reshape(shape)
+            self.buffers.append(found)
         else:
             try:
                 array = np.empty(shape, dtype)
@@ -207,6 +214,13 @@ class Unpacker:
         view = array.view()
         view.setflags(write=False)
         return view
+
+    def _memory_for(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> memoryview | None:
+        """Returns memory that already has the content of the next array, if there is any."""
+        size = math.prod(shape) * dtype.itemsize
+        if self._mapped is None or not size:
+            return None
+        return self._mapped(sum(map(len, self.buffers)), size)
 
     def unpack_column(self, proto: Packed, member: Type, path: str = "value", *, clients: int | None = None) -> Column:
         """Returns the values of all clients, or of another number of clients, of type `member`; see `unpack`."""

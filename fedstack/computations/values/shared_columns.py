@@ -1,5 +1,6 @@
 """Columns that several phases read, of which other processes keep copies."""
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import cast
@@ -8,6 +9,8 @@ import attrs
 import numpy as np
 
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
+
+_noting = threading.Lock()
 
 
 @attrs.frozen(eq=False)
@@ -59,9 +62,18 @@ class SharedColumn(Column):
         """Whether all clients have the same payload."""
         return isinstance(self.column, ConstantColumn)
 
-    def note_copy(self, owner: object, name: str) -> None:
-        """Records that an owner, such as a session on a worker, has a copy of the members of this column."""
-        self._copies.setdefault(owner, []).append(Copy(name, self.members))
+    def note_copy(self, owner: object, name: str) -> bool:
+        """Records that an owner, such as a session on a worker, has a copy of the members of this column.
+
+        Returns:
+          Whether the copy is of use. It is not if all members have the same payload, of which the owner has a copy.
+        """
+        with _noting:  # calls of several threads may share a column
+            copies = self._copies.setdefault(owner, [])
+            if copies and self.is_constant:
+                return False
+            copies.append(Copy(name, self.members))
+            return True
 
     def parts_at(self, owner: object) -> list[tuple[Copy | None, range]]:
         """Divides the members by the copies of an owner.

@@ -212,10 +212,9 @@ class PhaseCopies:
             column = self._offered.pop(copy, None)
             if column is None:
                 continue
-            if column.is_constant and column.parts_at(self._session)[0][0] is not None:
+            if not column.note_copy(self._session, copy):
                 self._session.forget(copy)  # another request that was sent at the same time has left one
                 continue
-            column.note_copy(self._session, copy)
             # A function outlives many sessions, and must not keep them alive.
             weakref.finalize(column.whole, _forget, weakref.ref(self._session), copy).atexit = False
 

@@ -26,7 +26,7 @@ from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import phase_template, write_origin, write_phase, write_span
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
-from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive, room_for
+from fedstack.executors.remote.remote_transfers import SharedFiles, check_size, packer_for, receive, room_for
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
@@ -178,13 +178,15 @@ class _PhaseRun:
         request.hand_in_seconds, request.id = self._hand_in.seconds, self._id
         request.after = self._hand_in.after
         write_origin(request, self._hand_in.origin)
+        files = current_scope().of(SharedFiles) if session.stub.connection.passes_files else None
+        file = None if files is None or not packer.shared else await files.file_of(packer)
         if note is not None:
             write_span(current_scope().span, request.span)
             note.bytes_sent = request.ByteSize() + packer.segment_bytes
         with PhaseReport(current_scope().progress, present_among(clients) if phase.program.steps else 0) as report:
             self._hand_in.begun(lambda rate: self._leave(session, rate))
             beat, sent = peer.heartbeat_seconds, self._hand_in.sent
-            answer = session.stub.run_phase(request, packer.segments, beat, report.heard, sent)
+            answer = session.stub.run_phase(request, packer.segments, beat, report.heard, sent, file)
             try:
                 last, response = await session.stub.io.run(self._received(answer, address, report, note))
             except BaseException as error:

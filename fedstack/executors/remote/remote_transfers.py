@@ -1,4 +1,8 @@
-"""Packs values for a peer, and unpacks the peer's responses."""
+"""Packs values for a peer, and unpacks the peer's responses.
+
+Large values that all clients of a phase share are written to a file in memory, once for all workers of this machine.
+The workers map the file instead of receiving copies, so the machine has such a value once, however many workers it has.
+"""
 
 import asyncio
 import contextlib
@@ -7,21 +11,25 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import attrs
+import numpy as np
 from google.protobuf.message import Message
 
 from fedstack.computations.codec.packing import Packer, write_typed
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.portability import warn_of_differing
+from fedstack.computations.leaves.work_scope import SystemScope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, parsed, sized
+from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop, parsed, sized
+from fedstack.foundations.memory_files import LEAST_BYTES, SealedFile
 from fedstack.foundations.message_room import MessageRoom
-from fedstack.foundations.segments import Segment, SegmentReader
+from fedstack.foundations.segments import Rows, Segment, SegmentReader
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub
-from fedstack.transport.wire.parcels import Parcel, incoming_of
+from fedstack.transport.wire.parcels import Parcel, ParcelFile, Span, incoming_of
 from fedstack.transport.wire.status import error_from_status
 
 # Large contributions are received at the same time up to this size, and up to this share of the computer's memory.
@@ -29,6 +37,8 @@ _ROOM_BYTES, _ROOM_SHARE = 256 << 20, 0.01
 # After this time, a contribution is received anyway: a peer that stands still must not hold up others for long.
 _ROOM_SECONDS = 5.0
 _rooms: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, MessageRoom]" = weakref.WeakKeyDictionary()
+# For one worker, a file of 128 MB takes 57 ms and a copy 49 ms; for two 51 and 103 ms, for eight 65 and 340 ms.
+LEAST_WORKERS = 2
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
@@ -74,6 +84,75 @@ def check_size(size: int, limit: int, what: Callable[[], str], stub: ServiceStub
             "once, or start the worker with a larger --max-value-bytes; this is a restriction of the worker at "
             f"{stub.address}"
         )
+
+
+@attrs.define(eq=False)
+class _Written:
+    """A file that is being written.
+
+    Attributes:
+      views: The memory that is written. It stays alive, since files are looked up by its addresses.
+      file: The file; `None` if the system has no such files, or no room for one.
+    """
+
+    views: Sequence[memoryview]
+    file: "asyncio.Task[SealedFile | None]"
+
+
+class SharedFiles(SystemScope):
+    """Part of the scope of one run of a phase: the files with values that its workers share.
+
+    Attributes:
+      workers: The number of workers.
+    """
+
+    __slots__ = ("_files", "workers")
+
+    def __init__(self) -> None:
+        self.workers = 0
+        self._files: dict[tuple[tuple[int, int], ...], _Written] = {}
+
+    async def file_of(self, packer: Packer) -> ParcelFile | None:
+        """Returns a file with the packed values that all clients share, or `None` if none is worth it.
+
+        Args:
+          packer: The packer with the values of one worker.
+        """
+        if self.workers < LEAST_WORKERS:
+            return None
+        views: list[memoryview] = []
+        starts: list[int] = []
+        shared, start = set(packer.shared), 0
+        for index, segment in enumerate(packer.segments):
+            if index in shared and not isinstance(segment, Rows):
+                views.append(segment)
+                starts.append(start)
+            start += len(segment)
+        if sum(map(len, views)) < LEAST_BYTES:
+            return None
+        key = tuple((_address_of(view), len(view)) for view in views)
+        written = self._files.get(key)
+        if written is None:
+            written = self._files[key] = _Written(views, asyncio.ensure_future(_write(views)))
+        file = await asyncio.shield(written.file)
+        if file is None:
+            return None
+        spans: list[Span] = [(start, len(view), at) for start, view, at in zip(starts, views, file.starts)]
+        return ParcelFile(file, spans)
+
+
+def _address_of(view: memoryview) -> int:
+    return np.frombuffer(view, np.uint8).ctypes.data
+
+
+async def _write(views: Sequence[memoryview]) -> SealedFile | None:
+    def write() -> SealedFile | None:
+        try:
+            return SealedFile(views)
+        except OSError:
+            return None
+
+    return await off_loop(write)
 
 
 async def evaluate(

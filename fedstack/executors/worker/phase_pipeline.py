@@ -52,7 +52,7 @@ from fedstack.executors.worker.receiving import Admission, Received
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.frames import CHUNK_BYTES
-from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.parcels import Incoming, Parcel
 
 # The allowance for the dtype and shape of an array, in bytes.
 ARRAY_SPARE_BYTES = 64
@@ -79,9 +79,14 @@ class PhaseHost(abc.ABC):
     def lend(self, clients: int) -> AbstractContextManager[PhaseRunner]:
         """Returns a context manager that yields a runner of phases for the given number of clients."""
 
-    def unpacker(self, clients: int) -> Unpacker:
-        """Returns an unpacker for a phase with the given number of clients."""
-        return Unpacker(max_bytes=self.admission.max_bytes, clients=clients)
+    def unpacker(self, clients: int, rest: Incoming) -> Unpacker:
+        """Returns an unpacker for a phase.
+
+        Args:
+          clients: The number of clients.
+          rest: The source of the bytes of the arrays.
+        """
+        return Unpacker(max_bytes=self.admission.max_bytes, clients=clients, mapped=rest.mapped)
 
     @property
     def chunk_bytes(self) -> int:
@@ -154,7 +159,7 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
 
     def read() -> AdmittedPhase:
         leaves = [leaf for computation in computations for leaf in admission.check(computation)]
-        unpacker = host.unpacker(request.clients)
+        unpacker = host.unpacker(request.clients, received.rest)
         found = read_phase(request, unpacker, host.find)
         size = sum(message.value.ByteSize() for message in inputs) + sum(map(len, unpacker.buffers))
         admission.check_size(size, len(inputs) * ARRAY_SPARE_BYTES)

@@ -7,9 +7,8 @@ or an error message.
 import asyncio
 import os
 import re
-import ssl
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
@@ -21,7 +20,6 @@ from fedstack.transport.grpc.credential_files import (
     FileWatch,
     Renewed,
     check_token,
-    load_pair,
     read_file,
     read_tokens,
     why_unusable,
@@ -31,6 +29,7 @@ from fedstack.transport.wire.addresses import Target
 if TYPE_CHECKING:
     import grpc
 
+_T = TypeVar("_T")
 _BEGIN = rb"-----BEGIN [A-Z ]*%b-----"
 
 
@@ -128,20 +127,6 @@ class ClientCredentials:
         """Returns whether a target is dialed with TLS: the target decides, or else these credentials."""
         return self.uses_tls if target.secure is None else target.secure
 
-    def tls_context(self) -> ssl.SSLContext:
-        """Returns how to dial with TLS where gRPC does not do it.
-
-        Raises:
-          ssl.SSLError: If a certificate or the key cannot be read, or if they do not match.
-        """
-        context = ssl.create_default_context()
-        if self.root_certificates is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.load_verify_locations(cadata=self.root_certificates.decode("ascii", "replace"))
-        if self.certificate is not None and self.private_key is not None:
-            load_pair(context, self.certificate, self.private_key)
-        return context
-
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata to send with each call: the token if there is one, otherwise empty."""
@@ -158,15 +143,15 @@ class ClientCredentials:
 
     def renewed_metadata(self) -> Renewed[tuple[tuple[str, str], ...]]:
         """Returns the metadata to send with each call. It is updated when the token file changes."""
-        watch = self.files.tokens if self.files is not None else None
-        read = self.from_files
-        return Renewed(self.metadata, watch, lambda: read(token_file=watch.files[0]).metadata if watch else ())
+        return self._renewed(lambda credentials: credentials.metadata)
 
     def renewed_token(self) -> Renewed[str | None]:
         """Returns the token. It is updated when the token file changes."""
+        return self._renewed(lambda credentials: credentials.token)
+
+    def _renewed(self, read: "Callable[[ClientCredentials], _T]") -> Renewed[_T]:
         watch = self.files.tokens if self.files is not None else None
-        read = self.from_files
-        return Renewed(self.token, watch, lambda: read(token_file=watch.files[0]).token if watch else None)
+        return Renewed(read(self), watch, lambda: read(self.from_files(token_file=watch.files[0]) if watch else self))
 
     def __repr__(self) -> str:
         return _describe(

@@ -17,6 +17,7 @@ from fedstack.errors import FedstackError, ResourceLimitError
 from fedstack.foundations.deadline import Deadline
 from fedstack.transport.grpc.credential_files import why_not_valid
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.grpc.tls_contexts import client_context
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.io_loop import Outcome, result_of
 from fedstack.transport.wire import connection_errors as causes
@@ -269,7 +270,7 @@ def _fault_of_plaintext(address: Address, seconds: float) -> _Finding:
 
 
 def _fault_of_tls(host: str, address: tuple[str, int], credentials: ClientCredentials, seconds: float) -> _Finding:
-    context = credentials.tls_context()
+    context = client_context(credentials)
     context.set_alpn_protocols(["h2"])
     name = credentials.server_name or host
     try:

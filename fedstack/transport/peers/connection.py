@@ -50,6 +50,11 @@ class Connection(abc.ABC):
         return io_loop
 
     @property
+    def passes_files(self) -> bool:
+        """Whether the peer takes files in memory with parcels; see `ParcelFile`."""
+        return False
+
+    @property
     @abc.abstractmethod
     def address(self) -> str:
         """The address of the peer, for error messages."""

@@ -18,7 +18,7 @@ from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.service_stub import CONTROL_SECONDS, ServiceStub
 from fedstack.transport.wire.frames import Chunking, Heartbeat
-from fedstack.transport.wire.parcels import Incoming, Parcel
+from fedstack.transport.wire.parcels import Incoming, Parcel, ParcelFile
 
 # The version of the protocol. Clients and servers reject peers that use another version.
 PROTOCOL = 1
@@ -175,9 +175,11 @@ class ExecutorStub(ServiceStub):
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         sent: Callable[[], None] = lambda: None,
+        file: ParcelFile | None = None,
     ) -> Answer:
         """Runs a client phase on the peer; see `exchange`."""
-        return self.exchange(f"/{EXTENSIONS}/RunPhase", request, segments, heartbeat_seconds, on_heartbeat, sent=sent)
+        path = f"/{EXTENSIONS}/RunPhase"
+        return self.exchange(path, request, segments, heartbeat_seconds, on_heartbeat, sent=sent, file=file)
 
     async def shorten_phase(self, request: extended.ShortenPhaseRequest) -> extended.ShortenPhaseResponse:
         """Asks for the last clients of a running phase."""

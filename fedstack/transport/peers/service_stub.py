@@ -16,7 +16,7 @@ from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.heartbeat import watch
-from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
+from fedstack.transport.wire.parcels import Incoming, Parcel, ParcelFile, Piece, incoming_of
 
 CONTROL_SECONDS = 10.0
 _UPLOAD_SECONDS = 60.0
@@ -166,6 +166,7 @@ class ServiceStub:
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
         sent: Callable[[], None] = lambda: None,
+        file: ParcelFile | None = None,
     ) -> AsyncGenerator[Incoming, None]:
         """Calls a method that accepts a parcel and returns a parcel; see `download`.
 
@@ -177,8 +178,9 @@ class ServiceStub:
           on_heartbeat: A function that is called with each heartbeat.
           soon_seconds: The time limit for the first heartbeat; by default the same as for later heartbeats.
           sent: Called on any thread after the request has been sent.
+          file: A file with some of the segments, if the connection passes files.
         """
-        answer = await self.ask(path, request, segments, heartbeat_seconds, on_heartbeat, soon_seconds, sent)
+        answer = await self.ask(path, request, segments, heartbeat_seconds, on_heartbeat, soon_seconds, sent, file)
         if isinstance(answer, Parcel):
             yield incoming_of(answer)
             return
@@ -194,10 +196,11 @@ class ServiceStub:
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
         soon_seconds: float | None = None,
         sent: Callable[[], None] = lambda: None,
+        file: ParcelFile | None = None,
     ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming]:
         """Like `exchange`, but returns a response directly if it was received as a single message."""
         soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
-        answer = await self.connection.ask(path, self._parcel(request, segments, sent), soon, self.who)
+        answer = await self.connection.ask(path, self._parcel(request, segments, sent, file), soon, self.who)
         if isinstance(answer, Parcel):
             return answer
         return self._answer(answer, heartbeat_seconds, 0.0, on_heartbeat)
@@ -212,8 +215,14 @@ class ServiceStub:
             return answer
         return self._answer(answer, heartbeat_seconds, 0.0, lambda beat: None)
 
-    def _parcel(self, request: Message, segments: Sequence[Segment], sent: Callable[[], None] = lambda: None) -> Parcel:
-        return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes, sent=sent)
+    def _parcel(
+        self,
+        request: Message,
+        segments: Sequence[Segment],
+        sent: Callable[[], None] = lambda: None,
+        file: ParcelFile | None = None,
+    ) -> Parcel:
+        return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes, sent=sent, file=file)
 
     @contextlib.asynccontextmanager
     async def _answer(

@@ -12,9 +12,10 @@ from google.protobuf.message import DecodeError
 
 from fedstack.errors import FedstackError, WorkerUnavailableError
 from fedstack.foundations.deadline import Deadline
+from fedstack.foundations.memory_files import HAS_SEALS
 from fedstack.proto.streams_pb2 import StreamHello, StreamWelcome
-from fedstack.transport.grpc.credential_files import load_pair
-from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.grpc.tls_contexts import client_context
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.peers.fork_guard import fork_guard
@@ -50,19 +51,7 @@ class Security:
 
 def client_security(credentials: ClientCredentials, host: str) -> Security:
     """Returns how to dial a server with TLS."""
-    return Security(credentials.tls_context(), credentials.server_name or host)
-
-
-def server_context(credentials: ServerCredentials) -> ssl.SSLContext:
-    """Returns the configuration for serving with TLS. Clients must present certificates if gRPC asks for them."""
-    assert credentials.certificate is not None
-    assert credentials.private_key is not None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_pair(context, credentials.certificate, credentials.private_key)
-    if credentials.client_root_certificates is not None:
-        context.load_verify_locations(cadata=credentials.client_root_certificates.decode("ascii", "replace"))
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    return Security(client_context(credentials), credentials.server_name or host)
 
 
 def tuned(connection: socket.socket) -> socket.socket:
@@ -132,6 +121,8 @@ async def _greeted(stream: Stream, connection: socket.socket, hello: StreamHello
             f"The server at {stream.address} does not answer as a stream does; check that it is a server of fedstack"
         ) from None
     check_protocol(welcome.protocol, welcome.version, stream.address)
+    if welcome.takes_files and HAS_SEALS and connection.family == socket.AF_UNIX:
+        stream.protocol.passes_files = True
 
 
 def connect(address: Address, seconds: float) -> socket.socket:

@@ -78,6 +78,11 @@ class FoundConnection(Connection):
         """The peer's address."""
         return self._target.address
 
+    @property
+    def passes_files(self) -> bool:
+        found = self._open()
+        return found is not None and found.passes_files
+
     def _open(self) -> Connection | None:
         """Returns the stream if it is open."""
         stream = self._stream

@@ -1,9 +1,11 @@
 """Cuts the bytes that a socket receives into frames. Data are received directly into the memory of their receiver."""
 
 import abc
+from collections import deque
 
 import numpy as np
 
+from fedstack.foundations.memory_files import ReceivedFile
 from fedstack.transport.stream.layout import (
     FRAME_HEADER,
     HEADER_BYTES,
@@ -17,6 +19,8 @@ from fedstack.transport.stream.layout import (
 _SCRATCH_BYTES = 16 << 10
 # Strangers may send no more in a frame.
 _FIRST_BYTES = 16 << 10
+# More files do not arrive ahead of the frames that they belong to.
+_MOST_FILES = 4
 _DATA = int(Kind.DATA)
 
 
@@ -65,6 +69,7 @@ class FrameReader:
         self._missing = 0  # the number of bytes of a data frame that are still to be received
         self._room_bytes = 0  # the size of the memory that the sink has returned last
         self._is_unwanted = False
+        self._files: deque[ReceivedFile | None] = deque()
 
     def buffer(self) -> memoryview:
         """Returns the memory for the next bytes. It is never empty."""
@@ -93,6 +98,29 @@ class FrameReader:
                 self._sink.frame(*self._head, payload)
         if self._target is None:
             self._parse()
+
+    def file_received(self, file: ReceivedFile | None) -> None:
+        """Takes a file of the peer. The frame to which it belongs follows, or has begun.
+
+        Args:
+          file: The file; `None` if it could not be received.
+
+        Raises:
+          ProtocolError: If there are too many files.
+        """
+        self._files.append(file)
+        if len(self._files) > _MOST_FILES:
+            raise ProtocolError(f"Expected frames for {_MOST_FILES} files, found further files")
+
+    def file(self) -> ReceivedFile | None:
+        """Returns the file of the frame that was received last; `None` if it could not be received.
+
+        Raises:
+          ProtocolError: If no file has come with it.
+        """
+        if not self._files:
+            raise ProtocolError("Expected a file with a frame, found none")
+        return self._files.popleft()
 
     def _data_received(self) -> None:
         """Passes on data for which the whole room is filled, and continues with the rest of the frame."""

@@ -7,6 +7,9 @@ The client numbers its exchanges in increasing order, starting with 1. Frames wi
 A parcel is sent in one of two ways. A *small* parcel is one frame with its header and segments. Of a *large* parcel,
 the receiver first gets a frame with the header and the size of the segments. It then grants bytes for which it has
 memory, and the sender sends them as data frames. If the header itself is large, it is sent like a segment.
+
+Over a Unix socket, the frame of a call may come with a file in memory, which contains some of the segments, so that the
+server need not copy them. The server skips what it reads from the file, and may also ignore the file.
 """
 
 import enum
@@ -17,9 +20,10 @@ from typing import Any, TypeAlias
 import attrs
 
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.memory_files import ReceivedFile
 from fedstack.foundations.segments import Segment, joined
 from fedstack.transport.wire.frames import CHUNK_BYTES
-from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.parcels import Parcel, Span
 
 # Anything that a socket sends: `bytes`, or memory of others.
 Buffer: TypeAlias = Any
@@ -30,6 +34,7 @@ _COUNT = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
 # The time limit of a call in seconds, and the number of bytes of the header and of the segments.
 _PARCEL = struct.Struct("<dQQ")
+_SPAN = struct.Struct("<QQQ")
 
 # The maximum size of a parcel that is sent as one frame: an array of a megabyte and its description.
 SMALL_PARCEL_BYTES = CHUNK_BYTES + (64 << 10)
@@ -57,12 +62,14 @@ class Kind(enum.IntEnum):
     PONG = 11
     DRAIN = 12
     BYE = 13
+    SKIP = 14
 
 
 # Flags of the frames of parcels.
 SEGMENTS_INSIDE = 1  # the segments are in the same frame
 HEADER_FOLLOWS = 2  # the header is sent before the segments, in data frames
 LAST = 4  # the parcel is the last of its call, as far as is known
+FILE = 8  # a file comes with the frame
 
 
 class ProtocolError(InvalidValueError):
@@ -81,6 +88,8 @@ class Announced:
       segment_bytes: The size of all segments.
       segments: The segments, if they are in the same frame.
       is_last: Whether the parcel is the last of its call, as far as is known.
+      spans: The parts of the segments that are in a file.
+      file: The file, if one has come with the frame.
     """
 
     path: str
@@ -90,6 +99,8 @@ class Announced:
     segment_bytes: int
     segments: memoryview | None
     is_last: bool
+    spans: Sequence[Span] = ()
+    file: ReceivedFile | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -151,7 +162,12 @@ def parcel_bytes(parcel: Parcel) -> int:
 
 
 def parcel_frame(
-    exchange: int, parcel: Parcel, size: int, path: str = "", seconds: float | None = None
+    exchange: int,
+    parcel: Parcel,
+    size: int,
+    path: str = "",
+    seconds: float | None = None,
+    spans: Sequence[Span] = (),
 ) -> tuple[list[Buffer], Sequence[Segment], int]:
     """Encodes the first frame of a parcel.
 
@@ -161,6 +177,7 @@ def parcel_frame(
       size: The size of the parcel.
       path: The path of the method, for the request of a call; empty for an answer.
       seconds: The time limit of the call in seconds; `None` for no limit.
+      spans: The parts of the segments that are in a file, if a file is sent with the frame.
 
     Returns:
       The buffers of the frame, the segments that follow in data frames, and the size of these segments.
@@ -181,6 +198,10 @@ def parcel_frame(
     shown = b"" if flags & HEADER_FOLLOWS else header
     start = _PARCEL.size + len(named) + len(shown)
     padding = b""
+    if spans:
+        assert rest, "only large parcels have a file"
+        flags |= FILE
+        inside = b"".join(_SPAN.pack(*span) for span in spans)
     if flags & SEGMENTS_INSIDE and segment_bytes:
         padding = bytes(-start % _ALIGNMENT)
         inside = _together(parcel.segments)
@@ -228,9 +249,29 @@ def read_parcel(flags: int, path_bytes: int, payload: bytes | memoryview) -> Ann
         begin = end + -end % _ALIGNMENT
         end = begin + segment_bytes
         segments = memoryview(payload)[begin:end]
+    spans: Sequence[Span] = ()
+    if flags & FILE and not flags & SEGMENTS_INSIDE:
+        spans, end = _read_spans(payload, end, segment_bytes), size
     if end != size or (flags & HEADER_FOLLOWS and flags & SEGMENTS_INSIDE):
         raise ProtocolError(f"Expected a parcel of {end} bytes in a frame, found a frame of {size} bytes")
     is_limited = 0 < seconds < float("inf")  # false for a NaN
     return Announced(
-        path, seconds if is_limited else None, header_bytes, header, segment_bytes, segments, bool(flags & LAST)
+        path, seconds if is_limited else None, header_bytes, header, segment_bytes, segments, bool(flags & LAST), spans
     )
+
+
+def _read_spans(payload: bytes | memoryview, start: int, segment_bytes: int) -> Sequence[Span]:
+    rest = payload[start:]
+    if len(rest) % _SPAN.size or not rest:
+        raise ProtocolError(
+            f"Expected parts of {_SPAN.size} bytes that describe a file, found {len(rest)} bytes in a frame"
+        )
+    spans, end = list(_SPAN.iter_unpack(rest)), 0
+    for first, size, _ in spans:
+        if first < end or not size or first + size > segment_bytes:
+            raise ProtocolError(
+                f"Expected the parts of {segment_bytes} bytes that are in a file, in order, found {size} bytes from "
+                f"byte {first} on, after byte {end}"
+            )
+        end = first + size
+    return spans

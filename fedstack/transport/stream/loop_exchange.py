@@ -195,8 +195,8 @@ class LoopExchange(ExchangeEvents):
         self._protocol.consumed(self.exchange, size, more=not announced.is_last)
         if not segment_bytes:
             return Parcel(header, is_last=announced.is_last)
-        self._following = _StreamBody(self, segment_bytes)
-        return Header(header)
+        self._following = body = _StreamBody(self, segment_bytes, announced)
+        return Header(header, body.mapped if announced.file is not None else None)
 
     async def _received_header(self, size: int) -> bytes:
         if size > self._most_header_bytes:
@@ -205,8 +205,15 @@ class LoopExchange(ExchangeEvents):
                 "values into arrays, or send less at a time"
             )
         header = np.empty(size, np.uint8)
-        await _StreamBody(self, size).read_into([header.data])
+        await self.receive_into([header.data])
         return header.tobytes()
+
+    def skip(self, size: int) -> None:
+        """Skips the next bytes of a large parcel, which are already here."""
+        self._check_running()
+        self._protocol.skip(self.exchange, size)
+        self._driver.flush_soon()
+        self.bytes_received += size
 
     async def receive_into(self, buffers: Sequence[memoryview]) -> None:
         """Receives the next bytes of a large parcel."""
@@ -286,15 +293,45 @@ class LoopExchange(ExchangeEvents):
 class _StreamBody(Body):
     """The segments of a parcel, which are requested from the peer when they are read."""
 
-    def __init__(self, exchange: LoopExchange, size: int) -> None:
-        self.left = size
+    def __init__(self, exchange: LoopExchange, size: int, announced: Announced) -> None:
+        self.left = self._size = size
         self._exchange = exchange
+        self._spans = announced.spans
+        self._file = announced.file
+        self._mapped: dict[int, int] = {}  # the sizes of the parts that are here, by where they start
         self._limit: tuple[float, Callable[[], FedstackError]] | None = None
 
     def limit_silence(self, seconds: float, error: Callable[[], FedstackError]) -> None:
         self._limit = seconds, error
 
+    def mapped(self, start: int, size: int) -> memoryview | None:
+        """Returns a part of the segments that is in the file that came with the parcel; see `Incoming.mapped`."""
+        for first, length, place in self._spans:
+            if self._file is not None and (first, length) == (start, size):
+                view = self._file.view(place, size)
+                if view is not None:
+                    self._mapped[start] = size
+                return view
+        return None
+
     async def read_into(self, buffers: Sequence[memoryview]) -> None:
+        if not self._mapped:
+            await self._receive(buffers)
+            return
+        missing: list[memoryview] = []
+        at = self._size - self.left
+        for buffer in buffers:
+            if self._mapped.get(at) == len(buffer):
+                await self._receive(missing)
+                self._exchange.skip(len(buffer))
+                self.left -= len(buffer)
+                missing = []
+            else:
+                missing.append(buffer)
+            at += len(buffer)
+        await self._receive(missing)
+
+    async def _receive(self, buffers: Sequence[memoryview]) -> None:
         self.left -= sum(map(len, buffers))
         if self._limit is None:
             await self._exchange.receive_into(buffers)

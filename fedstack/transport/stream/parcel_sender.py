@@ -1,13 +1,14 @@
 """Sends parcels in the order in which they were given, as far as the windows of their receiver have room."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from fedstack.transport.stream import layout
 from fedstack.transport.stream.exchange_state import Exchange
 from fedstack.transport.stream.layout import Buffer
 from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, SendQueue
 from fedstack.transport.stream.windows import Window
-from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.parcels import Parcel, Span
 
 
 class ParcelSender:
@@ -16,9 +17,13 @@ class ParcelSender:
     Args:
       queue: Where frames are added.
       window: The window of the connection.
+
+    Attributes:
+      passes_files: Whether files can be sent, and the peer takes them.
     """
 
     def __init__(self, queue: SendQueue, window: Window) -> None:
+        self.passes_files = False
         self._queue = queue
         self._window = window
         self._blocked: dict[int, Exchange] = {}  # with parcels for which the window has no room, in order
@@ -39,9 +44,15 @@ class ParcelSender:
           Whether the parcel was copied into the queue, so that its memory may change now.
         """
         size = layout.parcel_bytes(parcel)
-        frame, rest, following = layout.parcel_frame(exchange.number, parcel, size, path, seconds)
+        spans: Sequence[Span] = ()
+        file = parcel.file if self.passes_files and size > layout.SMALL_PARCEL_BYTES else None
+        if file is not None:
+            spans = file.spans
+        frame, rest, following = layout.parcel_frame(exchange.number, parcel, size, path, seconds, spans)
         cost = sum(map(len, frame))
-        data = OutgoingData(exchange.number, rest, following, taken) if following else None
+        data = None
+        if following:
+            data = OutgoingData(exchange.number, rest, following, taken, None if file is None else file.file)
         is_copied = data is None and len(frame) == 1
         if not (exchange.waiting or self._blocked) and self._fits(exchange, cost):
             self._send(exchange, frame, cost, None if is_copied or data else taken, data)
@@ -62,7 +73,7 @@ class ParcelSender:
         self._window.free -= cost
         exchange.window.free -= cost
         exchange.outgoing = data
-        exchange.queued = self._queue.add_parts(frame, cost, taken), cost
+        exchange.queued = self._queue.add_parts(frame, cost, taken, None if data is None else data.file), cost
 
     def send_blocked(self) -> None:
         """Sends parcels that wait for the window, in order. The first for which there is no room holds up the rest."""

@@ -1,6 +1,7 @@
 """Moves bytes between a protocol and a socket, on an event loop."""
 
 import abc
+import array
 import asyncio
 import contextlib
 import logging
@@ -8,6 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from fedstack.foundations.memory_files import ReceivedFile
 from fedstack.transport.stream.layout import ProtocolError
 from fedstack.transport.stream.protocol import StreamProtocol
 
@@ -15,6 +17,8 @@ _logger = logging.getLogger(__name__)
 # How often a socket is read or written before other work of the loop has its turn.
 _MOST_IN_A_ROW = 8
 _MOST_CALLS_IN_A_ROW = 100
+# A message of a Unix socket comes with at most one file.
+_FILE_SPACE = socket.CMSG_SPACE(array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 
 # Called once, with the error that ended the connection, or with `None` if the peer has closed it.
 Lost = Callable[[BaseException | None], None]
@@ -47,9 +51,13 @@ class SocketPipe(Pipe):
       connection: A connected socket, which does not block.
       protocol: The protocol.
       lost: Called when the connection is lost.
+      takes_files: Whether the peer may send files. The socket must be a Unix socket.
     """
 
-    def __init__(self, connection: socket.socket, protocol: StreamProtocol, lost: Lost) -> None:
+    def __init__(
+        self, connection: socket.socket, protocol: StreamProtocol, lost: Lost, *, takes_files: bool = False
+    ) -> None:
+        self._receive_into = self._receive_with_files if takes_files else connection.recv_into
         self._socket = connection
         self._descriptor = connection.fileno()
         self._protocol = protocol
@@ -66,7 +74,7 @@ class SocketPipe(Pipe):
         try:
             for _ in range(_MOST_IN_A_ROW):
                 buffer = self._reader.buffer()
-                count = self._socket.recv_into(buffer)
+                count = self._receive_into(buffer)
                 if not count:
                     self._end(None)
                     return
@@ -88,6 +96,18 @@ class SocketPipe(Pipe):
             self._is_paused = True
             self._loop.remove_reader(self._descriptor)
 
+    def _receive_with_files(self, buffer: memoryview) -> int:
+        count, found, flags, _ = self._socket.recvmsg_into([buffer], _FILE_SPACE, socket.MSG_CMSG_CLOEXEC)
+        if found or flags & socket.MSG_CTRUNC:
+            received = array.array("i")
+            for level, kind, content in found:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    received.frombytes(content[: len(content) - len(content) % received.itemsize])
+            files = [ReceivedFile(descriptor) for descriptor in received]
+            # The system passes on no more than there is space for, or than this process may have.
+            self._reader.file_received(files[0] if files else None)
+        return count
+
     def flush(self) -> None:
         if self._descriptor < 0 or self._is_writing:
             return
@@ -96,8 +116,11 @@ class SocketPipe(Pipe):
                 buffers = self._queue.buffers()
                 if not buffers:
                     return
-                # `send` is faster for one buffer.
-                count = self._socket.sendmsg(buffers) if len(buffers) > 1 else self._socket.send(buffers[0])
+                if self._queue.file is not None:
+                    rights = array.array("i", [self._queue.file.descriptor])
+                    count = self._socket.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                else:  # `send` is faster for one buffer
+                    count = self._socket.sendmsg(buffers) if len(buffers) > 1 else self._socket.send(buffers[0])
                 self._queue.sent(count)
         except (BlockingIOError, InterruptedError):
             pass

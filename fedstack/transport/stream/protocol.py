@@ -11,6 +11,8 @@ is, when the receiver has the memory to which they are written.
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
+import attrs
+
 from fedstack.errors import FedstackError
 from fedstack.transport.stream import layout
 from fedstack.transport.stream.exchange_state import (
@@ -45,6 +47,7 @@ class StreamProtocol(FrameSink):
       reader: Where received bytes go.
       queue: What is to be sent.
       exchanges: The exchanges that have not ended.
+      passes_files: Whether files can be sent, and the peer takes them.
     """
 
     def __init__(self, events: ConnectionEvents, *, is_server: bool) -> None:
@@ -71,7 +74,16 @@ class StreamProtocol(FrameSink):
             Kind.PONG: lambda flags, number, exchange, payload: self._events.pong(),
             Kind.DRAIN: lambda flags, number, exchange, payload: self._events.draining(),
             Kind.BYE: self._on_bye,
+            Kind.SKIP: self._on_skip,
         }
+
+    @property
+    def passes_files(self) -> bool:
+        return self._sender.passes_files
+
+    @passes_files.setter
+    def passes_files(self, passes: bool) -> None:
+        self._sender.passes_files = passes
 
     @property
     def count(self) -> int:
@@ -145,6 +157,11 @@ class StreamProtocol(FrameSink):
         """
         size = exchange.expect(buffers)
         self.queue.add(layout.count_frame(Kind.GRANT, exchange.number, size))
+
+    def skip(self, exchange: Exchange, size: int) -> None:
+        """Lets the peer not send the next bytes of a large parcel. All bytes that `receive` waits for must be here."""
+        exchange.left -= size
+        self.queue.add(layout.count_frame(Kind.SKIP, exchange.number, size))
 
     def stop_receiving(self, exchange: Exchange) -> None:
         """Writes nothing more to the memory that `receive` was given. The exchange can only be ended afterwards."""
@@ -280,6 +297,8 @@ class StreamProtocol(FrameSink):
         if exchange <= self._last:
             raise ProtocolError(f"Expected a new exchange above {self._last}, found {exchange}")
         announced = layout.read_parcel(flags, number, payload)
+        if announced.spans:
+            announced = attrs.evolve(announced, file=self.reader.file())
         self._last = exchange
         found = Exchange(exchange, NO_EVENTS)
         self.exchanges[exchange] = found
@@ -298,6 +317,8 @@ class StreamProtocol(FrameSink):
         if not found.is_complete:
             raise ProtocolError(f"Expected data of exchange {exchange}, found its next parcel")
         announced = layout.read_parcel(flags, number, payload)
+        if announced.spans:
+            raise ProtocolError("Expected files from clients only, found one from a server")
         self._hold(found, size)
         found.left = announced.following
         found.events.parcel(announced, size)
@@ -330,6 +351,17 @@ class StreamProtocol(FrameSink):
             raise ProtocolError(f"Expected at most the bytes of a parcel to be granted, found {count} bytes")
         if count and found.is_open:
             self.queue.grant(data, count)
+
+    def _on_skip(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
+        count = layout.read_count(bytes(payload))
+        found = self.exchanges.get(exchange)
+        if found is None:
+            self._check_known(exchange)
+            return
+        data = found.outgoing
+        if data is None or data.file is None or data.granted or count > data.left:
+            raise ProtocolError(f"Expected no more bytes to be skipped than are in a file, found {count} bytes")
+        data.skip(count)
 
     def _on_credit(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         count = layout.read_count(bytes(payload))

@@ -6,6 +6,7 @@ Memory is sent from where it is, without a copy. A small call therefore waits fo
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from fedstack.foundations.memory_files import SealedFile
 from fedstack.foundations.segments import Rows, Segment
 from fedstack.transport.stream.layout import MOST_DATA_BYTES, Buffer, data_header
 
@@ -27,16 +28,20 @@ class OutgoingData:
       segments: The segments.
       size: The size of all segments.
       taken: Called when the socket has taken the last byte.
+      file: A file that is sent with the first frame of the parcel, if there is any.
 
     Attributes:
       granted: The number of bytes that may be sent now.
       left: The number of bytes that have not been sent.
     """
 
-    __slots__ = ("_rest", "_views", "exchange", "granted", "left", "taken")
+    __slots__ = ("_rest", "_views", "exchange", "file", "granted", "left", "taken")
 
-    def __init__(self, exchange: int, segments: Sequence[Segment], size: int, taken: OnTaken) -> None:
+    def __init__(
+        self, exchange: int, segments: Sequence[Segment], size: int, taken: OnTaken, file: SealedFile | None = None
+    ) -> None:
         self.exchange = exchange
+        self.file = file
         self.granted = 0
         self.left = size
         self.taken = taken
@@ -58,6 +63,15 @@ class OutgoingData:
         self.left -= size
         return buffers, size
 
+    def skip(self, count: int) -> None:
+        """Drops the next bytes, because the receiver has them. No granted bytes may be left."""
+        self.left -= count
+        while count:
+            view = self._rest if len(self._rest) else next(self._views)
+            count, self._rest = max(0, count - len(view)), view[count:]
+        if not self.left:
+            self.taken()
+
 
 def _views_of(segments: Sequence[Segment]) -> Iterator[memoryview]:
     for segment in segments:
@@ -78,11 +92,13 @@ class QueuedFrame:
       buffers: The parts of the frame; empty if it was withdrawn.
       taken: Called when the socket has taken the last byte.
       has_begun: Whether the socket may have taken some of it.
+      file: A file that is sent with the first byte, if there is any.
     """
 
-    __slots__ = ("buffers", "has_begun", "taken")
+    __slots__ = ("buffers", "file", "has_begun", "taken")
 
-    def __init__(self, buffers: Sequence[Buffer], taken: OnTaken | None) -> None:
+    def __init__(self, buffers: Sequence[Buffer], taken: OnTaken | None, file: SealedFile | None = None) -> None:
+        self.file = file
         self.buffers = buffers
         self.taken = taken
         self.has_begun = False
@@ -93,6 +109,7 @@ class SendQueue:
 
     Attributes:
       frame_bytes: The size of the frames that wait, without data.
+      file: The file to send together with the first byte of `buffers()`, if there is any.
     """
 
     def __init__(self) -> None:
@@ -100,6 +117,7 @@ class SendQueue:
         self._frames: deque[QueuedFrame] = deque()
         self._data: deque[OutgoingData] = deque()  # with granted bytes
         self._batch: deque[tuple[Buffer, OnTaken | None]] = deque()
+        self.file: SealedFile | None = None
 
     def __bool__(self) -> bool:
         return bool(self._batch or self._frames or self._data)
@@ -109,15 +127,18 @@ class SendQueue:
         self._frames.append(QueuedFrame([frame], None))
         self.frame_bytes += len(frame)
 
-    def add_parts(self, buffers: Sequence[Buffer], size: int, taken: OnTaken | None) -> "QueuedFrame":
+    def add_parts(
+        self, buffers: Sequence[Buffer], size: int, taken: OnTaken | None, file: SealedFile | None = None
+    ) -> "QueuedFrame":
         """Adds a frame that consists of several buffers, and returns it.
 
         Args:
           buffers: The buffers.
           size: The size of all buffers.
           taken: Called when the socket has taken the last byte.
+          file: A file to send with the frame, if there is any.
         """
-        frame = QueuedFrame(buffers, taken)
+        frame = QueuedFrame(buffers, taken, file)
         self._frames.append(frame)
         self.frame_bytes += size
         return frame
@@ -131,7 +152,7 @@ class SendQueue:
         if frame.has_begun:
             self._own_batch()
             return False
-        frame.buffers = ()
+        frame.buffers, frame.file = (), None
         self.frame_bytes -= size
         return True
 
@@ -161,8 +182,12 @@ class SendQueue:
     def _fill(self) -> None:
         size = 0
         while self._frames and len(self._batch) < _MOST_BUFFERS and size < _BATCH_BYTES:
+            if self._frames[0].file is not None and self._batch:
+                break  # the file comes with the first byte of a batch
             frame = self._frames.popleft()
             frame.has_begun = True
+            if frame.file is not None:
+                self.file, frame.file = frame.file, None
             for buffer in frame.buffers:
                 self._batch.append((buffer, None))
                 size += len(buffer)
@@ -182,6 +207,8 @@ class SendQueue:
     def sent(self, count: int) -> None:
         """Removes the first `count` bytes of `buffers()`."""
         batch = self._batch
+        if count:
+            self.file = None
         while batch:
             buffer, taken = batch[0]
             size = len(buffer)
@@ -199,6 +226,7 @@ class SendQueue:
         self._frames.clear()
         self._data.clear()
         self._batch.clear()
+        self.file = None
         self.frame_bytes = 0
 
     def __repr__(self) -> str:

@@ -39,6 +39,10 @@ class StreamConnection(Connection):
         return self._stream.address
 
     @property
+    def passes_files(self) -> bool:
+        return self._stream.protocol.passes_files
+
+    @property
     def is_open(self) -> bool:
         """Whether calls can be made."""
         return not self._stream.is_lost

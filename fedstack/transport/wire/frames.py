@@ -6,8 +6,8 @@ into the array.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias, cast
 
 import attrs
 from google.protobuf.message import DecodeError
@@ -48,15 +48,21 @@ _ALIGNED_BYTES, _ALIGNED_LENGTH = 16 << 10, 5
 _ALIGNED_TAG = _DATA_TAG + b"\0" + _DATA_TAG
 
 
+# Takes where a part of the segments starts, and its size. Returns read-only memory with it, or `None`.
+Mapped: TypeAlias = Callable[[int, int], "memoryview | None"]
+
+
 @attrs.frozen
 class Header:
     """The header of a stream: a message of the type that the method defines.
 
     Attributes:
       content: The serialized message.
+      mapped: Returns memory that already has a part of the data that follow; `None` if there is no such memory.
     """
 
     content: bytes
+    mapped: Mapped | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen

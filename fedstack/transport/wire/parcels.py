@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.memory_files import SealedFile
 from fedstack.foundations.segments import Rows, Segment, SegmentReader, joined
 from fedstack.proto import extensions_pb2
 from fedstack.transport.wire.bodies import Body
@@ -25,11 +26,29 @@ from fedstack.transport.wire.frames import (
     Data,
     Header,
     Heartbeat,
+    Mapped,
     data_frames,
     header_frame,
     length_at,
     length_of,
 )
+
+# A part of a parcel's segments that is in a file: where it starts among the segments, its size, and where it starts in
+# the file.
+Span: TypeAlias = tuple[int, int, int]
+
+
+@attrs.frozen(eq=False)
+class ParcelFile:
+    """A file in memory with some of a parcel's segments, which a peer on this machine can read instead.
+
+    Attributes:
+      file: The file.
+      spans: The parts of the segments that are in the file, in order.
+    """
+
+    file: SealedFile
+    spans: Sequence[Span]
 
 
 @attrs.frozen
@@ -42,6 +61,7 @@ class Parcel:
       chunk_bytes: The maximum number of segment bytes in a piece, for transports that split segments.
       is_last: Whether the parcel is the last of its call, as far as is known.
       sent: Called on any thread after the transport has taken the last byte.
+      file: A file with some of the segments, for connections with `passes_files`.
     """
 
     header: bytes
@@ -49,6 +69,7 @@ class Parcel:
     chunk_bytes: int = CHUNK_BYTES
     is_last: bool = True
     sent: Callable[[], None] = attrs.field(default=lambda: None, eq=False)
+    file: ParcelFile | None = None
 
 
 # A part of an incoming parcel. A parcel is received either as a whole, or as a header followed by the bytes of the
@@ -117,6 +138,7 @@ class Incoming:
         self._on_heartbeat = on_heartbeat
         self._left = memoryview(b"")
         self._body: Body | None = None  # the segments that are read from the connection
+        self._mapped: Mapped | None = None
 
     async def header(self) -> bytes:
         """Returns the header of the parcel.
@@ -134,6 +156,7 @@ class Incoming:
         if pieces is not None:
             async for piece in pieces:
                 if isinstance(piece, Header):
+                    self._mapped = piece.mapped
                     return piece.content
                 if isinstance(piece, Parcel):
                     return self._taken(piece)
@@ -141,6 +164,18 @@ class Incoming:
         raise InvalidValueError(
             "Expected a header followed by data, found the end of the stream; check that the peer is still running"
         )
+
+    def mapped(self, start: int, size: int) -> memoryview | None:
+        """Returns memory that already has a part of the segments, if there is any; see `Mapped`.
+
+        It must be called before the segments are read, for one part after another. The memory, which is read-only, then
+        has to be among the buffers into which the segments are read.
+
+        Args:
+          start: Where the part starts among all segments.
+          size: The size of the part.
+        """
+        return None if self._mapped is None else self._mapped(start, size)
 
     def _taken(self, parcel: Parcel) -> bytes:
         self.is_here = True

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.errors import AddressError, AuthenticationError, FedstackError, InvalidValueError
 from fedstack.foundations.deadline import Deadline, timers_on
+from fedstack.foundations.memory_files import HAS_SEALS
 from fedstack.proto.streams_pb2 import OpenStreamRequest, OpenStreamResponse, StreamHello, StreamWelcome
 from fedstack.service.host.calls.call_router import CallRouter, Refusal
 from fedstack.service.host.calls.call_table import host_of
@@ -28,8 +29,9 @@ from fedstack.service.host.doors.tickets import StreamOwner, Tickets
 from fedstack.service.host.limits import ServerLimits, most_connections
 from fedstack.transport.grpc.credential_files import Renewed
 from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.grpc.tls_contexts import server_context
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
-from fedstack.transport.stream.dialing import SOCKET_SUFFIX, server_context, tuned
+from fedstack.transport.stream.dialing import SOCKET_SUFFIX, tuned
 from fedstack.transport.stream.layout import Announced, ProtocolError
 from fedstack.transport.stream.loop_exchange import LoopExchange
 from fedstack.transport.stream.pipes import SocketPipe, TlsPipe
@@ -228,7 +230,8 @@ class StreamDoor:
     async def _greet(self, stream: Stream, connection: socket.socket, peer: str, client: list[_Client]) -> None:
         certificate = b""
         if self._certificates is None or peer == _UNIX:
-            stream.attach(SocketPipe(connection, stream.protocol, stream.lost))
+            takes_files = HAS_SEALS and peer == _UNIX
+            stream.attach(SocketPipe(connection, stream.protocol, stream.lost, takes_files=takes_files))
         else:
             pipe = TlsPipe(stream.protocol, stream.lost)
             loop = asyncio.get_running_loop()
@@ -242,7 +245,8 @@ class StreamDoor:
         check_protocol(hello.protocol, hello.version, peer)
         owner = self._owner(hello, peer, certificate)
         client.append(_Client(stream, peer, owner))
-        stream.protocol.greet(with_protocol(StreamWelcome()).SerializeToString())
+        welcome = with_protocol(StreamWelcome(takes_files=HAS_SEALS and peer == _UNIX))
+        stream.protocol.greet(welcome.SerializeToString())
 
     def _owner(self, hello: StreamHello, peer: str, certificate: bytes) -> StreamOwner:
         """Returns as whom a client acts.
