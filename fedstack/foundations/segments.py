@@ -11,6 +11,8 @@ from fedstack.errors import InvalidValueError
 
 LARGE_BYTES = 16 * 1024
 """The minimum size of arrays that are sent as segments. A smaller segment would cost more than the copy it avoids."""
+# The size of the largest block of freed memory that glibc keeps, minus the overhead of glibc.
+_KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Rows:
@@ -153,3 +155,12 @@ class SegmentReader:
 
     def __repr__(self) -> str:
         return f"<SegmentReader {self.received} of {self.expected} bytes>"
+
+
+def keep_freed_memory() -> None:
+    """Prevents glibc from returning received memory to the system and requesting it again for what is received next.
+
+    Requesting memory takes longer than filling it. The size of the largest piece of memory that has been freed
+    determines the amount of memory that glibc keeps.
+    """
+    np.empty(_KEPT_BYTES, np.uint8)

@@ -20,7 +20,7 @@ from fedstack.errors import AddressError, WorkerUnavailableError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.connection import Connection
+from fedstack.transport.peers.connection import Connection, Transport, check_transport
 from fedstack.transport.peers.local_connection import LocalConnection, methods_by_path
 from fedstack.transport.peers.methods import Method, Service
 from fedstack.transport.wire.addresses import Target, resolve_targets
@@ -248,7 +248,10 @@ def local_server(target: str) -> LocalServer:
 
 
 def connect(
-    target: str | Target | Channel, credentials: ClientCredentials | None = None, role: str = "--data-dispatcher"
+    target: str | Target | Channel,
+    credentials: ClientCredentials | None = None,
+    role: str = "--data-dispatcher",
+    transport: Transport = "auto",
 ) -> Connection:
     """Returns a connection to a server in this process or elsewhere.
 
@@ -256,10 +259,12 @@ def connect(
       target: The address of the server, or a channel that the user has created.
       credentials: The certificates and the token; ignored for a channel, which has its own credentials.
       role: The option of `fedstack serve` that starts such a server, for error messages.
+      transport: How to reach an address: `"stream"`, `"grpc"`, or `"auto"` for a stream if there is one.
 
     Raises:
-      InvalidValueError: If the target is not a valid address.
+      InvalidValueError: If the target is not a valid address, or if there is no such transport.
     """
+    check_transport(transport)
     if isinstance(target, str) and is_local(target):
         return LocalConnection(lambda: local_server(target).methods, target)
     # Imported here so that only processes that use gRPC import it.
@@ -269,4 +274,5 @@ def connect(
     if not isinstance(target, (str, Target)):
         return ChannelConnection(target)
     (resolved,) = resolve_targets(target)
-    return FoundConnection(resolved, credentials, words=attrs.evolve(ARGUMENTS, serve=f"fedstack serve {role}"))
+    words = attrs.evolve(ARGUMENTS, serve=f"fedstack serve {role}")
+    return FoundConnection(resolved, credentials, transport=transport, words=words)

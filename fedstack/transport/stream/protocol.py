@@ -279,6 +279,10 @@ class StreamProtocol(FrameSink):
     def _found(self, exchange: int, *, from_server: bool) -> Exchange | None:
         if from_server is self._is_server:
             self._wrong_end()
+        return self._any(exchange)
+
+    def _any(self, exchange: int) -> Exchange | None:
+        """Returns an exchange, or `None` if it has ended."""
         found = self.exchanges.get(exchange)
         if found is None:
             self._check_known(exchange)
@@ -342,21 +346,19 @@ class StreamProtocol(FrameSink):
 
     def _on_grant(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         count = layout.read_count(bytes(payload))
-        found = self.exchanges.get(exchange)
+        found = self._any(exchange)
         if found is None:
-            self._check_known(exchange)
             return
         data = found.outgoing
         if data is None or count > data.left - data.granted:
             raise ProtocolError(f"Expected at most the bytes of a parcel to be granted, found {count} bytes")
-        if count and found.is_open:
+        if count:
             self.queue.grant(data, count)
 
     def _on_skip(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         count = layout.read_count(bytes(payload))
-        found = self.exchanges.get(exchange)
+        found = self._any(exchange)
         if found is None:
-            self._check_known(exchange)
             return
         data = found.outgoing
         if data is None or data.file is None or data.granted or count > data.left:
@@ -369,12 +371,10 @@ class StreamProtocol(FrameSink):
             self._window.credited(count)
             self._sender.send_blocked()
             return
-        found = self.exchanges.get(exchange)
-        if found is None:
-            self._check_known(exchange)
-            return
-        found.window.credited(count)
-        self._sender.send_waiting(found)
+        found = self._any(exchange)
+        if found is not None:
+            found.window.credited(count)
+            self._sender.send_waiting(found)
 
     def _on_cancel(self, flags: int, number: int, exchange: int, payload: bytes | memoryview) -> None:
         found = self._found(exchange, from_server=False)

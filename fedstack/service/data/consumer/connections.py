@@ -28,6 +28,7 @@ from fedstack.service.data.reading.readers import Reader, is_here, reader_at
 from fedstack.service.host.listening import connect
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 from fedstack.transport.wire.addresses import Target
@@ -40,18 +41,25 @@ class Connections:
       service: The dispatcher's address, or a channel to it.
       credentials: The certificates and the token for calls to the dispatcher and the workers.
       only_local: Whether to use only workers in this process.
+      transport: How to reach the dispatcher and the workers: `"stream"`, `"grpc"`, or `"auto"` for streams where they
+        can be reached.
 
     Attributes:
       dispatcher: The stub that calls the dispatcher.
 
     Raises:
-      InvalidValueError: If the address is invalid.
+      InvalidValueError: If the address is invalid, or if there is no such transport.
     """
 
     def __init__(
-        self, service: str | Target | Channel, credentials: ClientCredentials | None = None, only_local: bool = False
+        self,
+        service: str | Target | Channel,
+        credentials: ClientCredentials | None = None,
+        only_local: bool = False,
+        transport: Transport = "auto",
     ) -> None:
-        self.dispatcher = DispatcherStub(connect(service, credentials))
+        self.dispatcher = DispatcherStub(connect(service, credentials, transport=transport))
+        self._transport: Transport = transport
         self._service = service
         self._credentials = credentials
         self._only_local = only_local
@@ -73,11 +81,13 @@ class Connections:
         if reader is None or known != worker:
             if reader is not None:  # another worker has taken over the address
                 start_apart(reader.close())
-            reader = reader_at(address, self._credentials, worker, self.dispatcher.address)
+            reader = reader_at(address, self._credentials, worker, self.dispatcher.address, self._transport)
             self._readers[address] = worker, reader
         return reader
 
-    def __reduce__(self) -> tuple[Callable[[str | Target, bool], "Connections"], tuple[str | Target, bool]]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[[str | Target, bool, Transport], "Connections"], tuple[str | Target, bool, Transport]]:
         """Supports pickling, because functions may carry a dataset to other processes.
 
         Raises:
@@ -88,15 +98,15 @@ class Connections:
                 "Expected the address of a dispatcher in a dataset that is sent to another process, found a channel; "
                 "pass the address to distribute, or send a function that creates the dataset in the other process"
             )
-        return _connected_there, (self._service, self._only_local)
+        return _connected_there, (self._service, self._only_local, self._transport)
 
     def __repr__(self) -> str:
         return f"<Connections to {self.dispatcher.address} and {len(self._readers)} workers>"
 
 
-def _connected_there(service: str | Target, only_local: bool) -> Connections:
+def _connected_there(service: str | Target, only_local: bool, transport: Transport) -> Connections:
     """Connects from the unpickling process, with its server's credentials. Keys and tokens are not pickled."""
-    return Connections(service, current_scope().client_credentials, only_local)
+    return Connections(service, current_scope().client_credentials, only_local, transport)
 
 
 def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) -> None:

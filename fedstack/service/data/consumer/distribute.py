@@ -30,6 +30,7 @@ from fedstack.service.data.datasets.elements import type_of
 from fedstack.service.host.server_thread import OwnedServer
 from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.wire.addresses import Target, TargetResolver, resolve_target
 
 _TARGETS = ("AUTO", "ANY", "LOCAL")
@@ -57,6 +58,7 @@ def distribute(
     credentials: ClientCredentials | None = None,
     element_spec: object = None,
     dispatcher_timeout_ms: float = 60_000,
+    transport: Transport = "auto",
     **refused: object,
 ) -> Callable[[Dataset], DistributedDataset]:
     """Returns a transformation for `Dataset.apply` that lets data workers read the dataset.
@@ -86,6 +88,8 @@ def distribute(
       credentials: The certificates and the token for calls to the dispatcher and its workers.
       element_spec: The expected type of the elements, which is compared with the actual type.
       dispatcher_timeout_ms: The maximum time for which the dispatcher may be unavailable, in milliseconds.
+      transport: How to reach the dispatcher and its workers: `"stream"`, `"grpc"`, or `"auto"` for streams where they
+        can be reached.
       **refused: Other arguments of TensorFlow's data service, which are not supported. The error message suggests an
         alternative.
 
@@ -97,7 +101,7 @@ def distribute(
     terms = _terms(
         processing_mode, job_name, max_outstanding_requests, target_workers, guarantee, resume, dispatcher_timeout_ms
     )
-    connections = _connections(service, credentials, terms, compression)
+    connections = _connections(service, credentials, terms, compression, transport)
 
     def apply(dataset: Dataset) -> DistributedDataset:
         if not isinstance(cast(object, dataset), Dataset):
@@ -118,6 +122,7 @@ def register_dataset(
     *,
     credentials: ClientCredentials | None = None,
     dispatcher_timeout_ms: float = 60_000,
+    transport: Transport = "auto",
 ) -> str:
     """Registers a dataset with a dispatcher, for `from_dataset_id` or, by client, for `DatasetDataSource`.
 
@@ -129,6 +134,7 @@ def register_dataset(
         that registering the same dataset again returns the same id.
       credentials: The credentials for calls to the dispatcher.
       dispatcher_timeout_ms: The maximum time to wait for the dispatcher, in milliseconds.
+      transport: How to reach the dispatcher; see `distribute`.
 
     Returns:
       The id under which the dataset is registered.
@@ -145,7 +151,7 @@ def register_dataset(
             "of its by_client(column)"
         )
     name = "" if dataset_id is None else _checked_name("dataset_id", dataset_id)
-    connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression)
+    connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression, transport)
     known, stub = described(whole, name, column), connections.dispatcher
     seconds = _seconds(dispatcher_timeout_ms)
     return stub.io.run_sync(answered(stub, lambda: registered(known, stub, by_name=True), seconds)).dataset_id
@@ -166,6 +172,7 @@ def from_dataset_id(
     credentials: ClientCredentials | None = None,
     dispatcher_timeout_ms: float = 60_000,
     policy: CarrierPolicy | None = None,
+    transport: Transport = "auto",
     **refused: object,
 ) -> DistributedDataset:
     """Returns a dataset that is registered with a dispatcher and read by data workers.
@@ -185,6 +192,7 @@ def from_dataset_id(
       dispatcher_timeout_ms: The maximum time to wait for the dispatcher, in milliseconds.
       policy: The policy that determines which of the dataset's functions may run in this process; by default, none of
         them may. Functions that follow a step such as `batch` or `shuffle` must run in this process.
+      transport: How to reach the dispatcher and its workers; see `distribute`.
       **refused: Other arguments of TensorFlow's data service, which are not supported. The error message suggests an
         alternative.
 
@@ -199,7 +207,7 @@ def from_dataset_id(
     terms = _terms(
         processing_mode, job_name, max_outstanding_requests, target_workers, guarantee, resume, dispatcher_timeout_ms
     )
-    connections = _connections(service, credentials, terms, compression)
+    connections = _connections(service, credentials, terms, compression, transport)
     stub, request = connections.dispatcher, DescribeDatasetRequest(dataset_id=_checked_name("dataset_id", dataset_id))
     description = stub.io.run_sync(answered(stub, lambda: stub.describe(request), terms.timeout))
     known = known_dataset(description, allowed)
@@ -269,14 +277,14 @@ def _terms(
 
 
 def _connections(
-    service: object, credentials: ClientCredentials | None, terms: Terms, compression: object
+    service: object, credentials: ClientCredentials | None, terms: Terms, compression: object, transport: Transport
 ) -> Connections:
     if compression not in (None, "AUTO"):
         raise InvalidValueError(
             f"Expected compression to be 'AUTO' or None, found {compression!r}; if it is the id of a dataset, pass it "
             "as dataset_id="
         )
-    return Connections(_address(service), credentials, terms.target_workers == "LOCAL")
+    return Connections(_address(service), credentials, terms.target_workers == "LOCAL", transport)
 
 
 def _address(service: object) -> str | Target | Channel:

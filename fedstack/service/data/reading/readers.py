@@ -20,12 +20,14 @@ from fedstack.computations.values.columns import Column
 from fedstack.errors import AuthenticationError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, LeafThreads, sized
 from fedstack.executors.worker.receiving import receive
+from fedstack.foundations.segments import keep_freed_memory
 from fedstack.membership.reaching import back, reach
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.reading.budget import AHEAD, SECONDS_TOGETHER, SENT_BYTES, Ahead, Blocks
 from fedstack.service.data.reading.dataset_scope import reading
 from fedstack.service.host.listening import connect, is_local
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.connection import Transport
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.wire.addresses import parse_target
@@ -36,8 +38,6 @@ from fedstack.transport.wire.parcels import WHOLE_BYTES, Incoming
 _MOST_AT_ONCE = 64
 # The time limit for a worker's answer to a health check.
 _ALIVE_SECONDS = 1.0
-# The size of the largest block of freed memory that glibc keeps, minus the overhead of glibc.
-_KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 @attrs.frozen(eq=False)
@@ -123,7 +123,11 @@ class Reader(abc.ABC):
 
 
 def reader_at(
-    address: str, credentials: ClientCredentials | None = None, worker: bytes = b"", dispatcher: str = ""
+    address: str,
+    credentials: ClientCredentials | None = None,
+    worker: bytes = b"",
+    dispatcher: str = "",
+    transport: Transport = "auto",
 ) -> Reader:
     """Returns a reader for the data worker at an address. Workers in this process are read without a connection.
 
@@ -133,6 +137,7 @@ def reader_at(
         TLS.
       worker: The id under which the worker is registered with its dispatcher, if known.
       dispatcher: The address of the dispatcher that provided the worker's address; empty if the user provided it.
+      transport: How to reach the worker; see `connect`.
 
     Raises:
       InvalidValueError: If the address is invalid.
@@ -143,7 +148,7 @@ def reader_at(
     dialled_with = credentials
     if credentials is not None and dispatcher and _place(address) != _place(dispatcher):
         dialled_with = credentials.for_named(parse_target(address))
-    stub = DataWorkerStub(connect(address, dialled_with, "--data-worker DISPATCHER"))
+    stub = DataWorkerStub(connect(address, dialled_with, "--data-worker DISPATCHER", transport))
     return RemoteReader(stub, withholds_token=dialled_with is not credentials)
 
 
@@ -245,7 +250,7 @@ class _RemoteReading(Reading, Ahead[Column]):
     async def _receive(self) -> None:
         each = exact_bytes(self._element) or 0
         if each >= OWN_ROW_BYTES:
-            _keep_freed_memory()
+            keep_freed_memory()
         try:
             async with self._stub.read(self._request, is_large=each > WHOLE_BYTES) as incoming:
                 is_last, number = False, 0
@@ -295,15 +300,6 @@ class _RemoteReading(Reading, Ahead[Column]):
         if self._receiving is not None and not self._receiving.done():
             self._receiving.cancel()
             self._stub.before_closing(self._receiving)
-
-
-def _keep_freed_memory() -> None:
-    """Prevents glibc from returning memory to the system after each block and requesting it again for the next block.
-
-    Requesting memory takes longer than filling it. The size of the largest piece of memory that has been freed
-    determines the amount of memory that glibc keeps.
-    """
-    np.empty(_KEPT_BYTES, np.uint8)
 
 
 class LocalReader(Reader):

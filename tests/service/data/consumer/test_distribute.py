@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import math
+import pickle
 import threading
 import time
 import weakref
@@ -256,6 +257,31 @@ def test_a_dispatcher_is_named_as_any_other_server_is(service: DispatchServer) -
         InvalidValueError, match="Expected data_services to contain addresses of dispatchers, found int 3"
     ):
         ServerConfig(data_services=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("transport", "how"), [("stream", "over stream"), ("grpc", "over gRPC")])
+def test_the_transport_can_be_chosen(service: DispatchServer, transport: Any, how: str) -> None:
+    dataset = Dataset.range(5)
+    dataset_id = register_dataset(service, dataset, transport=transport)
+    for found in (
+        dataset.apply(distribute(DYNAMIC, service, transport=transport)),
+        from_dataset_id(DYNAMIC, service, dataset_id, transport=transport),
+    ):
+        assert sorted(found) == list(range(5))
+        connections = found._source._connections
+        assert how in repr(connections.dispatcher.connection)
+        again = pickle.loads(pickle.dumps(Connections(service.target, transport=transport)))
+        assert again._transport == transport
+
+
+def test_an_unknown_transport_is_refused(service: DispatchServer) -> None:
+    for call in (
+        lambda: distribute(DYNAMIC, service, transport="http"),  # type: ignore[arg-type]
+        lambda: register_dataset(service, Dataset.range(1), transport="http"),  # type: ignore[arg-type]
+        lambda: from_dataset_id(DYNAMIC, service, "x", transport="http"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidValueError, match="Expected transport to be one of .*, found 'http'"):
+            call()
 
 
 def test_a_dataset_is_registered_with_the_arguments_in_the_order_of_the_original(service: DispatchServer) -> None:
