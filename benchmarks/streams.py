@@ -1,4 +1,7 @@
-"""Sends values to a worker and fetches them again over streams, beside bare sockets and beside gRPC."""
+"""Sends values to a worker and fetches them again over streams, beside bare sockets and beside gRPC.
+
+Also sends one value to all workers of a pool, which share its memory.
+"""
 
 import contextlib
 import re
@@ -7,10 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import federated_language as fl
 import numpy as np
 
+import fedstack
 from benchmarks.bare_echo import BareEcho
 from benchmarks.echo import EchoServer, many_times
 from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
@@ -36,6 +41,7 @@ def run(effort: Effort) -> Iterator[Measurement]:
                 with BareEcho(path) as bare:
                     for megabytes in effort.pick([1], [128], [128, 512]):
                         yield from _measure_large(bare, remote, effort, kind, megabytes)
+    yield from _measure_shared(effort)
 
 
 @contextlib.contextmanager
@@ -86,3 +92,32 @@ def _measure_large(bare: BareEcho, remote: Remote, effort: Effort, kind: str, me
         effort,
         between=settle,
     )
+
+
+def _measure_shared(effort: Effort) -> Iterator[Measurement]:
+    """Sends one large model to all workers of a pool, and gets a number back."""
+    workers, size = effort.pick(2, 8, 8), effort.pick(1, 128, 128) << 18
+    model = np.ones(size, np.float32)
+    copied, values = np.empty_like(model), [0.0] * workers
+    model_type = fl.TensorType(np.float32, [size])
+    ends = fedstack.python_computation([model_type, np.float32], np.float32)(lambda model, x: model[0] + model[-1] + x)
+    same = fedstack.python_computation([np.float32], np.float32)(lambda x: x)
+    at_clients = fl.FederatedType(np.float32, fl.CLIENTS)
+
+    @fl.federated_computation(fl.FederatedType(model_type, fl.SERVER), at_clients)
+    def total(model: Any, values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(ends, (fl.federated_broadcast(model), values)))
+
+    @fl.federated_computation(at_clients)
+    def empty(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(same, values))
+
+    def floor() -> None:
+        np.copyto(copied, model)
+        empty(values)
+
+    with local_worker_pool(workers) as pool, fedstack.create_sync_remote_execution_context(pool):
+        assert total(model, values) == 2 * workers
+        name = f"{size >> 18} MB to {workers} workers of a pool, a sum back"
+        floors = [Floor(floor, "", 1.3, "≤ 1.3 × one copy and a phase without data")]
+        yield from compare_with_all(name, floors, lambda: total(model, values), effort)

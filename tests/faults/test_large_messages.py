@@ -401,3 +401,24 @@ def test_a_long_sequence_is_accepted_computed_on_and_answered(pool, count):
     assert bystander.error is None
     assert bystander.answers
     assert bystander.longest_stall < HEARTBEAT_SECONDS
+
+
+_VECTOR = fl.TensorType(np.float32, [None])
+
+
+@pytest.mark.parametrize("megabytes", [1, pytest.param(32, marks=pytest.mark.soak)])
+@pytest.mark.timeout(900)
+def test_an_accumulator_grows_with_each_client_to_gigabytes_and_comes_home(megabytes: int) -> None:
+    clients, each = 64, megabytes << 18
+    repeated = fedstack.python_computation([np.float32], _VECTOR)(lambda x: np.full(each, x, np.float32))
+    join = fedstack.python_computation([_VECTOR, _VECTOR], _VECTOR)(lambda a, b: np.concatenate([a, b]))
+    ends = fedstack.python_computation([_VECTOR], _VECTOR)(lambda a: np.concatenate([a[::each], a[each - 1 :: each]]))
+
+    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    def joined(values):
+        mapped = fl.federated_map(repeated, values)
+        return fl.federated_aggregate(mapped, np.zeros(0, np.float32), join, join, ends)
+
+    with local_worker_pool(2) as workers, fedstack.create_sync_remote_execution_context(workers):
+        found = joined([float(number) for number in range(clients)])
+    assert found.tolist() == 2 * list(range(clients))

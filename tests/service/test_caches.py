@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.io_loop._calls": (None, "weakly: event loops"),
     "foundations.deadline._timers": (None, "weakly: event loops, and their timers"),
     "executors.remote.remote_transfers._rooms": (None, "weakly: event loops"),
+    "foundations.memory_files._mapped": (128, "weakly: files of clients that are mapped"),
     "membership.membership.io_loop.ticks._calls": (None, "a session's, and ends with it"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "computations.leaves.bound_operation._calls": (None, "calls that run, by the thread"),

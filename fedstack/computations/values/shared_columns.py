@@ -1,6 +1,5 @@
 """Columns that several phases read, of which other processes keep copies."""
 
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import cast
@@ -9,9 +8,6 @@ import attrs
 import numpy as np
 
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
-
-_noting = threading.Lock()
-
 
 @attrs.frozen(eq=False)
 class Copy:
@@ -68,12 +64,12 @@ class SharedColumn(Column):
         Returns:
           Whether the copy is of use. It is not if all members have the same payload, of which the owner has a copy.
         """
-        with _noting:  # calls of several threads may share a column
-            copies = self._copies.setdefault(owner, [])
-            if copies and self.is_constant:
-                return False
-            copies.append(Copy(name, self.members))
-            return True
+        copies, own = self._copies.setdefault(owner, []), Copy(name, self.members)
+        copies.append(own)
+        if self.is_constant and copies[0] is not own:  # calls of several threads may share a column
+            copies.remove(own)
+            return False
+        return True
 
     def parts_at(self, owner: object) -> list[tuple[Copy | None, range]]:
         """Divides the members by the copies of an owner.
