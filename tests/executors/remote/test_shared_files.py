@@ -75,11 +75,16 @@ def locally(layers, values):
         return total(layers, values)
 
 
+def over_streams(pool):
+    """Returns a context over streams, even if the tests run over gRPC."""
+    return fedstack.create_sync_remote_execution_context(pool, transport="stream")
+
+
 VALUES = [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_all_workers_of_a_pool_map_the_same_file_and_the_results_are_those_of_a_local_run() -> None:
-    with local_worker_pool(3) as pool, fedstack.create_sync_remote_execution_context(pool):
+    with local_worker_pool(3) as pool, over_streams(pool):
         for seed in range(3):
             assert total(layers_of(seed), VALUES) == locally(layers_of(seed), VALUES)
         assert least_mapped(layers_of(9), VALUES) >= 1
@@ -87,7 +92,7 @@ def test_all_workers_of_a_pool_map_the_same_file_and_the_results_are_those_of_a_
 
 
 def test_the_file_goes_with_its_values() -> None:
-    with local_worker_pool(2) as pool, fedstack.create_sync_remote_execution_context(pool):
+    with local_worker_pool(2) as pool, over_streams(pool):
         # Each round maps a file anew, and the mappings of earlier rounds are gone, or go soon.
         for seed in range(5):
             assert total(layers_of(seed), VALUES) == locally(layers_of(seed), VALUES)
@@ -96,7 +101,7 @@ def test_the_file_goes_with_its_values() -> None:
 
 def test_values_that_workers_keep_stay_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phase_lengths, "_LONG_SECONDS", 0.0)
-    with local_worker_pool(2) as pool, fedstack.create_sync_remote_execution_context(pool):
+    with local_worker_pool(2) as pool, over_streams(pool):
         for seed in (0, 0, 1):
             assert total(layers_of(seed), VALUES) == locally(layers_of(seed), VALUES)
         assert least_mapped(layers_of(9), VALUES) >= 1
@@ -141,7 +146,7 @@ def test_who_takes_over_clients_of_a_killed_worker_maps_the_same_file(tmp_path: 
         return fl.federated_sum(fl.federated_map(killed_once, (fl.federated_broadcast(layers), values)))
 
     expected = locally(layers_of(0), VALUES)
-    with local_worker_pool(3) as pool, fedstack.create_sync_remote_execution_context(pool):
+    with local_worker_pool(3) as pool, over_streams(pool):
         assert surviving(layers_of(0), VALUES) == expected
         assert (tmp_path / "killed").exists()
         await_until(lambda: not own_files())
