@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66\x65\x64stack/proto/carriers.proto\x12\x0b\x66\x65\x64stack.v1\"=\n\x0cPythonHandle\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x8b\x01\n\x0fPythonReference\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x10\n\x08qualname\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12/\n\tparameter\x18\x04 \x01(\x0b\x32\x1c.fedstack.v1.PythonContainer\x12\x15\n\rmodule_digest\x18\x05 \x01(\x0c\"M\n\x0fPythonContainer\x12\x0c\n\x04type\x18\x01 \x01(\t\x12,\n\x06member\x18\x02 \x03(\x0b\x32\x1c.fedstack.v1.PythonContainer\"G\n\rPickledPython\x12\x10\n\x08\x66unction\x18\x01 \x01(\x0c\x12\x16\n\x0epython_version\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"-\n\tJaxExport\x12\x10\n\x08\x65xported\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66\x65\x64stack/proto/carriers.proto\x12\x0b\x66\x65\x64stack.v1\"=\n\x0cPythonHandle\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x9f\x01\n\x0fPythonReference\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x10\n\x08qualname\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12/\n\tparameter\x18\x04 \x01(\x0b\x32\x1c.fedstack.v1.PythonContainer\x12\x15\n\rmodule_digest\x18\x05 \x01(\x0c\x12\x12\n\nvectorized\x18\x06 \x01(\x08\"M\n\x0fPythonContainer\x12\x0c\n\x04type\x18\x01 \x01(\t\x12,\n\x06member\x18\x02 \x03(\x0b\x32\x1c.fedstack.v1.PythonContainer\"[\n\rPickledPython\x12\x10\n\x08\x66unction\x18\x01 \x01(\x0c\x12\x16\n\x0epython_version\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\nvectorized\x18\x04 \x01(\x08\"-\n\tJaxExport\x12\x10\n\x08\x65xported\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PYTHONHANDLE']._serialized_start=46
   _globals['_PYTHONHANDLE']._serialized_end=107
   _globals['_PYTHONREFERENCE']._serialized_start=110
-  _globals['_PYTHONREFERENCE']._serialized_end=249
-  _globals['_PYTHONCONTAINER']._serialized_start=251
-  _globals['_PYTHONCONTAINER']._serialized_end=328
-  _globals['_PICKLEDPYTHON']._serialized_start=330
-  _globals['_PICKLEDPYTHON']._serialized_end=401
-  _globals['_JAXEXPORT']._serialized_start=403
-  _globals['_JAXEXPORT']._serialized_end=448
+  _globals['_PYTHONREFERENCE']._serialized_end=269
+  _globals['_PYTHONCONTAINER']._serialized_start=271
+  _globals['_PYTHONCONTAINER']._serialized_end=348
+  _globals['_PICKLEDPYTHON']._serialized_start=350
+  _globals['_PICKLEDPYTHON']._serialized_end=441
+  _globals['_JAXEXPORT']._serialized_start=443
+  _globals['_JAXEXPORT']._serialized_end=488
 # @@protoc_insertion_point(module_scope)

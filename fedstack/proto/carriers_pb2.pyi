@@ -16,18 +16,20 @@ class PythonHandle(_message.Message):
     def __init__(self, process: _Optional[str] = ..., serial: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PythonReference(_message.Message):
-    __slots__ = ("module", "qualname", "digest", "parameter", "module_digest")
+    __slots__ = ("module", "qualname", "digest", "parameter", "module_digest", "vectorized")
     MODULE_FIELD_NUMBER: _ClassVar[int]
     QUALNAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_FIELD_NUMBER: _ClassVar[int]
     MODULE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VECTORIZED_FIELD_NUMBER: _ClassVar[int]
     module: str
     qualname: str
     digest: bytes
     parameter: PythonContainer
     module_digest: bytes
-    def __init__(self, module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., parameter: _Optional[_Union[PythonContainer, _Mapping]] = ..., module_digest: _Optional[bytes] = ...) -> None: ...
+    vectorized: bool
+    def __init__(self, module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., parameter: _Optional[_Union[PythonContainer, _Mapping]] = ..., module_digest: _Optional[bytes] = ..., vectorized: bool = ...) -> None: ...
 
 class PythonContainer(_message.Message):
     __slots__ = ("type", "member")
@@ -38,14 +40,16 @@ class PythonContainer(_message.Message):
     def __init__(self, type: _Optional[str] = ..., member: _Optional[_Iterable[_Union[PythonContainer, _Mapping]]] = ...) -> None: ...
 
 class PickledPython(_message.Message):
-    __slots__ = ("function", "python_version", "name")
+    __slots__ = ("function", "python_version", "name", "vectorized")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    VECTORIZED_FIELD_NUMBER: _ClassVar[int]
     function: bytes
     python_version: str
     name: str
-    def __init__(self, function: _Optional[bytes] = ..., python_version: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    vectorized: bool
+    def __init__(self, function: _Optional[bytes] = ..., python_version: _Optional[str] = ..., name: _Optional[str] = ..., vectorized: bool = ...) -> None: ...
 
 class JaxExport(_message.Message):
     __slots__ = ("exported", "digest")

@@ -12,6 +12,8 @@ from fedstack.computations.types.language import ConcreteComputation, SequenceTy
 from fedstack.data.client_data import batches
 
 INTS = (np.int32, [3])
+# A product of matrices is rounded in another way if it has another number of rows.
+FACTORS = np.sin(np.arange(20 * 300, dtype=np.float32)).reshape(20, 300)
 
 
 @python_computation([np.int32, np.int32], np.int32)
@@ -42,6 +44,12 @@ def fail(x: Any) -> Any:
 def halve(x: Any) -> Any:
     """Halves a floating-point number."""
     return x * np.float32(0.5)
+
+
+@python_computation([(np.float32, [20])], (np.float32, [300]), vectorized=True)
+def multiply_rows(rows: Any) -> Any:
+    """Multiplies the vectors of several clients by the same matrix."""
+    return rows @ FACTORS
 
 
 @python_computation([np.str_, np.str_], np.str_)

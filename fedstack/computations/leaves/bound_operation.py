@@ -67,6 +67,8 @@ class BoundOperation:
       result: The result type of the operation.
       prefers_columns: Whether `call_column` does more than call the operation for one client after another. If so, it
         is used even for large results.
+      lanes: The number of clients, a power of two, that the operation processes in one call if they begin at a multiple
+        of it. A call with fewer clients takes as long.
       max_parallel: The maximum number of clients of a phase that may run concurrently, for a function that is limited
         by one device or one session; `None` for no limit. Calls on the server and calls of other invocations do not
         count.
@@ -77,6 +79,7 @@ class BoundOperation:
     name: str
     result: Type
     prefers_columns: bool = False
+    lanes: int = 1
     max_parallel: int | None = None
     differing_module: str = ""
 

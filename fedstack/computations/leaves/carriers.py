@@ -17,6 +17,7 @@ from typing import TypeVar
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
 from fedstack.computations.leaves.computation_pickles import (
     Containers,
@@ -27,7 +28,6 @@ from fedstack.computations.leaves.computation_pickles import (
     with_containers,
 )
 from fedstack.computations.leaves.function_pickles import dumps, loads, unwritable_variable, warn_if_large
-from fedstack.computations.leaves.leaf import Leaf
 from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
 from fedstack.computations.leaves.named_functions import (
     LOADING_ERRORS,
@@ -40,10 +40,11 @@ from fedstack.computations.leaves.named_functions import (
     script_of,
 )
 from fedstack.computations.leaves.python_functions import PythonLeaf, find_function, handle_of, known_function
+from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.language import FunctionType, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, InvalidComputationError
 from fedstack.foundations.error_text import name_text
 from fedstack.foundations.value_text import describe
 from fedstack.proto import carriers_pb2
@@ -72,7 +73,7 @@ class HandleRuntime(LeafRuntime):
     def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
         return portable_carrier(content, destination)
 
-    def load(self, computation: computation_pb2.Computation) -> Leaf:
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
         handle = self._handle(computation)
         found = known_function(handle)
         if found is None:
@@ -84,6 +85,8 @@ class HandleRuntime(LeafRuntime):
         declared = type_from_proto(computation.type)
         if not signature.is_equivalent_to(declared):
             raise CarrierError(f"Expected {found.name!r} to be declared with the type {signature}, found {declared}")
+        if found.vectorized and found.parameter is not None:
+            return VectorizedLeaf(found.function, found.name, found.parameter, found.result)
         return PythonLeaf(found.function, found.name, found.parameter, found.result)
 
 
@@ -97,7 +100,7 @@ class ReferenceRuntime(LeafRuntime):
         reference = _unpack(computation, carriers_pb2.PythonReference)
         policy.check_module(reference.module, name_text(f"{reference.module}:{reference.qualname}"))
 
-    def load(self, computation: computation_pb2.Computation) -> Leaf:
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
         reference = _unpack(computation, carriers_pb2.PythonReference)
         allowed, shown = current_policy(), name_text(f"{reference.module}:{reference.qualname}")
         allowed.check_module(reference.module, shown)
@@ -118,7 +121,8 @@ class ReferenceRuntime(LeafRuntime):
                 "the client and the worker, or start the worker without --strict-modules"
             )
         containers = from_message(reference.parameter, allowed.check_module)
-        leaf = _leaf_of_type(function, name_text(reference.qualname), computation, containers)
+        name = name_text(reference.qualname)
+        leaf = _leaf_of_type(function, name, computation, containers, vectorized=reference.vectorized)
         leaf.differing_module = reference.module if differs else ""
         return leaf
 
@@ -137,7 +141,7 @@ class PickledRuntime(LeafRuntime):
                 f"function in an installed module, or {ALLOW_CODE}"
             )
 
-    def load(self, computation: computation_pb2.Computation) -> Leaf:
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
         self.admit(computation, current_policy())
         pickled = _unpack(computation, carriers_pb2.PickledPython)
         version = _python_version()
@@ -155,17 +159,28 @@ class PickledRuntime(LeafRuntime):
                 f"Expected the pickle of {name_text(pickled.name)!r} to contain Containers or None, found "
                 f"{describe(containers)}"
             )
-        return _leaf_of_type(function, name_text(pickled.name), computation, containers)
+        name = name_text(pickled.name)
+        return _leaf_of_type(function, name, computation, containers, vectorized=pickled.vectorized)
 
 
 def _leaf_of_type(
-    function: object, name: str, computation: computation_pb2.Computation, containers: Containers | None
-) -> Leaf:
+    function: object,
+    name: str,
+    computation: computation_pb2.Computation,
+    containers: Containers | None,
+    *,
+    vectorized: bool,
+) -> BoundOperation:
     signature = type_from_proto(computation.type)
     if not callable(function) or not isinstance(signature, FunctionType):
         raise CarrierError(f"Expected {name!r} to have a functional type, found {signature}")
     try:
-        return PythonLeaf(function, name, with_containers(signature.parameter, containers), signature.result)
+        parameter = with_containers(signature.parameter, containers)
+        if vectorized and parameter is not None:
+            return VectorizedLeaf(function, name, parameter, signature.result)
+        return PythonLeaf(function, name, parameter, signature.result)
+    except InvalidComputationError as error:
+        raise CarrierError(str(error)) from None
     except (TypeError, ValueError) as error:  # a function in C may have no signature
         raise CarrierError(f"Expected a function with a signature, found {name!r}: {error}") from error
 
@@ -225,6 +240,7 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
             qualname=qualname,
             digest=function_digest(function),
             module_digest=module_digest(module),
+            vectorized=found.vectorized,
         )
         if containers is not None:
             reference.parameter.CopyFrom(to_message(containers))
@@ -240,7 +256,11 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
                 "belong to this process, such as locks and open files"
             ) from error
         warn_if_large(function, found.name, len(pickled))
-        result.Pack(carriers_pb2.PickledPython(function=pickled, python_version=_python_version(), name=found.name))
+        version, vectorized = _python_version(), found.vectorized
+        carrier = carriers_pb2.PickledPython(
+            function=pickled, python_version=version, name=found.name, vectorized=vectorized
+        )
+        result.Pack(carrier)
     else:
         script = script_of(function)
         why = f" (importing {script} on a worker would run the script)" if script else ""

@@ -166,6 +166,7 @@ class WrittenFunction(NamedTuple):
     name: str
     parameter: WrittenType | None
     result: WrittenType
+    vectorized: bool
 
     def read(self) -> PythonFunction:
         """Returns the function.
@@ -177,13 +178,14 @@ class WrittenFunction(NamedTuple):
         if self.reference is not None:
             function = resolve_reference(*self.reference)
         parameter = None if self.parameter is None else self.parameter.read()
-        return PythonFunction(cast("Callable[..., object]", function), self.name, parameter, self.result.read())
+        function = cast("Callable[..., object]", function)
+        return PythonFunction(function, self.name, parameter, self.result.read(), self.vectorized)
 
 
 def write_function(found: PythonFunction) -> WrittenFunction:
     """Returns the pickled form of a decorated function."""
     function = found.function
-    types = _write_type(found.parameter), _write_known_type(found.result)
+    types = _write_type(found.parameter), _write_known_type(found.result), found.vectorized
     if resolves_to_itself(function):
         return WrittenFunction(None, (function.__module__, function.__qualname__), found.name, *types)
     return WrittenFunction(function, None, found.name, *types)

@@ -15,6 +15,7 @@ from fedstack.computations.leaves.function_pickles import Reduced
 from fedstack.computations.leaves.leaf import raise_leaf_error
 from fedstack.computations.leaves.named_functions import Decorated
 from fedstack.computations.leaves.python_functions import PythonFunction, bind, handle_content, registry
+from fedstack.computations.leaves.vectorized_leaf import check_vectorized, stacked, unstacked
 from fedstack.computations.types.language import (
     ConcreteComputation,
     FunctionType,
@@ -137,7 +138,7 @@ def bound(
 
 
 def python_computation(
-    parameter_types: ParameterTypes = None, result_type: object = None
+    parameter_types: ParameterTypes = None, result_type: object = None, *, vectorized: bool = False
 ) -> Callable[[Callable[_P, _R]], PythonComputation[_P, _R]]:
     """Returns a decorator that turns a Python function into a leaf computation.
 
@@ -165,6 +166,11 @@ def python_computation(
         and the result is not a scalar, the type is inferred from two such calls, and dimensions whose sizes differ are
         unknown. In an inferred type, Python's own numbers count as float32 and int32, as everywhere in the language. A
         later result that does not match the inferred type is an error.
+      vectorized: Whether the function processes several clients in one call. If so, each array that it receives has a
+        first axis for the clients, scalars are arrays with this axis alone, and each array that it returns must have
+        this axis as well. The types are those of one client. They consist of tensors of numbers with known shapes.
+        A row of the result may depend only on the same row of the arguments. The number of rows follows from the types;
+        rows that belong to no client are filled with the arguments of another client.
 
     Returns:
       The decorator.
@@ -184,9 +190,17 @@ def python_computation(
         name = getattr(function, "__name__", type(function).__name__)
         try:
             parameter = parameter_type(parameter_types, function, name)
-            result = _find_result(function, name, parameter) if result_type is None else plain_type(result_type, name)
+            if vectorized:
+                check_vectorized(name, parameter)
+            result = _annotated(function, name) if result_type is None else plain_type(result_type, name)
+            if result is None and vectorized:
+                result = unstacked(_inferred(function, name, stacked(cast(Type, parameter), 2)), 2, name)
+            elif result is None:
+                result = _inferred(function, name, parameter)
+            if vectorized:
+                check_vectorized(name, parameter, result)
             computation: PythonComputation[_P, _R] = PythonComputation(
-                PythonFunction(function, name, parameter, result)
+                PythonFunction(function, name, parameter, result, vectorized)
             )
         except (DecodeError, RecursionError) as error:
             # These errors are raised when the language converts a type to a message.
@@ -207,14 +221,20 @@ def _rebuilt(written: WrittenFunction) -> PythonComputation[..., object]:
     return computation
 
 
-def _find_result(function: Callable[..., object], name: str, parameter: Type | None) -> Type:
-    advice = f"declare the result type of {name!r} with @python_computation(parameter_types, result_type)"
+def _annotated(function: Callable[..., object], name: str) -> Type | None:
+    """Returns the result type of a function according to its annotation, or `None` if the annotation is no type."""
     annotation = inspect.signature(function).return_annotation
     if annotation is not inspect.Signature.empty and not isinstance(annotation, str):
         try:
             return plain_type(annotation, name)
         except InvalidComputationError:
             pass  # the annotation is not a type of the language, such as np.ndarray: infer the type from a call
+    return None
+
+
+def _inferred(function: Callable[..., object], name: str, parameter: Type | None) -> Type:
+    """Returns the result type of a function, inferred from a call with zeros."""
+    advice = f"declare the result type of {name!r} with @python_computation(parameter_types, result_type)"
     call = bind(function, parameter)
 
     def call_on_zeros(open_size: int) -> Type:

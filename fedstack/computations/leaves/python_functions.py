@@ -32,12 +32,21 @@ _MANY = 200
 
 @attrs.frozen(eq=False)
 class PythonFunction:
-    """A decorated function with its declared types. The registry finds it by its `PythonHandle.serial`."""
+    """A decorated function with its declared types. The registry finds it by its `PythonHandle.serial`.
+
+    Attributes:
+      function: The function.
+      name: The name of the function in messages.
+      parameter: The parameter type; `None` if there is no parameter.
+      result: The result type.
+      vectorized: Whether the function processes several clients in one call; see `VectorizedLeaf`.
+    """
 
     function: Callable[..., object]
     name: str
     parameter: Type | None
     result: Type
+    vectorized: bool = False
 
 
 class HandleRegistry:

@@ -81,6 +81,12 @@ def prefers_columns(program: Program) -> bool:
     return any(bound(step.operation).prefers_columns for step in program.steps)
 
 
+@made_once
+def lanes(program: Program) -> int:
+    """Returns the number of clients that the operations of a program process in one call; see `BoundOperation`."""
+    return max((bound(step.operation).lanes for step in program.steps), default=1)
+
+
 def reader(expression: Expression) -> Callable[[Sequence[Payload]], Payload]:
     """Returns a function that evaluates an expression over the payloads in slots."""
     if isinstance(expression, Slot):

@@ -7,9 +7,10 @@ checked individually, so that the error message can name the client.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstack.computations.types.language import (
     FederatedType,
@@ -32,6 +33,7 @@ from fedstack.computations.values.columns import (
     Column,
     ListColumn,
     Payload,
+    RowsColumn,
     ScalarColumn,
     StructColumn,
     column_from_payloads,
@@ -44,6 +46,7 @@ from fedstack.computations.values.tensor_values import (
     mismatch,
     normalize_tensor,
     quiet_context,
+    read_only,
 )
 from fedstack.computations.values.values import normalize, normalize_sequence
 from fedstack.errors import CardinalityError, InvalidValueError
@@ -137,11 +140,20 @@ def _counts(payload: object, type_spec: Type, path: str) -> Iterable[tuple[str, 
 def _normalize_clients(value: object, type_spec: FederatedType, path: str) -> Column:
     if isinstance(value, Column):
         return value
+    if type(value) is np.ndarray and isinstance(type_spec.member, TensorType) and np.ndim(value):
+        return _rows_column(value, type_spec.member, path)
     if not _is_list(value) or hasattr(value, "_asdict"):
         wanted = f"a list or tuple with one value per client, for {type_spec}"
         found, advice = refusal(type(value)) or (describe(value), _client_hint(value, type_spec.member))
         mismatch(wanted, found, path, advice)
     return column_from_values(value, type_spec.member, lambda client: f"{path}[client {client}]", may_be_elsewhere=True)
+
+
+def _rows_column(rows: NDArray[Any], member: TensorType, path: str) -> Column:
+    """Returns the column of clients whose values are the rows of an array."""
+    if rows.dtype == member.dtype and not is_string(member) and shape_fits(rows.shape[1:], member.shape):
+        return (ScalarColumn if is_scalar(member) else RowsColumn)(read_only(rows))
+    return column_from_values(list(rows), member, lambda client: f"{path}[client {client}]")
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
@@ -157,7 +169,7 @@ def _client_hint(value: object, member: Type) -> str:
     if is_data_frame(value):
         return "pass list(fedstack.by_client(df, id).values()), where id is the column with the client's id"
     if hasattr(value, "__array__"):
-        return "pass list(array) if each row is the value of one client"
+        return "pass np.asarray(value) if each row is the value of one client"
     return "put the clients' values into a list"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
 
+
 @attrs.frozen(eq=False)
 class Copy:
     """A copy of members of a shared column in another process.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
+from fedstack.computations.plan.interpreter import ProgramRunner, lanes, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_columns import bytes_per_client
@@ -84,7 +84,8 @@ class ClientBlocks:
       inputs: For each input of the program, a column of exactly the given clients.
       clients: The indices of the clients in the whole federation.
       sink: Receives the results of the program.
-      smallest_block: The minimum number of clients that a thread processes at a time; by default one.
+      smallest_block: The minimum number of clients that a thread processes at a time; by default one, or as many as an
+        operation processes in one call.
       max_threads: The maximum number of threads, including the calling thread. By default, it is 32 or one per core,
         whichever is larger.
     """
@@ -104,7 +105,7 @@ class ClientBlocks:
         self.inputs = inputs
         self.clients = clients
         self.sink = sink
-        self.smallest_block = smallest_block or 1
+        self.smallest_block = max(smallest_block or 1, lanes(program))
         bounds = (max_threads or max(32, CORES), max_parallel(program))
         self.max_threads = min(one for one in bounds if one is not None)
         scope = current_scope()

@@ -15,6 +15,7 @@ from fedstack.computations.values.columns import (
     Column,
     ConstantColumn,
     ListColumn,
+    RowsColumn,
     ScalarColumn,
     column_from_payloads,
 )
@@ -71,6 +72,9 @@ class LeafFold(TreeFold):
             values = column.values.astype(self.dtype, copy=False)
             self.add(fold_rows(self.operation, values if factors is None else values * factors, start))
             return
+        if isinstance(column, RowsColumn) and column.values[:1].nbytes <= _STACKED_BYTES and not self.open_shape:
+            self._feed_rows(start, column.values, factors)
+            return
         arrays = cast("Sequence[np.ndarray]", column.items())
         if len(arrays) and arrays[0].ndim > 0 and arrays[0].nbytes <= _STACKED_BYTES:
             self._feed_stacked(start, arrays, factors)
@@ -85,7 +89,7 @@ class LeafFold(TreeFold):
             for client, array in enumerate(arrays, start):
                 self.check_shape(array.shape, client)
         first, done = arrays[0], 0
-        at_once = min(_MOST_ROWS, 1 << (_STACK_BYTES // max(first.size * self.dtype.itemsize, 1)).bit_length() - 1)
+        at_once = self._rows_at_once(first.size)
         stack = np.empty((min(at_once, len(arrays)), *first.shape), self.dtype)
         while done < len(arrays):
             stop = min(((start + done) // at_once + 1) * at_once - start, len(arrays))
@@ -94,6 +98,20 @@ class LeafFold(TreeFold):
             if factors is not None:
                 np.multiply(rows, factors[done:stop].reshape(-1, *[1] * first.ndim), out=rows)
             self.add(fold_rows(self.operation, rows, start + done, in_place=True))
+            done = stop
+
+    def _rows_at_once(self, size: int) -> int:
+        return min(_MOST_ROWS, 1 << (_STACK_BYTES // max(size * self.dtype.itemsize, 1)).bit_length() - 1)
+
+    def _feed_rows(self, start: int, rows: np.ndarray, factors: np.ndarray | None) -> None:
+        """Adds arrays that are stacked already."""
+        at_once, done = self._rows_at_once(rows[:1].size), 0
+        while done < len(rows):
+            stop = min(((start + done) // at_once + 1) * at_once - start, len(rows))
+            some = rows[done:stop].astype(self.dtype, copy=False)
+            if factors is not None:
+                some = some * factors[done:stop].reshape(-1, *[1] * (rows.ndim - 1))
+            self.add(_kept(fold_rows(self.operation, some, start + done)))
             done = stop
 
     def merge(self, partials: Sequence[Partial]) -> None:
@@ -118,6 +136,11 @@ class LeafFold(TreeFold):
                 f"Expected the same shape from every client, found {list(shape)} and {list(self._shape)}"
                 f"{where}; an aggregation cannot combine tensors of different shapes"
             )
+
+
+def _kept(partials: Sequence[Partial]) -> list[Partial]:
+    """Returns partial results that keep no other rows in memory, and that the fold may overwrite."""
+    return [Partial(one.level, one.position, np.copy(cast(np.ndarray, one.value)), True) for one in partials]
 
 
 class LeafStream:

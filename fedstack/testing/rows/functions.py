@@ -4,7 +4,8 @@ import itertools
 
 import numpy as np
 
-from fedstack.computations.types.language import FunctionType, SequenceType, StructType
+from fedstack.computations.leaves.vectorized_leaf import lanes_of
+from fedstack.computations.types.language import FunctionType, SequenceType, StructType, TensorType
 from fedstack.testing.computation_builder import (
     Expression,
     as_expression,
@@ -19,7 +20,7 @@ from fedstack.testing.computation_builder import (
     struct,
 )
 from fedstack.testing.expectations import expect_same
-from fedstack.testing.leaves import add, double, seven
+from fedstack.testing.leaves import FACTORS, add, double, multiply_rows, seven
 from fedstack.testing.promises import promise_of_both
 from fedstack.testing.subjects import Runner
 
@@ -146,6 +147,18 @@ async def one_leaf_is_used_many_times(runner: Runner) -> None:
     expected = (np.int32(2), np.int32(4), _ints(2, 4), _ints(4, 8), _ints(6, 12), np.int32(6))
     expect_same(await runner.run(everywhere, [1, 2], 1), expected)
     expect_same(await runner.run(double, 5), np.int32(10))
+
+
+@promise_of_both(intrinsics=["federated_map"])
+async def vectorized_functions_have_the_same_bits_for_any_clients(runner: Runner) -> None:
+    """A vectorized function gives a client the same bits, whatever other clients there are and whoever runs them."""
+    random = np.random.default_rng(0)
+    rows = [random.normal(size=20).astype(np.float32) for _ in range(77)]
+    lanes = lanes_of(TensorType(np.float32, [20]), TensorType(np.float32, [300]))
+    expected = [(np.stack([row] * lanes) @ FACTORS)[client % lanes] for client, row in enumerate(rows)]
+    mapped = computation(lambda x: intrinsic("federated_map", multiply_rows, x), at_clients((np.float32, [20])))
+    for clients in (77, 40, 3, 1):
+        expect_same(await runner.run(mapped, rows[:clients]), expected[:clients])
 
 
 @promise_of_both()

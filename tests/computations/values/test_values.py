@@ -639,7 +639,7 @@ def test_a_misfit_deep_inside_an_argument_is_reported_with_its_whole_path():
         "abc",
         b"ab",
         bytearray(b"ab"),
-        np.zeros(2),
+        np.array(1),
         {"a": 1},
         {1, 2},
         iter([1]),
@@ -654,6 +654,20 @@ def test_a_misfit_deep_inside_an_argument_is_reported_with_its_whole_path():
 )
 def test_client_values_are_a_list_or_a_tuple_and_nothing_else(value):
     refused(value, clients(INT), "Expected a list or tuple with one value per client, for {int32}@CLIENTS, found ")
+
+
+def test_the_rows_of_an_array_are_values_of_clients():
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    column = normalize_argument(rows, clients(vector(np.float32, 2)))
+    assert np.shares_memory(column.items()[0], rows)
+    assert not column.items()[0].flags.writeable
+    assert rows.flags.writeable
+    assert normalize_argument(np.array([1, 2], np.int32), clients(INT)).items() == [1, 2]
+    refused(np.array([1, 2]), clients(FLOAT), "Expected float32, found int64 1; at arg[client 0]")
+    assert normalize_argument(np.array(["a", "b"]), clients(TEXT)).items() == [b"a", b"b"]
+    refused(np.array([1.0, 2.5]), clients(INT), "Expected int32, found float64 1.0; at arg[client 0]")
+    refused(rows, clients(FLOAT), "found an array float32[2]; at arg[client 0]")
+    refused(rows, clients(PAIR), "Expected a list or tuple with one value per client")
 
 
 def test_a_record_is_no_list_of_clients():

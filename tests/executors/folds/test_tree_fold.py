@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.values.columns import ListColumn
+from fedstack.computations.values.columns import ListColumn, RowsColumn
 from fedstack.executors.base.phase_sink import fold_elements
 from fedstack.executors.folds.leaf_fold import LeafFold
 from fedstack.executors.folds.tree_fold import BlockFold, SpareBuffers, TreeFold, aligned_blocks, fold_rows
@@ -98,18 +98,22 @@ def test_scalars_fold_level_by_level_along_the_same_tree(count, seed):
     shape=st.sampled_from([(1,), (0,), (7,), (3, 2), (2, 0, 3), (600,)]),
     operation=st.sampled_from([np.add, np.minimum, np.maximum]),
     weighted=st.booleans(),
+    is_stacked=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_small_arrays_fold_many_at_a_time_along_the_same_tree(count, shape, operation, weighted, seed):
+def test_small_arrays_fold_many_at_a_time_along_the_same_tree(count, shape, operation, weighted, is_stacked, seed):
     rng = np.random.default_rng(seed)
     arrays = list((rng.normal(size=(count, *shape)) * 10.0 ** rng.integers(-3, 4)).astype(np.float32))
     factors = rng.normal(size=count).astype(np.float32) if weighted else None
     products = arrays if factors is None else [array * factor for array, factor in zip(arrays, factors, strict=True)]
+    stack = np.stack(arrays)
+    stack.flags.writeable = False
     cut = seed % (count + 1)
     fold, expected = LeafFold(operation, fl.TensorType(np.float32, shape), ""), TreeFold(operation)
     for start, stop in ((cut, count), (0, cut)):
         given_factors = None if factors is None else factors[start:stop]
-        fold.feed(start, ListColumn(arrays[start:stop]), given_factors)
+        column = RowsColumn(stack[start:stop]) if is_stacked else ListColumn(arrays[start:stop])
+        fold.feed(start, column, given_factors)
         rows = ((array, False) for array in products[start:stop])
         expected.add(fold_arrays(operation, rows, start, SpareBuffers()))
     result = fold.result()

@@ -1,0 +1,235 @@
+"""Runs functions that process many clients in one call: each argument has a leading axis for the clients.
+
+The result of a client must not depend on how clients are divided among threads and workers. But NumPy may round in
+another way if an array has another size; a product of matrices uses other kernels, for example. Such a function is
+therefore always called with the same number of rows, its *lanes*, which follows from its types alone. Client i is lane
+i mod W of a group of W consecutive clients. The lanes of clients that are not part of the call repeat another client's
+arguments, and their results are dropped.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.leaves.bound_operation import BoundOperation, ColumnCall
+from fedstack.computations.leaves.computation_pickles import containers_of, with_containers
+from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.python_functions import PythonLeaf
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import (
+    exact_bytes,
+    fields_of,
+    flatten,
+    is_scalar,
+    join_path,
+    struct_of,
+    unflatten,
+)
+from fedstack.computations.values.columns import (
+    Column,
+    ConstantColumn,
+    RowsColumn,
+    ScalarColumn,
+    StructColumn,
+    concatenate,
+)
+from fedstack.computations.values.tensor_values import read_only
+from fedstack.errors import FedstackError, InvalidComputationError
+
+# The arguments and results of a group fit into the cache of a core.
+_GROUP_BYTES = 256 << 10
+_MOST_LANES = 1024
+
+
+def check_vectorized(name: str, parameter: Type | None, result: Type | None = None) -> None:
+    """Checks that a function with these types can be vectorized.
+
+    Args:
+      name: The name of the function in messages.
+      parameter: The parameter type for one client.
+      result: The result type for one client; `None` if it is not known yet.
+
+    Raises:
+      InvalidComputationError: If there is no parameter, or a type has other parts than tensors of known shapes.
+    """
+    if parameter is None or exact_bytes(parameter) == 0:
+        raise InvalidComputationError(
+            f"Expected a vectorized function with parameters, found {name!r} without any; remove vectorized=True"
+        )
+    for type_spec in (parameter, result):
+        if type_spec is not None and exact_bytes(type_spec) is None:
+            raise InvalidComputationError(
+                f"Expected tensors of numbers with known shapes as parameters and result of the vectorized function "
+                f"{name!r}, found {type_spec}; declare the shapes, or remove vectorized=True to use sequences, strings "
+                "and unknown dimensions"
+            )
+
+
+def lanes_of(parameter: Type, result: Type) -> int:
+    """Returns the number of rows with which a vectorized function of these types is called, a power of two."""
+    size = (exact_bytes(parameter) or 0) + (exact_bytes(result) or 0)
+    return 1 << max(1, min(_GROUP_BYTES // max(1, size), _MOST_LANES)).bit_length() - 1
+
+
+def stacked(type_spec: Type, lanes: int) -> Type:
+    """Returns the type of so many values of a type as one value, whose tensors have a leading axis."""
+    return cast(Type, with_containers(_stacked(type_spec, lanes), containers_of(type_spec)))
+
+
+def _stacked(type_spec: Type, lanes: int) -> Type:
+    if isinstance(type_spec, TensorType):
+        return TensorType(type_spec.dtype.type, [lanes, *(type_spec.shape or ())])
+    return struct_of((name, _stacked(member, lanes)) for name, member in fields_of(cast(StructType, type_spec)))
+
+
+def unstacked(type_spec: Type, lanes: int, name: str) -> Type:
+    """Returns the type of one of several values, which together have the given type.
+
+    Args:
+      type_spec: The type of all values, whose tensors have a leading axis.
+      lanes: The number of values.
+      name: The name of the function that returned them.
+
+    Raises:
+      InvalidComputationError: If a tensor does not have a leading axis of this size.
+    """
+    return cast(Type, with_containers(_unstacked(type_spec, lanes, name, "result"), containers_of(type_spec)))
+
+
+def _unstacked(type_spec: Type, lanes: int, name: str, path: str) -> Type:
+    if isinstance(type_spec, TensorType) and type_spec.shape and type_spec.shape[0] == lanes:
+        return TensorType(type_spec.dtype.type, type_spec.shape[1:])
+    if isinstance(type_spec, StructType):
+        members = enumerate(fields_of(type_spec))
+        return struct_of((n, _unstacked(t, lanes, name, join_path(path, n, i))) for i, (n, t) in members)
+    raise InvalidComputationError(
+        f"Expected the vectorized function {name!r} to return an array with {lanes} rows for {lanes} clients, found "
+        f"{type_spec} as {path}; let its first axis be that of the arguments, or remove vectorized=True"
+    )
+
+
+class _Group(PythonLeaf):
+    """A vectorized function as a leaf that is called once for all lanes."""
+
+    result_advice = (
+        "a vectorized function returns arrays whose first axis is that of its arguments, a row for each client"
+    )
+
+
+class VectorizedLeaf(BoundOperation):
+    """A leaf that runs a Python function for a group of clients at a time.
+
+    Args:
+      function: The function.
+      name: The name of the computation in messages.
+      parameter: The type of the argument of one client.
+      result: The type of the result of one client.
+    """
+
+    prefers_columns = True
+
+    def __init__(self, function: Callable[..., object], name: str, parameter: Type, result: Type) -> None:
+        check_vectorized(name, parameter, result)
+        self.name = name
+        self.parameter = parameter
+        self.result = result
+        self.lanes = lanes_of(parameter, result)
+        self._group: Leaf = _Group(function, name, stacked(parameter, self.lanes), stacked(result, self.lanes))
+
+    def call(self, argument: object, client: int | None = None) -> object:
+        lane = (client or 0) % self.lanes
+        found = self._group.call(self._arguments(ConstantColumn(argument, 1), lane, {}), client)
+        # Copies, because a view of one row would keep all rows in memory.
+        values = [np.array(rows[lane]) for rows in _rows_of(found, self.result)]
+        return unflatten(iter([value[()] if value.ndim == 0 else read_only(value) for value in values]), self.result)
+
+    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
+        assert argument is not None, "a vectorized function has parameters"
+        results: list[Column] = []
+        constants: dict[int, NDArray[Any]] = {}
+        done = bytearray()
+        with ColumnCall(first_client, done):
+            while len(done) < size:
+                start = first_client + len(done)
+                lane = start % self.lanes
+                count = min(self.lanes - lane, size - len(done))
+                found = self._called(argument.slice(len(done), len(done) + count), start, constants)
+                columns = [rows[lane : lane + count] for rows in _rows_of(found, self.result)]
+                results.append(_column(iter(columns), self.result, count))
+                done += bytes(count)
+        return concatenate(results, self.result)
+
+    def _called(self, clients: Column, first_client: int, constants: dict[int, NDArray[Any]]) -> object:
+        """Calls the function for some clients of a group. An error names the first client that alone has an error."""
+        lane = first_client % self.lanes
+        if len(clients) == 1:
+            return self._group.call(self._arguments(clients, lane, constants), first_client)
+        try:
+            return self._group.call(self._arguments(clients, lane, constants))
+        except FedstackError:
+            for index in range(len(clients)):
+                arguments = self._arguments(clients.slice(index, index + 1), lane + index, constants)
+                self._group.call(arguments, first_client + index)
+            raise
+
+    def _arguments(self, clients: Column, lane: int, constants: dict[int, NDArray[Any]]) -> object:
+        """Returns the payload for all lanes.
+
+        Args:
+          clients: The arguments of the clients from a lane on.
+          lane: The lane.
+          constants: The rows of values that are the same for all clients, by the identity of the value.
+        """
+        rows: list[NDArray[Any]] = []
+        for column, tensor in _leaves(clients, self.parameter):
+            if isinstance(column, ConstantColumn):
+                found = constants.get(id(column.value))
+                if found is None:
+                    found = self._empty(tensor)
+                    found[:] = cast("NDArray[Any]", column.value)
+                    constants[id(column.value)] = read_only(found)
+                rows.append(found)
+            else:
+                rows.append(self._filled(column, tensor, lane))
+        return unflatten(iter(rows), self.parameter)
+
+    def _filled(self, column: Column, tensor: TensorType, lane: int) -> NDArray[Any]:
+        """Returns the values of one tensor in all lanes, always as an array of the same layout."""
+        if isinstance(column, RowsColumn) and len(column) == self.lanes and column.values.flags.c_contiguous:
+            return column.values
+        rows = self._empty(tensor)
+        stop = lane + len(column)
+        if isinstance(column, RowsColumn):
+            rows[lane:stop] = column.values
+        else:
+            np.stack(cast("list[NDArray[Any]]", column.items()), out=rows[lane:stop])
+        rows[:lane], rows[stop:] = rows[lane], rows[lane]
+        return read_only(rows)
+
+    def _empty(self, tensor: TensorType) -> NDArray[Any]:
+        return np.empty(cast("tuple[int, ...]", (self.lanes, *(tensor.shape or ()))), tensor.dtype)
+
+    def __repr__(self) -> str:
+        return f"<VectorizedLeaf {self.name}, {self.lanes} lanes>"
+
+
+def _leaves(column: Column, type_spec: Type) -> Iterator[tuple[Column, TensorType]]:
+    """Yields the column and the type of each tensor of a column."""
+    if isinstance(type_spec, TensorType):
+        yield column, type_spec
+        return
+    for index, (_, member) in enumerate(fields_of(cast(StructType, type_spec))):
+        yield from _leaves(column.field(index), member)
+
+
+def _rows_of(payload: object, type_spec: Type) -> list[NDArray[Any]]:
+    return cast("list[NDArray[Any]]", flatten(payload, type_spec))
+
+
+def _column(leaves: Iterator[NDArray[Any]], type_spec: Type, size: int) -> Column:
+    """Returns the column of a type, given the stacked values of its tensors."""
+    if isinstance(type_spec, StructType):
+        return StructColumn(tuple([_column(leaves, member, size) for _, member in fields_of(type_spec)]), size)
+    return (ScalarColumn if is_scalar(cast(TensorType, type_spec)) else RowsColumn)(next(leaves))
