@@ -69,6 +69,29 @@ def run_scalars(effort: Effort) -> Iterator[Measurement]:
     yield Measurement("scalars, a client", slope, floor_slope, _SECONDS_PER_CLIENT, "≤ 0.2 µs")
 
 
+def run_vectorized(effort: Effort) -> Iterator[Measurement]:
+    """Measures scalars in a function that processes many clients in one call, from a list and from an array."""
+    leaf = fedstack.python_computation([np.float32], np.float32, vectorized=True)(lambda x: x * np.float32(0.5))
+
+    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    def mean_of_halves(values: Any) -> Any:
+        return fl.federated_mean(fl.federated_map(leaf, values))
+
+    count = effort.pick(5, 10_000, 10_000)
+    array = np.arange(count, dtype=np.float32) % 100
+    with running(None):
+        for kind, values, each in (("a list", array.tolist(), 0.13e-6), ("an array", array, 0.03e-6)):
+            assert abs(mean_of_halves(values) - 0.5 * array.mean()) <= 1e-3 * array.mean()
+            yield compare(
+                f"scalars, {count:,} clients from {kind}, vectorized",
+                lambda: float((array * np.float32(0.5)).mean()),
+                lambda values=values: mean_of_halves(values),
+                effort,
+                seconds=_FIXED_SECONDS + each * count,
+                reach=f"≤ 0.15 ms + {each * 1e6:g} µs × N",
+            )
+
+
 def run_structs(effort: Effort) -> Iterator[Measurement]:
     """Measures structs of four numbers, into structs and into scalars."""
     point_type = fl.to_type(FOUR)

@@ -54,6 +54,7 @@ class Workload:
 WORKLOADS = (
     Workload("sums", "federated_sum of float32 vectors; floor: NumPy's in-place additions", sums.run),
     Workload("scalars", "mean of a Python function of a scalar; floor: a Python loop", scalars.run_scalars),
+    Workload("vectorized", "mean of a function of many scalars at once; floor: one NumPy call", scalars.run_vectorized),
     Workload("structs", "mean of a Python function of 4 fields; floor: a Python loop", scalars.run_structs),
     Workload("broadcast", "mean of updates to a broadcast model; floor: a NumPy loop", broadcast.run),
     Workload("waiting", "clients that only wait, at first and again; floor: as many as possible at once", waiting.run),

@@ -34,6 +34,7 @@ from fedstack.computations.values.columns import (
     ScalarColumn,
     StructColumn,
     concatenate,
+    empty_column,
 )
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import FedstackError, InvalidComputationError
@@ -159,7 +160,7 @@ class VectorizedLeaf(BoundOperation):
                 columns = [rows[lane : lane + count] for rows in _rows_of(found, self.result)]
                 results.append(_column(iter(columns), self.result, count))
                 done += bytes(count)
-        return concatenate(results, self.result)
+        return concatenate(results, self.result) if results else empty_column(self.result)
 
     def _called(self, clients: Column, first_client: int, constants: dict[int, NDArray[Any]]) -> object:
         """Calls the function for some clients of a group. An error names the first client that alone has an error."""

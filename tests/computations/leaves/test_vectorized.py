@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstack
-from fedstack.computations.leaves.vectorized_leaf import lanes_of
+from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, lanes_of
+from fedstack.computations.values.columns import empty_column
 from fedstack.errors import InvalidComputationError, LeafError, TypeMismatchError
 
 FLOAT = np.float32
@@ -112,6 +113,11 @@ def test_results_have_the_same_bits_however_clients_are_divided(clients: int, at
     rows = rows_of(clients)
     found = locally(products, rows, clients_per_thread=at_once, max_concurrent_clients=threads)
     assert same_bits(found, locally(products, rows))
+
+
+def test_no_clients_have_no_results() -> None:
+    leaf = VectorizedLeaf(lambda x: 1 / 0, "never called", SHORT, LONG)
+    assert len(leaf.call_column(empty_column(SHORT), 0, 0)) == 0
 
 
 def test_values_that_all_clients_share_are_rows_too() -> None:
