@@ -666,7 +666,7 @@ def test_the_rows_of_an_array_are_values_of_clients():
     refused(np.array([1, 2]), clients(FLOAT), "Expected float32, found int64 1; at arg[client 0]")
     assert normalize_argument(np.array(["a", "b"]), clients(TEXT)).items() == [b"a", b"b"]
     refused(np.array([1.0, 2.5]), clients(INT), "Expected int32, found float64 1.0; at arg[client 0]")
-    refused(rows, clients(FLOAT), "found an array float32[2]; at arg[client 0]")
+    refused(rows, clients(FLOAT), "Expected shape [] of float32, found shape [2]; at arg[client 0]")
     refused(rows, clients(PAIR), "Expected a list or tuple with one value per client")
 
 
