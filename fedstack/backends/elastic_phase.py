@@ -120,6 +120,7 @@ class ElasticPhase:
         finally:
             self._rebalancing.close()
             self._handed_in.close()
+            self._files.close()
             del self._rebalancing, self._lost, self._early
             self._tasks.clear()  # breaks the reference cycles of this object, its tasks and their errors
             self._ended.clear()

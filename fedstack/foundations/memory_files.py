@@ -5,10 +5,12 @@ disappears with the last of these processes, however they end. Only Linux has su
 """
 
 import contextlib
-import functools
 import mmap
 import os
 import pickle
+import socket
+import stat
+import struct
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -112,38 +114,58 @@ class SealedFile:
 # A mapped file takes a file descriptor. If peers send more files, their content is received instead.
 _MOST_MAPPED = 128
 _mapped: "weakref.WeakSet[mmap.mmap]" = weakref.WeakSet()
+# Nobody has more in memory. A file with holes may seem to, and would fill the address space.
+_MOST_FILE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if HAS_SEALS else 0
 
 
 class ReceivedFile:
-    """A file that another process has sent. It is closed together with this object.
+    """A file that another process has sent, of whatever kind.
 
     Args:
-      descriptor: The file descriptor.
+      descriptor: The file descriptor. This object closes it, at the latest when it is garbage-collected.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
-
-    @functools.cached_property
-    def _content(self) -> memoryview:
-        """All of the file; empty if the sender could still change it, or if it cannot be mapped."""
-        try:
-            seals = fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS)
-            # Whoever reads memory behind the end of a file that was truncated meanwhile is killed.
-            if seals & fcntl.F_SEAL_WRITE and seals & fcntl.F_SEAL_SHRINK and len(_mapped) < _MOST_MAPPED:
-                content = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-                _mapped.add(content)
-                return memoryview(content)
-        except (OSError, ValueError):  # of what is no such file, or without descriptors or address space
-            pass
-        return memoryview(b"")
+        self._content: memoryview | None = None
+        self.close = weakref.finalize(self, _close, descriptor)
 
     def view(self, start: int, size: int) -> memoryview | None:
         """Returns a part of the file as read-only memory, which stays valid after the file has been closed.
 
         Returns:
-          The memory; `None` if the file cannot be relied on, or does not have this part.
+          The memory; `None` if the file cannot be relied on, does not have this part, or has been closed.
         """
-        content = self._content
+        if not self.close.alive:
+            return None
+        content = self._content = _mapped_content(self._descriptor) if self._content is None else self._content
         return content[start : start + size] if start + size <= len(content) else None
+
+    def forget(self) -> None:
+        """Closes the file, and no longer refers to its content. Idempotent."""
+        self.close()
+        self._content = None
+
+
+def _close(descriptor: int) -> None:
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return
+    with socket.socket(fileno=descriptor) as found, contextlib.suppress(OSError):
+        # Closing a socket may block for as long as its owner has chosen.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+
+
+def _mapped_content(descriptor: int) -> memoryview:
+    """Returns all of a file; empty if its sender could still change it, or if it is not to be mapped."""
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        # Whoever reads memory behind the end of a file that was truncated meanwhile is killed.
+        is_fixed = seals & fcntl.F_SEAL_WRITE and seals & fcntl.F_SEAL_SHRINK
+        if is_fixed and len(_mapped) < _MOST_MAPPED and os.fstat(descriptor).st_size <= _MOST_FILE_BYTES:
+            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            _mapped.add(content)
+            return memoryview(content)
+    except (OSError, ValueError):  # of what is no such file, or without descriptors or address space
+        pass
+    return memoryview(b"")

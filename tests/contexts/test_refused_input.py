@@ -68,7 +68,7 @@ def context():
         (b"ab", r"found bytes b'ab'"),
         (np.array([[1, 2]], np.int32), r"Expected shape \[\] of int32, found shape \[2\]; at arg\[client 0\]"),
         (np.array([1, 2]), r"Expected int32, found int64 1; at arg\[client 0\]; convert it with"),
-        (np.ma.array([1, 2]), r"found an array int64\[2\]; at arg; pass np\.asarray\(value\)"),
+        (np.ma.array([1, 2]), r"found an array int64\[2\]; at arg; choose a value for masked elements"),
         ({"a": 1}, r"found dict .* pass list\(mapping\.values\(\)\)"),
         (iter([1]), r"found list_iterator"),
         (7, r"found int 7; at arg; put the clients' values into a list"),

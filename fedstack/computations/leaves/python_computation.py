@@ -37,6 +37,7 @@ from fedstack.computations.types.type_structure import (
 )
 from fedstack.computations.values.records import KeyedTuple, Record
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.number_checks import check_bool
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -185,6 +186,8 @@ def python_computation(
             f"Expected parameter types, found the function {getattr(parameter_types, '__name__', '')!r}; write "
             "@fedstack.python_computation([np.float32]), with one type per parameter"
         )
+
+    check_bool("vectorized", vectorized)
 
     def decorate(function: Callable[_P, _R]) -> PythonComputation[_P, _R]:
         name = getattr(function, "__name__", type(function).__name__)

@@ -25,6 +25,7 @@ from fedstack.computations.types.type_structure import (
     is_scalar,
     join_path,
     struct_of,
+    tensor_leaves,
     unflatten,
 )
 from fedstack.computations.values.columns import (
@@ -36,8 +37,9 @@ from fedstack.computations.values.columns import (
     concatenate,
     empty_column,
 )
-from fedstack.computations.values.tensor_values import read_only
+from fedstack.computations.values.tensor_values import is_plain, read_only
 from fedstack.errors import FedstackError, InvalidComputationError
+from fedstack.foundations.error_text import with_place
 
 # The arguments and results of a group fit into the cache of a core.
 _GROUP_BYTES = 256 << 10
@@ -55,10 +57,6 @@ def check_vectorized(name: str, parameter: Type | None, result: Type | None = No
     Raises:
       InvalidComputationError: If there is no parameter, or a type has other parts than tensors of known shapes.
     """
-    if parameter is None or exact_bytes(parameter) == 0:
-        raise InvalidComputationError(
-            f"Expected a vectorized function with parameters, found {name!r} without any; remove vectorized=True"
-        )
     for type_spec in (parameter, result):
         if type_spec is not None and exact_bytes(type_spec) is None:
             raise InvalidComputationError(
@@ -66,6 +64,10 @@ def check_vectorized(name: str, parameter: Type | None, result: Type | None = No
                 f"{name!r}, found {type_spec}; declare the shapes, or remove vectorized=True to use sequences, strings "
                 "and unknown dimensions"
             )
+    if parameter is None or not list(tensor_leaves(parameter)):
+        raise InvalidComputationError(
+            f"Expected a vectorized function with parameters, found {name!r} without any; remove vectorized=True"
+        )
 
 
 def lanes_of(parameter: Type, result: Type) -> int:
@@ -169,11 +171,16 @@ class VectorizedLeaf(BoundOperation):
             return self._group.call(self._arguments(clients, lane, constants), first_client)
         try:
             return self._group.call(self._arguments(clients, lane, constants))
-        except FedstackError:
+        except FedstackError as error:
             for index in range(len(clients)):
                 arguments = self._arguments(clients.slice(index, index + 1), lane + index, constants)
                 self._group.call(arguments, first_client + index)
-            raise
+            last = first_client + len(clients) - 1
+            where = (
+                f"for clients {first_client} to {last} together, and for none of them alone; a row of the result may "
+                "depend only on the same row of the arguments"
+            )
+            raise with_place(error, where) from error.__cause__
 
     def _arguments(self, clients: Column, lane: int, constants: dict[int, NDArray[Any]]) -> object:
         """Returns the payload for all lanes.
@@ -198,7 +205,7 @@ class VectorizedLeaf(BoundOperation):
 
     def _filled(self, column: Column, tensor: TensorType, lane: int) -> NDArray[Any]:
         """Returns the values of one tensor in all lanes, always as an array of the same layout."""
-        if isinstance(column, RowsColumn) and len(column) == self.lanes and column.values.flags.c_contiguous:
+        if isinstance(column, RowsColumn) and len(column) == self.lanes and is_plain(column.values):
             return column.values
         rows = self._empty(tensor)
         stop = lane + len(column)
@@ -226,7 +233,9 @@ def _leaves(column: Column, type_spec: Type) -> Iterator[tuple[Column, TensorTyp
 
 
 def _rows_of(payload: object, type_spec: Type) -> list[NDArray[Any]]:
-    return cast("list[NDArray[Any]]", flatten(payload, type_spec))
+    """Returns the tensors of a result. Their rows have the layout that they would have in another process."""
+    arrays = cast("list[NDArray[Any]]", flatten(payload, type_spec))
+    return [array if is_plain(array) else read_only(np.array(array, order="C")) for array in arrays]
 
 
 def _column(leaves: Iterator[NDArray[Any]], type_spec: Type, size: int) -> Column:

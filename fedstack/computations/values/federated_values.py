@@ -20,6 +20,7 @@ from fedstack.computations.types.language import (
     TensorType,
     Type,
 )
+from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import (
     fields_of,
     is_client_valued,
@@ -42,6 +43,7 @@ from fedstack.computations.values.deferred_column import Where, deferred, refusa
 from fedstack.computations.values.records import Record, split_struct
 from fedstack.computations.values.tensor_values import (
     all_read_only,
+    is_plain,
     kind_of_dtype,
     mismatch,
     normalize_tensor,
@@ -140,8 +142,8 @@ def _counts(payload: object, type_spec: Type, path: str) -> Iterable[tuple[str, 
 def _normalize_clients(value: object, type_spec: FederatedType, path: str) -> Column:
     if isinstance(value, Column):
         return value
-    if type(value) is np.ndarray and isinstance(type_spec.member, TensorType) and np.ndim(value):
-        return _rows_column(value, type_spec.member, path)
+    if isinstance(type_spec.member, TensorType) and _has_rows(value):
+        return _rows_column(np.asarray(value), type_spec.member, path)
     if not _is_list(value) or hasattr(value, "_asdict"):
         wanted = f"a list or tuple with one value per client, for {type_spec}"
         found, advice = refusal(type(value)) or (describe(value), _client_hint(value, type_spec.member))
@@ -149,10 +151,18 @@ def _normalize_clients(value: object, type_spec: FederatedType, path: str) -> Co
     return column_from_values(value, type_spec.member, lambda client: f"{path}[client {client}]", may_be_elsewhere=True)
 
 
+def _has_rows(value: object) -> TypeGuard[NDArray[Any]]:
+    """Returns whether a value is an array with an axis for clients, and its rows are what they seem to be."""
+    return isinstance(value, np.ndarray) and value.ndim > 0 and not isinstance(value, (np.ma.MaskedArray, np.matrix))
+
+
 def _rows_column(rows: NDArray[Any], member: TensorType, path: str) -> Column:
     """Returns the column of clients whose values are the rows of an array."""
     if rows.dtype == member.dtype and not is_string(member) and shape_fits(rows.shape[1:], member.shape):
-        return (ScalarColumn if is_scalar(member) else RowsColumn)(read_only(rows))
+        plain = rows if is_plain(rows) else np.array(rows, order="C")
+        return (ScalarColumn if is_scalar(member) else RowsColumn)(read_only(plain))
+    if not len(rows) and not (is_string(member) and rows.ndim == 1):
+        mismatch(f"rows of {type_text(member)}", f"no rows, of {rows.dtype}{list(rows.shape[1:])}", path)
     return column_from_values(list(rows), member, lambda client: f"{path}[client {client}]")
 
 
@@ -169,8 +179,18 @@ def _client_hint(value: object, member: Type) -> str:
     if is_data_frame(value):
         return "pass list(fedstack.by_client(df, id).values()), where id is the column with the client's id"
     if hasattr(value, "__array__"):
-        return "pass np.asarray(value) if each row is the value of one client"
+        return _array_hint(value, member)
     return "put the clients' values into a list"
+
+
+def _array_hint(value: object, member: Type) -> str:
+    if isinstance(value, np.ma.MaskedArray):
+        return "choose a value for masked elements: value.filled(...)"
+    if not isinstance(member, TensorType):
+        return "pass a list; only numbers and arrays of clients can be the rows of an array"
+    if not np.ndim(cast("NDArray[Any]", value)):
+        return "pass an array whose first axis is that of the clients"
+    return "pass np.asarray(value) if each row is the value of one client"
 
 
 def column_from_values(

@@ -117,6 +117,12 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def is_plain(array: np.ndarray) -> bool:
+    """Returns whether an array has the layout of received arrays. NumPy may round in another way for other layouts."""
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
+
+
 def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
     """Returns the results of `read_only` for many arrays, faster than one by one."""
     found: list[object] = [array.view() if array.flags.writeable else array for array in arrays]

@@ -112,6 +112,10 @@ class SharedFiles(SystemScope):
         self.workers = 0
         self._files: dict[tuple[tuple[int, int], ...], _Written] = {}
 
+    def close(self) -> None:
+        """Releases the files and the values, once nothing more is sent. Requests that are being sent keep theirs."""
+        self._files.clear()  # their tasks refer to the scope that this object is part of
+
     async def file_of(self, packer: Packer) -> ParcelFile | None:
         """Returns a file with the packed values that all clients share, or `None` if none is worth it.
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from fedstack.errors import FedstackError
+from fedstack.foundations.memory_files import ReceivedFile
 from fedstack.transport.stream.layout import Announced, Buffer
 from fedstack.transport.stream.send_queue import OnTaken, OutgoingData, QueuedFrame
 from fedstack.transport.stream.windows import EXCHANGE_WINDOW_BYTES, Window
@@ -20,11 +21,13 @@ class Exchange:
       is_read: Whether data of large parcels are wanted.
       window: How many bytes of small parcels may be sent, and were received.
       left: The number of bytes of the current incoming parcel that have not been granted.
+      file: The file that has come with the request.
     """
 
     __slots__ = (
         "_buffers",
         "events",
+        "file",
         "is_open",
         "is_read",
         "left",
@@ -46,6 +49,7 @@ class Exchange:
         # Parcels for which the windows have no room: their first frame, its size, and the data that follow.
         self.waiting: deque[tuple[list[Buffer], int, OnTaken | None, OutgoingData | None]] | tuple[()] = ()
         self._buffers: deque[memoryview] | tuple[()] = ()
+        self.file: ReceivedFile | None = None
 
     def expect(self, buffers: Sequence[memoryview]) -> int:
         """Adds memory for the next bytes of the incoming parcel, and returns its size."""
@@ -76,6 +80,8 @@ class Exchange:
         """Drops all that refers to memory of others, or back to this object. Nothing more is told about it."""
         self.is_open = False
         self.outgoing, self.queued, self.waiting, self._buffers = None, None, (), ()
+        if self.file is not None:
+            self.file.forget()
         self.events = NO_EVENTS
 
     def __repr__(self) -> str:

@@ -112,6 +112,13 @@ class FrameReader:
         if len(self._files) > _MOST_FILES:
             raise ProtocolError(f"Expected frames for {_MOST_FILES} files, found further files")
 
+    def drop_files(self) -> None:
+        """Closes the files whose frames have not come. Called when the connection has ended."""
+        while self._files:
+            file = self._files.popleft()
+            if file is not None:
+                file.forget()
+
     def file(self) -> ReceivedFile | None:
         """Returns the file of the frame that was received last; `None` if it could not be received.
 

@@ -330,6 +330,8 @@ class _StreamBody(Body):
                 missing.append(buffer)
             at += len(buffer)
         await self._receive(missing)
+        if not self.left and self._file is not None:
+            self._file.forget()  # what is mapped belongs to the arrays now
 
     async def _receive(self, buffers: Sequence[memoryview]) -> None:
         self.left -= sum(map(len, buffers))

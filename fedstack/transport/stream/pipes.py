@@ -17,8 +17,10 @@ _logger = logging.getLogger(__name__)
 # How often a socket is read or written before other work of the loop has its turn.
 _MOST_IN_A_ROW = 8
 _MOST_CALLS_IN_A_ROW = 100
-# A message of a Unix socket comes with at most one file.
-_FILE_SPACE = socket.CMSG_SPACE(array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
+# A frame comes with one file. The most that the system passes on at a time, so that this process closes all of them: a
+# socket that the system closes may block the loop.
+_MOST_DESCRIPTORS = 253
+_FILE_SPACE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 
 # Called once, with the error that ended the connection, or with `None` if the peer has closed it.
 Lost = Callable[[BaseException | None], None]
@@ -104,8 +106,9 @@ class SocketPipe(Pipe):
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     received.frombytes(content[: len(content) - len(content) % received.itemsize])
             files = [ReceivedFile(descriptor) for descriptor in received]
-            # The system passes on no more than there is space for, or than this process may have.
-            self._reader.file_received(files[0] if files else None)
+            for file in files[1:]:
+                file.forget()
+            self._reader.file_received(files[0] if files else None)  # there is none left for this process
         return count
 
     def flush(self) -> None:

@@ -211,6 +211,7 @@ class StreamProtocol(FrameSink):
         self._is_lost = True
         lost, self.exchanges = list(self.exchanges.values()), {}
         self.queue.clear()
+        self.reader.drop_files()
         for exchange in lost:
             events = exchange.events
             exchange.end()
@@ -305,6 +306,7 @@ class StreamProtocol(FrameSink):
             announced = attrs.evolve(announced, file=self.reader.file())
         self._last = exchange
         found = Exchange(exchange, NO_EVENTS)
+        found.file = announced.file
         self.exchanges[exchange] = found
         size = layout.HEADER_BYTES + len(payload)
         self._hold(found, size)

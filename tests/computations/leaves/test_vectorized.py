@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fedstack
 from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, lanes_of
 from fedstack.computations.values.columns import empty_column
-from fedstack.errors import InvalidComputationError, LeafError, TypeMismatchError
+from fedstack.errors import InvalidComputationError, InvalidValueError, LeafError, TypeMismatchError
 
 FLOAT = np.float32
 SHORT, LONG = fl.TensorType(FLOAT, [20]), fl.TensorType(FLOAT, [300])
@@ -118,6 +118,44 @@ def test_results_have_the_same_bits_however_clients_are_divided(clients: int, at
 def test_no_clients_have_no_results() -> None:
     leaf = VectorizedLeaf(lambda x: 1 / 0, "never called", SHORT, LONG)
     assert len(leaf.call_column(empty_column(SHORT), 0, 0)) == 0
+
+
+def test_the_layout_of_arrays_makes_no_difference() -> None:
+    wide = fl.TensorType(FLOAT, [20_000])
+    sums = fedstack.python_computation([wide], vectorized=True)(lambda x: x.sum(axis=1))
+
+    @fl.federated_computation(fl.FederatedType(wide, fl.CLIENTS))
+    def computation(rows):
+        return fl.federated_map(sums, rows)
+
+    rows = np.random.default_rng(0).normal(size=(8, 20_000)).astype(FLOAT)
+    unaligned = np.frombuffer(b"x" + rows.tobytes(), np.uint8)[1:].view(FLOAT).reshape(rows.shape)
+    assert not unaligned.flags.aligned
+    expected = locally(computation, list(rows))
+    for other in (rows, unaligned, list(unaligned), np.asfortranarray(rows), np.repeat(rows, 2, axis=0)[::2]):
+        assert same_bits(locally(computation, other), expected)
+        assert same_bits(locally(computation, other[:1]), expected[:1])
+
+
+def test_an_error_that_no_client_has_alone_says_so() -> None:
+    def together(x):
+        if len(np.unique(x)) > 1:
+            raise ValueError("they differ")
+        return x
+
+    leaf = fedstack.python_computation([FLOAT], vectorized=True)(together)
+
+    @fl.federated_computation(fl.FederatedType(FLOAT, fl.CLIENTS))
+    def computation(values):
+        return fl.federated_map(leaf, values)
+
+    with pytest.raises(LeafError, match="they differ; for clients 0 to 2 together, and for none of them alone"):
+        locally(computation, [1.0, 2.0, 3.0])
+
+
+def test_vectorized_is_a_bool() -> None:
+    with pytest.raises(InvalidValueError, match="Expected vectorized to be True or False, found str 'no'"):
+        fedstack.python_computation([FLOAT], vectorized="no")  # type: ignore[arg-type]
 
 
 def test_values_that_all_clients_share_are_rows_too() -> None:

@@ -667,7 +667,10 @@ def test_the_rows_of_an_array_are_values_of_clients():
     assert normalize_argument(np.array(["a", "b"]), clients(TEXT)).items() == [b"a", b"b"]
     refused(np.array([1.0, 2.5]), clients(INT), "Expected int32, found float64 1.0; at arg[client 0]")
     refused(rows, clients(FLOAT), "Expected shape [] of float32, found shape [2]; at arg[client 0]")
-    refused(rows, clients(PAIR), "Expected a list or tuple with one value per client")
+    refused(rows, clients(PAIR), "pass a list; only numbers and arrays of clients can be the rows of an array")
+    refused(np.zeros((0, 7), np.float64), clients(vector(np.float32, 3)), "found no rows, of float64[7]; at arg")
+    assert normalize_argument(np.zeros((0, 3), np.float32), clients(vector(np.float32, 3))).items() == []
+    assert normalize_argument(np.asfortranarray(rows), clients(vector(np.float32, 2))).values.flags.c_contiguous
 
 
 def test_a_record_is_no_list_of_clients():

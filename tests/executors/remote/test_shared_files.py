@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import weakref
 from pathlib import Path
 
 import federated_language as fl
@@ -59,8 +60,9 @@ def layers_of(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def own_files() -> list[str]:
-    gc.collect()
+def own_files(*, collects: bool = True) -> list[str]:
+    if collects:
+        gc.collect()
     found: list[str] = []
     for one in os.listdir("/proc/self/fd"):
         try:
@@ -89,6 +91,26 @@ def test_all_workers_of_a_pool_map_the_same_file_and_the_results_are_those_of_a_
             assert total(layers_of(seed), VALUES) == locally(layers_of(seed), VALUES)
         assert least_mapped(layers_of(9), VALUES) >= 1
         await_until(lambda: not own_files())
+
+
+def test_the_context_keeps_neither_files_nor_values_of_earlier_calls() -> None:
+    class Watched(np.ndarray):
+        """An array that can be watched."""
+
+    with local_worker_pool(2) as pool, over_streams(pool):
+        gc.collect()
+        gc.disable()  # so that only what nobody refers to is gone
+        try:
+            for seed in range(6):
+                layers = layers_of(seed)
+                layers["large"] = layers["large"].view(Watched)
+                watched = weakref.ref(layers["large"])
+                total(layers, VALUES)
+                del layers
+                await_until(lambda watched=watched: watched() is None)
+            await_until(lambda: len(own_files(collects=False)) <= 1)
+        finally:
+            gc.enable()
 
 
 def test_the_file_goes_with_its_values() -> None:

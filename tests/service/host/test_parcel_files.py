@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import socket
+import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -361,3 +362,47 @@ def test_what_is_skipped_is_not_sent_and_everything_else_is(data: st.DataObject)
             expected += all_bytes[at : at + count]
         at += count
     assert sent == expected
+
+
+def _descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_descriptors_of_strangers_are_closed_with_their_connection(tmp_path: Path) -> None:
+    file = SealedFile([memoryview(bytes(4000))])
+    with serving(tmp_path, MappingService()) as url:
+        before = _descriptors()
+        gc.disable()  # so that only what is closed is gone
+        try:
+            for _ in range(20):
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(f"{tmp_path}/it{SOCKET_SUFFIX}")
+                    _send(client, b"\0", *[file.descriptor] * 3)
+            await_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)
+        finally:
+            gc.enable()
+        assert url
+
+
+def test_a_socket_whose_closing_blocks_holds_up_nobody(tmp_path: Path) -> None:
+    found = segments()
+
+    async def work() -> None:
+        async with connected(url) as connection:
+            assert await answer_of(connection, parcel_of(found, None)) == ("-----", joined(found))
+
+    with serving(tmp_path, MappingService()) as url, socket.create_server(("127.0.0.1", 0)) as listener:
+        filled = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+        filled.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filled.send(bytes(1 << 20))
+        filled.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+        with accepted:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(f"{tmp_path}/it{SOCKET_SUFFIX}")
+                _send(client, b"\0", filled.fileno())
+                os.close(filled.detach())  # so that the server closes the socket
+            on_loop(work)
