@@ -200,7 +200,9 @@ class StreamDoor:
             asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def _arrived(self, task: "asyncio.Task[None]") -> None:
-        del self._arriving[task]
+        connection = self._arriving.pop(task)
+        if task.cancelled():  # perhaps before it began
+            connection.close()
 
     async def _arrive(self, connection: socket.socket, peer: str) -> None:
         """Lets a client in, or closes its connection."""
