@@ -82,6 +82,7 @@ class Queues:
         self._anywhere: deque[Closure] = deque()
         self._suspects: deque[Closure] = deque()
         self._again: float | None = None
+        self._looked = 0.0  # the time of the last assignments
         self._has_new = False
 
     @property
@@ -131,6 +132,7 @@ class Queues:
         if self._is_empty:
             return []
         now, given = self._clock(), dict[WorkerState, list[Closure]]()
+        self._looked = now
         free, self._has_new = [], True
         while free or self._has_new:
             if self._has_new:  # `can_begin` may queue closures, also for workers that had nothing to do before
@@ -155,11 +157,11 @@ class Queues:
         """Returns the seconds until `assignments` must be called again if no event occurs; `None` means never."""
         if self._is_empty:
             return None
-        now = self._clock()
-        due = [worker.due for worker in self._workers if self._gathers(worker, now) and not self._is_full(worker)]
+        # Of workers that were not given closures then, although their time may have come meanwhile.
+        due = [one.due for one in self._workers if self._gathers(one, self._looked) and not self._is_full(one)]
         if self._again is not None:
             due.append(self._again)
-        return min(due) - now if due else None
+        return max(0.0, min(due) - self._clock()) if due else None
 
     def ended(self, closure: Closure, worker: WorkerState, *, ran: bool = True) -> None:
         """Records that a worker no longer runs a closure.
