@@ -39,8 +39,8 @@ from fedstack.computations.leaves.named_functions import (
     resolves_to_itself,
     script_of,
 )
-from fedstack.computations.leaves.python_functions import PythonLeaf, find_function, handle_of, known_function
-from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf
+from fedstack.computations.leaves.python_functions import find_function, handle_of, known_function
+from fedstack.computations.leaves.vectorized_leaf import python_leaf
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.language import FunctionType, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
@@ -85,9 +85,7 @@ class HandleRuntime(LeafRuntime):
         declared = type_from_proto(computation.type)
         if not signature.is_equivalent_to(declared):
             raise CarrierError(f"Expected {found.name!r} to be declared with the type {signature}, found {declared}")
-        if found.vectorized and found.parameter is not None:
-            return VectorizedLeaf(found.function, found.name, found.parameter, found.result)
-        return PythonLeaf(found.function, found.name, found.parameter, found.result)
+        return python_leaf(found.function, found.name, found.parameter, found.result, vectorized=found.vectorized)
 
 
 class ReferenceRuntime(LeafRuntime):
@@ -176,9 +174,7 @@ def _leaf_of_type(
         raise CarrierError(f"Expected {name!r} to have a functional type, found {signature}")
     try:
         parameter = with_containers(signature.parameter, containers)
-        if vectorized and parameter is not None:
-            return VectorizedLeaf(function, name, parameter, signature.result)
-        return PythonLeaf(function, name, parameter, signature.result)
+        return python_leaf(function, name, parameter, signature.result, vectorized=vectorized)
     except InvalidComputationError as error:
         raise CarrierError(str(error)) from None
     except (TypeError, ValueError) as error:  # a function in C may have no signature

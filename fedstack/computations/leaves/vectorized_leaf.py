@@ -134,7 +134,6 @@ class VectorizedLeaf(BoundOperation):
     prefers_columns = True
 
     def __init__(self, function: Callable[..., object], name: str, parameter: Type, result: Type) -> None:
-        check_vectorized(name, parameter, result)
         self.name = name
         self.parameter = parameter
         self.result = result
@@ -221,6 +220,20 @@ class VectorizedLeaf(BoundOperation):
 
     def __repr__(self) -> str:
         return f"<VectorizedLeaf {self.name}, {self.lanes} lanes>"
+
+
+def python_leaf(
+    function: Callable[..., object], name: str, parameter: Type | None, result: Type, *, vectorized: bool
+) -> BoundOperation:
+    """Returns the leaf of a Python function; see `PythonFunction` for the arguments.
+
+    Raises:
+      InvalidComputationError: If the function cannot be vectorized.
+    """
+    if not vectorized:
+        return PythonLeaf(function, name, parameter, result)
+    check_vectorized(name, parameter, result)
+    return VectorizedLeaf(function, name, cast(Type, parameter), result)
 
 
 def _leaves(column: Column, type_spec: Type) -> Iterator[tuple[Column, TensorType]]:

@@ -230,9 +230,8 @@ class StreamDoor:
         stream.flush_soon()
 
     async def _greet(self, stream: Stream, connection: socket.socket, peer: str, client: list[_Client]) -> None:
-        certificate = b""
+        certificate, takes_files = b"", HAS_SEALS and peer == _UNIX
         if self._certificates is None or peer == _UNIX:
-            takes_files = HAS_SEALS and peer == _UNIX
             stream.attach(SocketPipe(connection, stream.protocol, stream.lost, takes_files=takes_files))
         else:
             pipe = TlsPipe(stream.protocol, stream.lost)
@@ -247,7 +246,7 @@ class StreamDoor:
         check_protocol(hello.protocol, hello.version, peer)
         owner = self._owner(hello, peer, certificate)
         client.append(_Client(stream, peer, owner))
-        welcome = with_protocol(StreamWelcome(takes_files=HAS_SEALS and peer == _UNIX))
+        welcome = with_protocol(StreamWelcome(takes_files=takes_files))
         stream.protocol.greet(welcome.SerializeToString())
 
     def _owner(self, hello: StreamHello, peer: str, certificate: bytes) -> StreamOwner:
