@@ -189,7 +189,7 @@ def _array_hint(value: object, member: Type) -> str:
     if not isinstance(member, TensorType):
         return "pass a list; only numbers and arrays of clients can be the rows of an array"
     if not np.ndim(cast("NDArray[Any]", value)):
-        return "pass an array whose first axis is that of the clients"
+        return "put the clients' values into a list, or into an array whose first axis is that of the clients"
     return "pass np.asarray(value) if each row is the value of one client"
 
 
