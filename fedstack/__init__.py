@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
     from fedstack.computations.leaves.python_computation import python_computation
+    from fedstack.computations.leaves.xla.jax_computation import jax_computation
     from fedstack.contexts.explain import explain
     from fedstack.contexts.in_force import use_context
     from fedstack.contexts.local_contexts import (
@@ -74,6 +75,7 @@ __all__ = [
     "create_sync_remote_execution_context",
     "explain",
     "from_generator",
+    "jax_computation",
     "local_executor_factory",
     "pool_executor_factory",
     "python_computation",
@@ -113,6 +115,7 @@ _MODULES = {
     "from_generator": "data.client_data",
     "local_executor_factory": "executors.factories",
     "pool_executor_factory": "backends.pool_backend",
+    "jax_computation": "computations.leaves.xla.jax_computation",
     "python_computation": "computations.leaves.python_computation",
     "ray_executor_factory": "backends.ray_cluster.ray_contexts",
     "register_leaf_runtime": "computations.leaves.leaf_runtimes",

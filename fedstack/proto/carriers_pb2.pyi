@@ -52,9 +52,19 @@ class PickledPython(_message.Message):
     def __init__(self, function: _Optional[bytes] = ..., python_version: _Optional[str] = ..., name: _Optional[str] = ..., vectorized: bool = ...) -> None: ...
 
 class JaxExport(_message.Message):
-    __slots__ = ("exported", "digest")
+    __slots__ = ("exported", "digest", "group", "group_digest", "lanes", "version", "name")
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     exported: bytes
     digest: bytes
-    def __init__(self, exported: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    group: bytes
+    group_digest: bytes
+    lanes: int
+    version: str
+    name: str
+    def __init__(self, exported: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., group: _Optional[bytes] = ..., group_digest: _Optional[bytes] = ..., lanes: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...

@@ -29,6 +29,7 @@ PUBLIC_NAMES = {
         "create_sync_remote_execution_context",
         "explain",
         "from_generator",
+        "jax_computation",
         "local_executor_factory",
         "pool_executor_factory",
         "python_computation",

@@ -256,7 +256,7 @@ SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
     (RUNS, "a leaf cannot be loaded: there is no such module or function, or its source differs",
      lambda peer: peer.compute(reference("textwrap", "no_such_function"), number())),
     (RUNS, "no leaf runtime knows the carrier",
-     lambda peer: peer.compute(carried(carriers_pb2.JaxExport()), number())),
+     lambda peer: peer.compute(carried(carriers_pb2.PythonContainer()), number())),
     (RUNS, "a leaf raises",
      lambda peer: peer.compute(reference("textwrap", "dedent"), number())),
     ("`Dispose`", "a value is not there; all others in the request are disposed of",

@@ -224,7 +224,8 @@ class CarriedComputation(ConcreteComputation):
             registry.keep(serial)
 
 
-def _reduce(computation: ConcreteComputation) -> Reduced:
+def reduce_computation(computation: ConcreteComputation) -> Reduced:
+    """Returns the pickled form of a computation, with the functions of its leaves."""
     message = computation.to_proto()
     handles = [handle for leaf in leaves_of(message) if (handle := handle_of(leaf.data.content)) is not None]
     functions = [(handle.serial, write_function(find_function(handle))) for handle in handles]
@@ -252,5 +253,5 @@ def _rebuilt(
     )
 
 
-register_reducer(ConcreteComputation, _reduce)
-register_reducer(CarriedComputation, _reduce)
+register_reducer(ConcreteComputation, reduce_computation)
+register_reducer(CarriedComputation, reduce_computation)

@@ -1,8 +1,9 @@
 """Checks the declared types of leaf computations against the signatures of their functions, for all decorators."""
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fedstack.computations.types.type_structure import (
     fields_of,
     has_negative_sizes,
 )
+from fedstack.computations.values.records import KeyedTuple, Record
 from fedstack.errors import InvalidComputationError
 from fedstack.foundations.value_text import describe
 
@@ -172,3 +174,29 @@ def _positional_names(function: Callable[..., object]) -> list[str] | None:
     parameters = inspect.signature(function).parameters.values()
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     return [p.name for p in parameters] if positional else None
+
+
+def plain_containers(value: object, leaf: Callable[[object], object] = lambda one: one) -> object:
+    """Returns a value in containers that the language can read, instead of fedstack's records.
+
+    Args:
+      value: The value.
+      leaf: Converts what is in the containers.
+    """
+    if isinstance(value, Record):
+        members = tuple(plain_containers(member, leaf) for member in tuple(value))
+        return members if None in value.__names__ else OrderedDict(zip(value.__names__, members))
+    if isinstance(value, KeyedTuple):
+        container = cast(Any, type(value).__bases__[1])
+        return container._make([plain_containers(member, leaf) for member in cast("tuple[object, ...]", value)])
+    if isinstance(value, (list, tuple)):
+        members = [plain_containers(member, leaf) for member in cast("Sequence[object]", value)]
+        if isinstance(value, list):
+            return members
+        kind = type(cast("tuple[object, ...]", value))
+        make = cast("Callable[[list[object]], object]", getattr(kind, "_make", tuple))
+        return make(members)
+    if isinstance(value, dict):
+        named = {name: plain_containers(member, leaf) for name, member in cast("dict[str, object]", value).items()}
+        return OrderedDict(named) if isinstance(value, OrderedDict) else named
+    return leaf(value)

@@ -2,15 +2,14 @@
 
 import functools
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Generic, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.computation_pickles import WrittenFunction, write_function
-from fedstack.computations.leaves.declared_types import ParameterTypes, parameter_type, plain_type
+from fedstack.computations.leaves.declared_types import ParameterTypes, parameter_type, plain_containers, plain_type
 from fedstack.computations.leaves.function_pickles import Reduced
 from fedstack.computations.leaves.leaf import raise_leaf_error
 from fedstack.computations.leaves.named_functions import Decorated
@@ -35,7 +34,6 @@ from fedstack.computations.types.type_structure import (
     is_scalar,
     zeros,
 )
-from fedstack.computations.values.records import KeyedTuple, Record
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError, TypeMismatchError
 from fedstack.foundations.number_checks import check_bool
 
@@ -43,11 +41,17 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
-    """A leaf computation that runs a Python function in any fedstack executor. It keeps the function alive.
+class LeafComputation(ConcreteComputation, Generic[_P, _R]):
+    """A leaf computation that is made from a function, for all decorators.
 
     Type checkers see the signature of the decorated function. In a federated computation, a call with values of the
     language returns a value of the language.
+
+    Args:
+      function: The function.
+      name: The name of the function in messages.
+      message: The computation.
+      signature: Its type.
 
     Attributes:
       __wrapped__: The decorated function. A direct call runs it without type conversions, checks or a context.
@@ -55,17 +59,60 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
 
     __wrapped__: Callable[_P, _R]
 
-    def __init__(self, function: PythonFunction) -> None:
+    def __init__(
+        self,
+        function: Callable[_P, _R],
+        name: str,
+        message: computation_pb2.Computation,
+        signature: FunctionType,
+    ) -> None:
         explain_missing_contexts()
+        super().__init__(computation_proto=message, context_stack=get_context_stack(), annotated_type=signature)
+        self._name = name
+        functools.update_wrapper(self, function, updated=())
+
+    @overload
+    def __call__(self, value: Value, /, *args: object, **kwargs: object) -> Value: ...
+    @overload
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
+        """Runs the function in the current context. Arguments are passed by position or by name."""
+        if self._is_part_of_another(args, kwargs):
+            return cast("Callable[..., object]", self.__wrapped__)(*args, **kwargs)
+        try:
+            if not kwargs:
+                return super().__call__(*args)
+            parameter = self.type_signature.parameter
+            fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
+            # The language matches keywords with members of the type, but not with names of parameters.
+            if any(field in kwargs for field, _ in fields):
+                return super().__call__(*args, **kwargs)
+            return super().__call__(*self.by_position(args, kwargs))
+        except Exception as error:
+            note_fix(error)
+            raise
+
+    def _is_part_of_another(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+        """Returns whether the arguments of a call show that the function is only a part of what runs."""
+        return False
+
+    def by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        """Returns the arguments of a call in the order of the function's parameters."""
+        return bound(inspect.signature(self.__wrapped__), self._name, args, kwargs).args
+
+    def __get__(self, instance: object, owner: type | None = None) -> "LeafComputation[_P, _R]":
+        """Returns the computation itself. Because the class has `__get__`, `help` shows its instances as functions."""
+        return self
+
+
+class PythonComputation(Decorated, LeafComputation[_P, _R]):
+    """A leaf computation that runs a Python function in any fedstack executor. It keeps the function alive."""
+
+    def __init__(self, function: PythonFunction) -> None:
         content, serial = handle_content(function)
         signature = FunctionType(function.parameter, function.result)
-        super().__init__(
-            computation_proto=computation_pb2.Computation(
-                type=signature.to_proto(), data=computation_pb2.Data(content=content)
-            ),
-            context_stack=get_context_stack(),
-            annotated_type=signature,
-        )
+        message = computation_pb2.Computation(type=signature.to_proto(), data=computation_pb2.Data(content=content))
+        super().__init__(cast("Callable[_P, _R]", function.function), function.name, message, signature)
         self._function = function
         self._serial = serial
 
@@ -79,33 +126,6 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
     def to_compiled_building_block(self) -> object:
         registry.keep(self._serial)
         return super().to_compiled_building_block()
-
-    @overload
-    def __call__(self, value: Value, /, *args: object, **kwargs: object) -> Value: ...
-    @overload
-    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
-    def __call__(self, /, *args: object, **kwargs: object) -> object:
-        """Runs the function in the current context. Arguments are passed by position or by name."""
-        try:
-            if not kwargs:
-                return super().__call__(*args)
-            parameter = self._function.parameter
-            fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
-            # The language matches keywords with members of the type, but not with names of parameters.
-            if any(field in kwargs for field, _ in fields):
-                return super().__call__(*args, **kwargs)
-            return super().__call__(*self.by_position(args, kwargs))
-        except Exception as error:
-            note_fix(error)
-            raise
-
-    def by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
-        """Returns the arguments of a call in the order of the function's parameters."""
-        return bound(inspect.signature(self._function.function), self._function.name, args, kwargs).args
-
-    def __get__(self, instance: object, owner: type | None = None) -> "PythonComputation[_P, _R]":
-        """Returns the computation itself. Because the class has `__get__`, `help` shows its instances as functions."""
-        return self
 
     def __reduce__(self) -> Reduced:
         """Makes the computation picklable, because functions that are sent by value may call it."""
@@ -211,17 +231,13 @@ def python_computation(
                 f"Expected types for {name!r} with at most about 30 nested structs, found more "
                 f"({type(error).__name__}): protobuf allows 100 levels; move deeply nested members to an outer struct"
             ) from error
-        functools.update_wrapper(computation, function, updated=())
         return computation
 
     return decorate
 
 
 def _rebuilt(written: WrittenFunction) -> PythonComputation[..., object]:
-    function = written.read()
-    computation: PythonComputation[..., object] = PythonComputation(function)
-    functools.update_wrapper(computation, function.function, updated=())
-    return computation
+    return PythonComputation(written.read())
 
 
 def _annotated(function: Callable[..., object], name: str) -> Type | None:
@@ -249,7 +265,7 @@ def _inferred(function: Callable[..., object], name: str, parameter: Type | None
                 raise_leaf_error(error, name, None)
         if value is None:
             raise InvalidComputationError("the function returned None; add a return statement")
-        return plain_type(infer_type(_without_records(value)), name)
+        return plain_type(infer_type(plain_containers(value)), name)
 
     try:
         found = call_on_zeros(1)
@@ -273,20 +289,3 @@ def _inferred(function: Callable[..., object], name: str, parameter: Type | None
             f"size 1 and {other} for size 2; {advice}"
         )
     return common
-
-
-def _without_records(value: object) -> object:
-    """Returns a value in which fedstack's records are replaced by containers that the language can read."""
-    if isinstance(value, Record):
-        members = tuple(_without_records(member) for member in tuple(value))
-        return members if None in value.__names__ else OrderedDict(zip(value.__names__, members))
-    if isinstance(value, KeyedTuple):
-        container = cast(Any, type(value).__bases__[1])
-        return container._make(map(_without_records, cast("tuple[object, ...]", value)))
-    if type(value) in (list, tuple):
-        listed = [_without_records(member) for member in cast("Sequence[object]", value)]
-        return tuple(listed) if isinstance(value, tuple) else listed
-    if isinstance(value, dict):
-        named = {name: _without_records(member) for name, member in cast("dict[str, object]", value).items()}
-        return OrderedDict(named) if isinstance(value, OrderedDict) else named
-    return value

@@ -122,25 +122,29 @@ class _Group(PythonLeaf):
 
 
 class VectorizedLeaf(BoundOperation):
-    """A leaf that runs a Python function for a group of clients at a time.
+    """A leaf that runs a function for a group of clients at a time.
 
     Args:
-      function: The function.
-      name: The name of the computation in messages.
+      group: The function as a leaf that processes all lanes; for its types, see `stacked`.
       parameter: The type of the argument of one client.
       result: The type of the result of one client.
+      lanes: The number of lanes.
+      alone: The function as a leaf for calls on the server; by default these run in the first lane.
     """
 
     prefers_columns = True
 
-    def __init__(self, function: Callable[..., object], name: str, parameter: Type, result: Type) -> None:
-        self.name = name
+    def __init__(self, group: Leaf, parameter: Type, result: Type, lanes: int, alone: Leaf | None = None) -> None:
+        self.name = group.name
         self.parameter = parameter
         self.result = result
-        self.lanes = lanes_of(parameter, result)
-        self._group: Leaf = _Group(function, name, stacked(parameter, self.lanes), stacked(result, self.lanes))
+        self.lanes = lanes
+        self._group = group
+        self._alone = alone
 
     def call(self, argument: object, client: int | None = None) -> object:
+        if client is None and self._alone is not None:
+            return self._alone.call(argument)
         lane = (client or 0) % self.lanes
         found = self._group.call(self._arguments(ConstantColumn(argument, 1), lane, {}), client)
         # Copies, because a view of one row would keep all rows in memory.
@@ -233,7 +237,10 @@ def python_leaf(
     if not vectorized:
         return PythonLeaf(function, name, parameter, result)
     check_vectorized(name, parameter, result)
-    return VectorizedLeaf(function, name, cast(Type, parameter), result)
+    parameter = cast(Type, parameter)
+    lanes = lanes_of(parameter, result)
+    group = _Group(function, name, stacked(parameter, lanes), stacked(result, lanes))
+    return VectorizedLeaf(group, parameter, result, lanes)
 
 
 def _leaves(column: Column, type_spec: Type) -> Iterator[tuple[Column, TensorType]]:

@@ -52,6 +52,7 @@ class ExecutorService(Service):
 
     def attach(self, server: ServerFacts) -> None:
         """Stores the facts that handshakes report about the server."""
+        self._core.attach(server)
         if self._extensions is not None:
             self._extensions.server = server
 

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+import attrs
+
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.references import ReadBlocks
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
@@ -36,6 +38,7 @@ from fedstack.service.executor.session import Session
 from fedstack.service.executor.sessions import Clock, SessionTable
 from fedstack.service.host.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.methods import ServerFacts
 from fedstack.transport.wire.frames import RunningClients
 
 _MOST_WORK = 20
@@ -163,7 +166,7 @@ class ServiceCore:
         release_unused_types()
         self.factory = factory
         self.limits = limits
-        self.policy = policy
+        self.policy = policy = attrs.evolve(policy)
         self.clock = clock
         self.started = clock()
         self.sessions = SessionTable(factory, limits, clock)
@@ -184,6 +187,11 @@ class ServiceCore:
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
         self._closed = False
+
+    def attach(self, server: ServerFacts) -> None:
+        """Refuses JAX exports, whose parser is no sandbox, if strangers can call the server."""
+        if not server.knows_its_callers:
+            self.policy.exports = False
 
     @property
     def max_threads(self) -> int:

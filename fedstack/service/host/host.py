@@ -68,6 +68,7 @@ class Host:
         self._facts = ServerFacts(
             asks_for_token=bool(self._credentials.tokens),
             asks_for_certificate=self._credentials.client_root_certificates is not None,
+            is_local=self._is_local or self._listens.is_local,
         )
         self._meter = StallMeter()
         self.call_counts = CallCounts()

@@ -70,6 +70,7 @@ class ServerFacts:
     Args:
       asks_for_token: Whether calls require a token.
       asks_for_certificate: Whether callers must present a certificate.
+      is_local: Whether only processes of this machine can call the server.
       clock: A function that returns the time in seconds.
 
     Attributes:
@@ -81,13 +82,20 @@ class ServerFacts:
         *,
         asks_for_token: bool = False,
         asks_for_certificate: bool = False,
+        is_local: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.asks_for_token = asks_for_token
         self.asks_for_certificate = asks_for_certificate
+        self.is_local = is_local
         self.target = ""
         self._clock = clock
         self._stop = Deadline(None, clock)
+
+    @property
+    def knows_its_callers(self) -> bool:
+        """Whether callers have a token or a certificate, or are processes of this machine."""
+        return self.is_local or self.asks_for_token or self.asks_for_certificate
 
     def stops_within(self, seconds: float) -> None:
         """Records that running calls have `seconds` left. If called repeatedly, the earliest end applies."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstack
-from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, lanes_of
+from fedstack.computations.leaves.vectorized_leaf import lanes_of, python_leaf
 from fedstack.computations.values.columns import empty_column
 from fedstack.errors import InvalidComputationError, InvalidValueError, LeafError, TypeMismatchError
 
@@ -116,7 +116,7 @@ def test_results_have_the_same_bits_however_clients_are_divided(clients: int, at
 
 
 def test_no_clients_have_no_results() -> None:
-    leaf = VectorizedLeaf(lambda x: 1 / 0, "never called", SHORT, LONG)
+    leaf = python_leaf(lambda x: 1 / 0, "never called", SHORT, LONG, vectorized=True)
     assert len(leaf.call_column(empty_column(SHORT), 0, 0)) == 0
 
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from fedstack.computations.leaves.python_computation import PythonComputation
+from fedstack.computations.leaves.python_computation import LeafComputation
 from fedstack.computations.types.language import ConcreteComputation, FederatedType, StructType, Type
 from fedstack.computations.types.type_sizes import check_assignable
 from fedstack.computations.types.type_structure import fields_of, join_path
@@ -107,8 +107,8 @@ class ClosureMaker:
         """Returns the call of a computation. A single argument is always the whole parameter."""
         parameter = function.type_signature.parameter
         computation = function.computation
-        if kwargs and isinstance(computation, PythonComputation) and not _has_names(parameter):
-            args, kwargs = cast("PythonComputation[..., object]", computation).by_position(args, kwargs), {}
+        if kwargs and isinstance(computation, LeafComputation) and not _has_names(parameter):
+            args, kwargs = cast("LeafComputation[..., object]", computation).by_position(args, kwargs), {}
         if parameter is None:
             if args or kwargs:
                 raise TypeMismatchError(

@@ -154,6 +154,7 @@ class DataWorkerService(Service):
 
     def attach(self, server: ServerFacts) -> None:
         self._server = server
+        self._core.attach(server)
 
     def started(self) -> None:
         target = self._server.target if self._server else ""

@@ -1,0 +1,1 @@
+"""Leaf computations that are compiled by XLA."""

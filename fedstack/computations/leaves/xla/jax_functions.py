@@ -1,0 +1,226 @@
+"""Traces JAX functions over the types of the language, and writes them as carriers.
+
+A function is exported twice: for one client, and for a group of clients, because an exported function cannot be
+vectorized any more. The group defines what a client's result is. Its number of clients, the *lanes*, is chosen here and
+sent with the function, so that all processes have the same results.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.leaves.declared_types import plain_containers, plain_type
+from fedstack.computations.leaves.leaf import raise_leaf_error
+from fedstack.computations.leaves.python_functions import bind
+from fedstack.computations.leaves.vectorized_leaf import stacked
+from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced
+from fedstack.computations.types.language import TensorType, Type, infer_type
+from fedstack.computations.types.type_structure import (
+    contains_sequence,
+    exact_bytes,
+    flatten,
+    is_string,
+    shape_fits,
+    tensor_leaves,
+    unflatten,
+)
+from fedstack.computations.values.tensor_values import mismatch
+from fedstack.computations.values.values import normalize
+from fedstack.errors import FedstackError, InvalidComputationError
+from fedstack.proto import carriers_pb2
+
+# A group computes this much at most, so that a client alone is not much slower, and its data fit into a cache.
+_GROUP_OPERATIONS = 1 << 20
+_GROUP_BYTES = 256 << 10
+_MOST_LANES = 4096
+
+
+@attrs.frozen(eq=False)
+class JaxFunction:
+    """A JAX function with its types.
+
+    Attributes:
+      name: The name of the function in messages.
+      parameter: The parameter type; `None` if there is no parameter.
+      result: The result type.
+      flat: The function over the tensors of its parameter, which returns the tensors of its result.
+    """
+
+    name: str
+    parameter: Type | None
+    result: Type
+    flat: FlatFunction
+
+
+def jax_function(
+    function: Callable[..., object], name: str, parameter: Type | None, result: Type | None
+) -> JaxFunction:
+    """Traces a function and returns it with its types.
+
+    Args:
+      function: The function.
+      name: The name of the function in messages.
+      parameter: The parameter type; `None` if there is no parameter.
+      result: The result type; `None` to infer it.
+
+    Raises:
+      InvalidComputationError: If a type has parts that JAX does not have, or the function cannot be traced.
+      TypeMismatchError: If the function returns another type than `result`.
+    """
+    check_types(name, parameter, result)
+    call = bind(function, parameter)
+    found: list[Type] = []
+
+    def called(arguments: Sequence[Traced]) -> object:
+        try:
+            return call(None if parameter is None else unflatten(iter(arguments), parameter))
+        except BaseException as error:
+            raise_leaf_error(error, name, None)
+
+    def inferring(*arguments: Traced) -> Sequence[Traced]:
+        found.append(_type_of(called(arguments), name))
+        return []
+
+    if result is None:
+        jax_api.results_of(inferring, _arguments(parameter))
+        result = found[-1]
+        check_types(name, None, result)
+    declared, place = result, f"the result of {name!r}"
+
+    def flat(*arguments: Traced) -> Sequence[Traced]:
+        return flatten(normalize(called(arguments), declared, place, _read), declared)
+
+    jax_api.results_of(flat, _arguments(parameter))
+    return JaxFunction(name, parameter, declared, flat)
+
+
+def check_types(name: str, *types: Type | None) -> None:
+    """Checks that JAX has values of these types.
+
+    Raises:
+      InvalidComputationError: If it has none, or computes with fewer bits.
+    """
+    for type_spec in types:
+        if type_spec is None:
+            continue
+        if contains_sequence(type_spec):
+            raise InvalidComputationError(
+                f"Expected tensors and structs of them in the types of the JAX function {name!r}, found {type_spec}; "
+                "declare an array with a leading axis, and use jax.lax.scan in the function"
+            )
+        for path, tensor in tensor_leaves(type_spec):
+            where = f" at {path.lstrip('.')}" if path else ""
+            if is_string(tensor):
+                raise InvalidComputationError(
+                    f"Expected numbers in the types of the JAX function {name!r}, found strings{where}; use "
+                    "fedstack.python_computation for strings"
+                )
+            if tensor.shape is None or None in tensor.shape[1:]:
+                raise InvalidComputationError(
+                    f"Expected known sizes in the types of the JAX function {name!r}, except of the first axis, found "
+                    f"{tensor}{where}; declare the sizes"
+                )
+            if tensor.dtype.itemsize > 4 and tensor.dtype.kind in "iuf" and not jax_api.has_wide_types():
+                raise InvalidComputationError(
+                    f"Expected at most 32 bits in the types of the JAX function {name!r}, found {tensor}{where}: JAX "
+                    'computes with 32 bits in this process; call jax.config.update("jax_enable_x64", True) first, or '
+                    "declare a type with 32 bits"
+                )
+
+
+def _arguments(parameter: Type | None) -> list[Traced]:
+    """Returns descriptions of the arguments. All unknown sizes of a parameter are equal: the number of its rows."""
+    if parameter is None:
+        return []
+    leaves = [tensor for _, tensor in tensor_leaves(parameter)]
+    rows = jax_api.symbol("rows") if any(None in (tensor.shape or ()) for tensor in leaves) else None
+    return [
+        jax_api.shaped([rows if size is None else size for size in tensor.shape or ()], tensor.dtype)
+        for tensor in leaves
+    ]
+
+
+def _read(value: object, tensor: TensorType, path: str) -> object:
+    """Returns a result of a traced function as an array of the declared type."""
+    # Python's own numbers have the declared type.
+    found = jax_api.array(value, tensor.dtype if isinstance(value, (bool, int, float, complex)) else None)
+    shape = tuple(size if isinstance(size, int) else None for size in found.shape)
+    if found.dtype != tensor.dtype or not _fits(shape, tensor):
+        advice = "convert it with astype, or declare another result type"
+        mismatch(tensor, TensorType(found.dtype.type, shape), path, advice)
+    return found
+
+
+def _fits(shape: tuple[int | None, ...], tensor: TensorType) -> bool:
+    declared = tensor.shape or ()
+    known = tuple(size or 0 if size is not None else -1 for size in shape)
+    return len(shape) == len(declared) and shape_fits(known, [None if d is None else d for d in declared])
+
+
+def _type_of(value: object, name: str) -> Type:
+    """Returns the type of the result of a traced function."""
+
+    def leaf(one: object) -> object:
+        if one is None or isinstance(one, (bool, int, float, str, bytes)):
+            return one
+        found = jax_api.array(one)
+        sizes = tuple(size if isinstance(size, int) else None for size in found.shape)
+        return TensorType(np.dtype(found.dtype).type, sizes)
+
+    if value is None:
+        raise InvalidComputationError(f"The JAX function {name!r} returned None; add a return statement")
+    try:
+        return plain_type(_typed(plain_containers(value, leaf)), name)
+    except (FedstackError, TypeError, ValueError, NotImplementedError) as error:
+        raise InvalidComputationError(
+            f"Cannot infer the result type of the JAX function {name!r}: {error}; return arrays, and dictionaries, "
+            "tuples and lists of arrays, or declare the type with result_type"
+        ) from error
+
+
+def _typed(value: object) -> object:
+    """Returns containers of types, given containers of types and of Python's own numbers."""
+    return plain_containers(value, lambda one: one if isinstance(one, Type) else infer_type(one))
+
+
+def exported(function: JaxFunction) -> carriers_pb2.JaxExport:
+    """Exports a function for one client and for a group of clients.
+
+    Raises:
+      InvalidComputationError: If the function has operations that cannot be exported.
+    """
+    arguments = _arguments(function.parameter)
+    alone = jax_api.exported(function.flat, arguments, function.name)
+    carrier = carriers_pb2.JaxExport(
+        exported=alone,
+        digest=hashlib.sha256(alone).digest(),
+        version=jax_api.version(),
+        name=function.name,
+        lanes=lanes_of(function),
+    )
+    if carrier.lanes > 1:
+        leaves = tensor_leaves(stacked(cast(Type, function.parameter), carrier.lanes))
+        together = [jax_api.shaped(cast("Sequence[int]", tensor.shape), tensor.dtype) for _, tensor in leaves]
+        carrier.group = jax_api.exported(jax_api.mapped(function.flat), together, function.name)
+        carrier.group_digest = hashlib.sha256(carrier.group).digest()
+    return carrier
+
+
+def lanes_of(function: JaxFunction) -> int:
+    """Returns how many clients a group of a function has, a power of two that follows from its cost alone.
+
+    Cheap functions are vectorized. A function that computes much for a client is not, because XLA multiplies several
+    matrices of several clients more slowly than one after the other.
+    """
+    parameter = function.parameter
+    size = None if parameter is None else exact_bytes(parameter)
+    if parameter is None or not size:
+        return 1
+    operations, accessed = jax_api.cost_of(function.flat, _arguments(parameter))
+    size = max(size + (exact_bytes(function.result) or _GROUP_BYTES), accessed)
+    most = min(_GROUP_BYTES // max(1.0, size), _GROUP_OPERATIONS // max(1.0, operations), _MOST_LANES)
+    return 1 << max(1, int(most)).bit_length() - 1

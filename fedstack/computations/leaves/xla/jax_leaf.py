@@ -1,0 +1,131 @@
+"""Runs exported JAX functions as leaves, and defines the runtime that loads them.
+
+An export runs no Python code, but its parser is native code that was not written for hostile bytes. Its digest is
+therefore checked first, which finds accidents, and a server that anybody may call accepts no exports.
+"""
+
+import hashlib
+from collections.abc import Sized
+from typing import Any, cast
+
+from google.protobuf.message import DecodeError
+
+from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.leaf_runtimes import LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, stacked
+from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.types.language import FunctionType, TensorType, Type, computation_pb2
+from fedstack.computations.types.type_structure import flattener, is_scalar, tensor_leaves, type_from_proto, unflatten
+from fedstack.errors import CarrierError, InvalidValueError
+from fedstack.foundations.error_text import name_text
+from fedstack.proto import carriers_pb2
+
+CARRIER = carriers_pb2.JaxExport.DESCRIPTOR.full_name
+_MOST_LANES = 1 << 16
+
+
+class JaxLeaf(Leaf):
+    """A leaf that runs an exported function.
+
+    Args:
+      program: The function.
+      name: The name of the computation in messages.
+      parameter: The type of the argument; `None` if the computation has no parameter.
+      result: The type of the result.
+    """
+
+    def __init__(self, program: jax_api.ExportedProgram, name: str, parameter: Type | None, result: Type) -> None:
+        super().__init__(name, parameter, result)
+        self._convert = None
+        self._snapshot = None  # the arrays of JAX never change
+        self._program = program
+        self._flatten = None if parameter is None else flattener(parameter)
+        self._open = [i for i, tensor in enumerate(_tensors(parameter)) if None in (tensor.shape or ())]
+        self._scalars = [i for i, tensor in enumerate(_tensors(result)) if is_scalar(tensor)]
+
+    def evaluate(self, argument: object, /) -> object:
+        arguments = [] if self._flatten is None else self._flatten(argument)
+        rows = {len(cast("Sized", arguments[index])) for index in self._open}
+        if len(rows) > 1:
+            raise InvalidValueError(
+                f"Expected arrays with the same number of rows as arguments of {self.name!r}, found {sorted(rows)}; "
+                "pass arrays of one size, or declare the sizes of those that differ"
+            )
+        found: list[Any] = list(self._program(arguments))
+        for index in self._scalars:
+            found[index] = found[index][()]
+        return unflatten(iter(found), self.result)
+
+
+class JaxRuntime(LeafRuntime):
+    """Loads functions that JAX has exported."""
+
+    def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
+        return policy.exports and jax_api.is_installed()
+
+    def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
+        export = _read(computation)
+        name = name_text(export.name)
+        if not policy.exports:
+            raise CarrierError(
+                f"Expected a computation of a client that this server knows, found the JAX export {name!r}; start the "
+                "worker with --token-file or --tls-client-ca, or let it listen on 127.0.0.1"
+            )
+        if not jax_api.is_installed():
+            raise CarrierError(
+                f'JAX is not installed here, which the function {name!r} needs: pip install "fedstack[jax]"'
+            )
+
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
+        export = _read(computation)
+        name = name_text(export.name)
+        signature = type_from_proto(computation.type)
+        if not isinstance(signature, FunctionType):
+            raise CarrierError(f"Expected {name!r} to have a functional type, found {signature}")
+        own = jax_api.version()
+        if jax_api.version_of(export.version)[:3] > jax_api.version_of(own)[:3]:
+            raise CarrierError(
+                f"Expected an export of JAX {own} or an older version, found {name!r} as an export of JAX "
+                f"{name_text(export.version)}; install the same version of JAX in both processes"
+            )
+        parameter, result = signature.parameter, signature.result
+        alone = JaxLeaf(self._program(export.exported, export.digest, name, parameter, result), name, parameter, result)
+        lanes = export.lanes
+        if lanes <= 1 or parameter is None:
+            return alone
+        if lanes & (lanes - 1) or lanes > _MOST_LANES:
+            raise CarrierError(f"Expected a power of two of clients in a group of {name!r}, found {lanes}")
+        types = stacked(parameter, lanes), stacked(result, lanes)
+        group = JaxLeaf(self._program(export.group, export.group_digest, name, *types), name, *types)
+        return VectorizedLeaf(group, parameter, result, lanes, alone)
+
+    def _program(
+        self, content: bytes, digest: bytes, name: str, parameter: Type | None, result: Type
+    ) -> jax_api.ExportedProgram:
+        if hashlib.sha256(content).digest() != digest:
+            raise CarrierError(
+                f"Expected {name!r} as it was exported, found bytes with another digest; send it again, and check the "
+                "disk or the network for errors"
+            )
+        program = jax_api.ExportedProgram(content, name)
+        program.check(_tensors(parameter), _tensors(result))
+        return program
+
+
+def _tensors(type_spec: Type | None) -> list[TensorType]:
+    return [] if type_spec is None else [tensor for _, tensor in tensor_leaves(type_spec)]
+
+
+def _read(computation: computation_pb2.Computation) -> carriers_pb2.JaxExport:
+    content = computation.xla.hlo_module
+    if content.type_url.rpartition("/")[2] != CARRIER:
+        raise CarrierError(f"Expected a {CARRIER} in an xla block, found {name_text(content.type_url) or 'none'}")
+    try:
+        return carriers_pb2.JaxExport.FromString(content.value)
+    except DecodeError as error:
+        raise CarrierError(f"The content is not a valid {CARRIER}: {error}") from error
+
+
+register_leaf_runtime(CARRIER, JaxRuntime())

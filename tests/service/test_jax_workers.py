@@ -1,0 +1,120 @@
+"""JAX functions on workers, which have none of the user's code, and the same bits."""
+
+import contextlib
+import os
+import signal
+
+import federated_language as fl
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.errors import CarrierError
+from fedstack.service import ExecutorService
+from fedstack.service.pool.worker_pool import local_worker_pool
+from fedstack.transport.peers.methods import ServerFacts
+
+FLOAT = np.float32
+ROW, MATRIX = fl.TensorType(FLOAT, [20]), fl.TensorType(FLOAT, [20, 30])
+
+
+@fedstack.jax_computation(ROW, MATRIX)
+def projected(x, matrix):
+    return {"row": jnp.tanh(x @ matrix), "norm": jnp.sqrt(x @ x)}
+
+
+@fedstack.jax_computation(fl.TensorType(FLOAT, [40, 20]), MATRIX)
+def trained(rows, matrix):
+    """A few steps of gradient descent, which are not vectorized."""
+    for _ in range(5):
+        matrix = matrix - 0.1 * rows.T @ jnp.tanh(rows @ matrix) / 40
+    return matrix
+
+
+@fl.federated_computation(
+    fl.FederatedType(ROW, fl.CLIENTS),
+    fl.FederatedType(fl.TensorType(FLOAT, [40, 20]), fl.CLIENTS),
+    fl.FederatedType(MATRIX, fl.SERVER),
+)
+def everything(rows, data, matrix):
+    matrices = fl.federated_broadcast(matrix)
+    found = fl.federated_map(projected, (rows, matrices))
+    models = fl.federated_map(trained, (data, matrices))
+    return found, fl.federated_sum(found), fl.federated_mean(models), fl.federated_map(trained, (data, matrices))
+
+
+def arguments(clients: int):
+    random = np.random.default_rng(0)
+    rows = list(random.normal(size=(clients, 20)).astype(FLOAT))
+    data = list(random.normal(size=(clients, 40, 20)).astype(FLOAT))
+    return rows, data, random.normal(size=(20, 30)).astype(FLOAT)
+
+
+def bits(value) -> object:
+    if isinstance(value, dict):
+        return {name: bits(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [bits(member) for member in value]
+    return np.asarray(value).tobytes()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        return bits(everything(*arguments(150)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_bits_are_the_same_on_any_number_of_workers(workers, expected) -> None:
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(local_worker_pool(workers))
+        context = stack.enter_context(fedstack.create_sync_remote_execution_context(pool))
+        stack.enter_context(fedstack.use_context(context))
+        assert bits(everything(*arguments(150))) == expected
+
+
+def test_the_bits_are_the_same_after_a_worker_was_killed(expected) -> None:
+    @fedstack.python_computation([ROW])
+    def slowly(row):
+        __import__("time").sleep(0.01)
+        return row
+
+    @fl.federated_computation(everything.type_signature.parameter)
+    def after_a_while(argument):
+        return everything(fl.federated_map(slowly, argument[0]), argument[1], argument[2])
+
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(local_worker_pool(3))
+        context = stack.enter_context(fedstack.create_sync_remote_execution_context(pool))
+        stack.enter_context(fedstack.use_context(context))
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert bits(after_a_while(*arguments(150))) == expected
+
+
+def test_an_error_of_a_worker_names_the_function() -> None:
+    message = projected.to_proto()
+    message.xla.hlo_module.value = message.xla.hlo_module.value[:-10]
+    with local_worker_pool(1) as pool, fedstack.create_sync_remote_execution_context(pool) as context:
+        with fedstack.use_context(context), pytest.raises(CarrierError, match="fedstack.v1.JaxExport|'projected'"):
+            type(everything)(
+                computation_proto=message,
+                context_stack=everything.context_stack,
+                annotated_type=projected.type_signature,
+            )(np.zeros(20, FLOAT), np.zeros((20, 30), FLOAT))
+
+
+@pytest.mark.parametrize(
+    ("facts", "accepts"),
+    [
+        ({"is_local": False}, False),
+        ({"is_local": True}, True),
+        ({"is_local": False, "asks_for_token": True}, True),
+        ({"is_local": False, "asks_for_certificate": True}, True),
+    ],
+)
+def test_a_server_that_strangers_can_call_accepts_no_exports(facts, accepts) -> None:
+    service = ExecutorService(fedstack.local_executor_factory())
+    service.attach(ServerFacts(**facts))
+    assert service._core.policy.exports is accepts
+    assert service._core.admission.policy.exports is accepts
