@@ -48,9 +48,13 @@ test: .venv/.installed-dev ## run the tests on all cores, all but those that tak
 # What runs over streams in `make test`, and is to be the same over gRPC.
 TRANSPORTS := $(FAULTS) tests/backends tests/executors tests/service
 
-long: .venv/.installed-dev ## run the tests that take long, on all cores, and others over gRPC
+# What the promises are checked over with JAX functions in place of Python's.
+JAX_STACKS := local or composed or 2 worker or lost
+
+long: .venv/.installed-dev ## run the tests that take long, on all cores, others over gRPC, and some with JAX functions
 	$(BIN)/python -m pytest -q -n auto -m "long and not soak"
 	$(BIN)/python -m pytest -q -n auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS)
+	$(BIN)/python -m pytest -q --leaves jax -m "not slow" -k "$(JAX_STACKS)" tests/executors/test_conformance.py
 
 check: lint ## lint, formatting, types, generated code, architecture
 	$(BIN)/python -m pytest -q tests/project

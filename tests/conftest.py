@@ -30,9 +30,14 @@ logging.getLogger("fedstack.service.host.status").setLevel(logging.ERROR)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--transport", default="auto", help="how clients of tests that do not say it reach servers")
+    parser.addoption("--leaves", default="python", help="jax makes the functions of conformance rows JAX functions")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--leaves") == "jax":
+        import jax_leaves
+
+        jax_leaves.use_jax()
     transport = config.getoption("--transport")
     if transport != "auto":
         make = FoundConnection.__init__

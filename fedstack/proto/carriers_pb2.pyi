@@ -52,7 +52,7 @@ class PickledPython(_message.Message):
     def __init__(self, function: _Optional[bytes] = ..., python_version: _Optional[str] = ..., name: _Optional[str] = ..., vectorized: bool = ...) -> None: ...
 
 class JaxExport(_message.Message):
-    __slots__ = ("exported", "digest", "group", "group_digest", "lanes", "version", "name")
+    __slots__ = ("exported", "digest", "group", "group_digest", "lanes", "version", "name", "empty", "empty_digest")
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,8 @@ class JaxExport(_message.Message):
     LANES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     exported: bytes
     digest: bytes
     group: bytes
@@ -67,4 +69,6 @@ class JaxExport(_message.Message):
     lanes: int
     version: str
     name: str
-    def __init__(self, exported: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., group: _Optional[bytes] = ..., group_digest: _Optional[bytes] = ..., lanes: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    empty: bytes
+    empty_digest: bytes
+    def __init__(self, exported: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., group: _Optional[bytes] = ..., group_digest: _Optional[bytes] = ..., lanes: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., empty: _Optional[bytes] = ..., empty_digest: _Optional[bytes] = ...) -> None: ...

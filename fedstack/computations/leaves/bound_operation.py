@@ -69,6 +69,7 @@ class BoundOperation:
         is used even for large results.
       lanes: The number of clients, a power of two, that the operation processes in one call if they begin at a multiple
         of it. A call with fewer clients takes as long.
+      least_seconds: The time below which a call for several clients is inefficient, because to start it takes long.
       max_parallel: The maximum number of clients of a phase that may run concurrently, for a function that is limited
         by one device or one session; `None` for no limit. Calls on the server and calls of other invocations do not
         count.
@@ -80,6 +81,7 @@ class BoundOperation:
     result: Type
     prefers_columns: bool = False
     lanes: int = 1
+    least_seconds: float = 0.0
     max_parallel: int | None = None
     differing_module: str = ""
 

@@ -163,7 +163,7 @@ class VectorizedLeaf(BoundOperation):
                 count = min(self.lanes - lane, size - len(done))
                 found = self._called(argument.slice(len(done), len(done) + count), start, constants)
                 columns = [rows[lane : lane + count] for rows in _rows_of(found, self.result)]
-                results.append(_column(iter(columns), self.result, count))
+                results.append(stacked_column(iter(columns), self.result, count))
                 done += bytes(count)
         return concatenate(results, self.result) if results else empty_column(self.result)
 
@@ -194,7 +194,7 @@ class VectorizedLeaf(BoundOperation):
           constants: The rows of values that are the same for all clients, by the identity of the value.
         """
         rows: list[NDArray[Any]] = []
-        for column, tensor in _leaves(clients, self.parameter):
+        for column, tensor in column_leaves(clients, self.parameter):
             if isinstance(column, ConstantColumn):
                 found = constants.get(id(column.value))
                 if found is None:
@@ -243,13 +243,13 @@ def python_leaf(
     return VectorizedLeaf(group, parameter, result, lanes)
 
 
-def _leaves(column: Column, type_spec: Type) -> Iterator[tuple[Column, TensorType]]:
+def column_leaves(column: Column, type_spec: Type) -> Iterator[tuple[Column, TensorType]]:
     """Yields the column and the type of each tensor of a column."""
     if isinstance(type_spec, TensorType):
         yield column, type_spec
         return
     for index, (_, member) in enumerate(fields_of(cast(StructType, type_spec))):
-        yield from _leaves(column.field(index), member)
+        yield from column_leaves(column.field(index), member)
 
 
 def _rows_of(payload: object, type_spec: Type) -> list[NDArray[Any]]:
@@ -258,8 +258,8 @@ def _rows_of(payload: object, type_spec: Type) -> list[NDArray[Any]]:
     return [array if is_plain(array) else read_only(np.array(array, order="C")) for array in arrays]
 
 
-def _column(leaves: Iterator[NDArray[Any]], type_spec: Type, size: int) -> Column:
+def stacked_column(leaves: Iterator[NDArray[Any]], type_spec: Type, size: int) -> Column:
     """Returns the column of a type, given the stacked values of its tensors."""
     if isinstance(type_spec, StructType):
-        return StructColumn(tuple([_column(leaves, member, size) for _, member in fields_of(type_spec)]), size)
+        return StructColumn(tuple([stacked_column(leaves, member, size) for _, member in fields_of(type_spec)]), size)
     return (ScalarColumn if is_scalar(cast(TensorType, type_spec)) else RowsColumn)(next(leaves))

@@ -87,6 +87,12 @@ def lanes(program: Program) -> int:
     return max((bound(step.operation).lanes for step in program.steps), default=1)
 
 
+@made_once
+def least_seconds(program: Program) -> float:
+    """Returns the time below which a call of an operation of a program is inefficient; see `BoundOperation`."""
+    return max((bound(step.operation).least_seconds for step in program.steps), default=0.0)
+
+
 def reader(expression: Expression) -> Callable[[Sequence[Payload]], Payload]:
     """Returns a function that evaluates an expression over the payloads in slots."""
     if isinstance(expression, Slot):

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 
 from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.plan.interpreter import ProgramRunner, lanes, max_parallel, prefers_columns, run_columns
+from fedstack.computations.plan.interpreter import (
+    ProgramRunner,
+    lanes,
+    least_seconds,
+    max_parallel,
+    prefers_columns,
+    run_columns,
+)
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_columns import bytes_per_client
@@ -68,10 +75,10 @@ class ClientBlocks:
                             workers together still take at least 90 % of the time of one thread. The function then holds
                             the interpreter lock. After that, no helper is used for 1 run, unless the workers only wait;
                             if the next helper does not help either, for 3, 7, … 63 runs.
-      Block size            A power of two that takes about 4 ms; `smallest_block` before the first measurement. It is
-                            at most 8 times the number of clients that are done. With several workers, it is at most
-                            half of a worker's share of the remaining clients. It is one client if the phase may end
-                            before all clients are done.
+      Block size            A power of two that takes about 4 ms, or longer if an operation takes long to start;
+                            `smallest_block` before the first measurement. It is at most 8 times the number of clients
+                            that are done. With several workers, it is at most half of a worker's share of the remaining
+                            clients. It is one client if the phase may end before all clients are done.
       Results               Are passed to the folds by blocks, as columns. If a client yields more than 64 KiB and no
                             step prefers columns, they are passed client by client, while each result is in the cache,
                             and blocks take about 30 ms.
@@ -106,6 +113,7 @@ class ClientBlocks:
         self.clients = clients
         self.sink = sink
         self.smallest_block = max(smallest_block or 1, lanes(program))
+        self._least_seconds = least_seconds(program)
         bounds = (max_threads or max(32, CORES), max_parallel(program))
         self.max_threads = min(one for one in bounds if one is not None)
         scope = current_scope()
@@ -300,7 +308,7 @@ class ClientBlocks:
             return 1  # those behind a slow client would never run
         if per_client is None:
             return self.smallest_block
-        seconds = _STREAMED_SECONDS if self._is_streamed() else _BLOCK_SECONDS
+        seconds = _STREAMED_SECONDS if self._is_streamed() else max(_BLOCK_SECONDS, 3 * self._least_seconds)
         wanted = seconds / max(per_client, 1e-9)
         if not self._done:
             wanted = max(wanted, 1.0)
@@ -308,6 +316,7 @@ class ClientBlocks:
             wanted = min(wanted, 8.0 * self._done)  # so that an unusually fast first call does not determine the size
         if self._expected > 1:
             wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._expected))  # all workers end together
+        wanted = max(wanted, self._least_seconds / max(per_client, 1e-9))
         wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
         return 1 << (int(wanted).bit_length() - 1)
 

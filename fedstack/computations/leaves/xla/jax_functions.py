@@ -5,6 +5,7 @@ vectorized any more. The group defines what a client's result is. Its number of 
 sent with the function, so that all processes have the same results.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -15,7 +16,6 @@ import numpy as np
 from fedstack.computations.leaves.declared_types import plain_containers, plain_type
 from fedstack.computations.leaves.leaf import raise_leaf_error
 from fedstack.computations.leaves.python_functions import bind
-from fedstack.computations.leaves.vectorized_leaf import stacked
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced
 from fedstack.computations.types.language import TensorType, Type, infer_type
@@ -23,6 +23,7 @@ from fedstack.computations.types.type_structure import (
     contains_sequence,
     exact_bytes,
     flatten,
+    has_open_sizes,
     is_string,
     shape_fits,
     tensor_leaves,
@@ -31,6 +32,7 @@ from fedstack.computations.types.type_structure import (
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.computations.values.values import normalize
 from fedstack.errors import FedstackError, InvalidComputationError
+from fedstack.foundations.value_text import describe
 from fedstack.proto import carriers_pb2
 
 # A group computes this much at most, so that a client alone is not much slower, and its data fit into a cache.
@@ -132,12 +134,18 @@ def check_types(name: str, *types: Type | None) -> None:
                 )
 
 
-def _arguments(parameter: Type | None) -> list[Traced]:
-    """Returns descriptions of the arguments. All unknown sizes of a parameter are equal: the number of its rows."""
+def _arguments(parameter: Type | None, rows: int | None = None) -> list[Traced]:
+    """Returns descriptions of the arguments. All unknown sizes of a parameter are equal: the number of its rows.
+
+    Args:
+      parameter: The parameter type.
+      rows: The number of rows; `None` for any number but 0.
+    """
     if parameter is None:
         return []
     leaves = [tensor for _, tensor in tensor_leaves(parameter)]
-    rows = jax_api.symbol("rows") if any(None in (tensor.shape or ()) for tensor in leaves) else None
+    if rows is None and has_open_sizes(parameter):
+        rows = jax_api.symbol("rows")
     return [
         jax_api.shaped([rows if size is None else size for size in tensor.shape or ()], tensor.dtype)
         for tensor in leaves
@@ -147,7 +155,12 @@ def _arguments(parameter: Type | None) -> list[Traced]:
 def _read(value: object, tensor: TensorType, path: str) -> object:
     """Returns a result of a traced function as an array of the declared type."""
     # Python's own numbers have the declared type.
-    found = jax_api.array(value, tensor.dtype if isinstance(value, (bool, int, float, complex)) else None)
+    dtype = tensor.dtype if isinstance(value, (bool, int, float, complex)) else None
+    try:
+        found = jax_api.array(value, dtype)
+    except (TypeError, ValueError):
+        advice = "add a return statement" if value is None else "return an array of JAX"
+        mismatch(tensor, describe(value), path, advice)
     shape = tuple(size if isinstance(size, int) else None for size in found.shape)
     if found.dtype != tensor.dtype or not _fits(shape, tensor):
         advice = "convert it with astype, or declare another result type"
@@ -193,8 +206,7 @@ def exported(function: JaxFunction) -> carriers_pb2.JaxExport:
     Raises:
       InvalidComputationError: If the function has operations that cannot be exported.
     """
-    arguments = _arguments(function.parameter)
-    alone = jax_api.exported(function.flat, arguments, function.name)
+    alone = jax_api.exported(function.flat, _arguments(function.parameter), function.name)
     carrier = carriers_pb2.JaxExport(
         exported=alone,
         digest=hashlib.sha256(alone).digest(),
@@ -202,10 +214,15 @@ def exported(function: JaxFunction) -> carriers_pb2.JaxExport:
         name=function.name,
         lanes=lanes_of(function),
     )
+    if function.parameter is not None and has_open_sizes(function.parameter):
+        # Symbols stand for sizes of at least 1. Some functions, such as the maximum, need a row.
+        with contextlib.suppress(Exception):
+            carrier.empty = jax_api.exported(function.flat, _arguments(function.parameter, 0), function.name)
+            carrier.empty_digest = hashlib.sha256(carrier.empty).digest()
     if carrier.lanes > 1:
-        leaves = tensor_leaves(stacked(cast(Type, function.parameter), carrier.lanes))
-        together = [jax_api.shaped(cast("Sequence[int]", tensor.shape), tensor.dtype) for _, tensor in leaves]
-        carrier.group = jax_api.exported(jax_api.mapped(function.flat), together, function.name)
+        leaves = [tensor for _, tensor in tensor_leaves(cast(Type, function.parameter))]
+        arguments = [jax_api.shaped([carrier.lanes, *(leaf.shape or ())], leaf.dtype) for leaf in leaves]
+        carrier.group = jax_api.exported(jax_api.mapped(function.flat), arguments, function.name)
         carrier.group_digest = hashlib.sha256(carrier.group).digest()
     return carrier
 
@@ -217,10 +234,10 @@ def lanes_of(function: JaxFunction) -> int:
     matrices of several clients more slowly than one after the other.
     """
     parameter = function.parameter
-    size = None if parameter is None else exact_bytes(parameter)
-    if parameter is None or not size:
+    given, returned = (None if t is None else exact_bytes(t) for t in (parameter, function.result))
+    if parameter is None or not given or returned is None:
         return 1
     operations, accessed = jax_api.cost_of(function.flat, _arguments(parameter))
-    size = max(size + (exact_bytes(function.result) or _GROUP_BYTES), accessed)
-    most = min(_GROUP_BYTES // max(1.0, size), _GROUP_OPERATIONS // max(1.0, operations), _MOST_LANES)
+    size = max(1.0, given + returned, accessed)
+    most = min(_GROUP_BYTES // size, _GROUP_OPERATIONS // max(1.0, operations), _MOST_LANES)
     return 1 << max(1, int(most)).bit_length() - 1

@@ -16,6 +16,8 @@ from fedstack.computations.leaves.leaf import Leaf
 from fedstack.computations.leaves.leaf_runtimes import LeafRuntime, register_leaf_runtime
 from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, stacked
 from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.leaves.xla.exported_program import ExportedProgram
+from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, clients_at_once
 from fedstack.computations.types.language import FunctionType, TensorType, Type, computation_pb2
 from fedstack.computations.types.type_structure import flattener, is_scalar, tensor_leaves, type_from_proto, unflatten
 from fedstack.errors import CarrierError, InvalidValueError
@@ -34,13 +36,22 @@ class JaxLeaf(Leaf):
       name: The name of the computation in messages.
       parameter: The type of the argument; `None` if the computation has no parameter.
       result: The type of the result.
+      empty: The function for arguments without rows, if the number of rows is not declared; `None` if there is none.
     """
 
-    def __init__(self, program: jax_api.ExportedProgram, name: str, parameter: Type | None, result: Type) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        name: str,
+        parameter: Type | None,
+        result: Type,
+        empty: ExportedProgram | None = None,
+    ) -> None:
         super().__init__(name, parameter, result)
         self._convert = None
         self._snapshot = None  # the arrays of JAX never change
         self._program = program
+        self._empty = empty
         self._flatten = None if parameter is None else flattener(parameter)
         self._open = [i for i, tensor in enumerate(_tensors(parameter)) if None in (tensor.shape or ())]
         self._scalars = [i for i, tensor in enumerate(_tensors(result)) if is_scalar(tensor)]
@@ -53,7 +64,13 @@ class JaxLeaf(Leaf):
                 f"Expected arrays with the same number of rows as arguments of {self.name!r}, found {sorted(rows)}; "
                 "pass arrays of one size, or declare the sizes of those that differ"
             )
-        found: list[Any] = list(self._program(arguments))
+        program: ExportedProgram | None = self._program if 0 not in rows else self._empty
+        if program is None:
+            raise InvalidValueError(
+                f"Expected at least one row in the arguments of {self.name!r}, found none; leave out clients without "
+                "data, or let the function return a result for arrays without rows"
+            )
+        found: list[Any] = list(program(arguments))
         for index in self._scalars:
             found[index] = found[index][()]
         return unflatten(iter(found), self.result)
@@ -91,10 +108,15 @@ class JaxRuntime(LeafRuntime):
                 f"{name_text(export.version)}; install the same version of JAX in both processes"
             )
         parameter, result = signature.parameter, signature.result
-        alone = JaxLeaf(self._program(export.exported, export.digest, name, parameter, result), name, parameter, result)
+        program = self._program(export.exported, export.digest, name, parameter, result)
+        empty = ExportedProgram(_checked(export.empty, export.empty_digest, name), name) if export.empty else None
+        alone = JaxLeaf(program, name, parameter, result, empty)
         lanes = export.lanes
-        if lanes <= 1 or parameter is None:
+        if parameter is None:
             return alone
+        if lanes <= 1:
+            most = clients_at_once(parameter, result) if program.can_loop else 1
+            return LoopedLeaf(program, parameter, result, most, alone) if most > 1 else alone
         if lanes & (lanes - 1) or lanes > _MOST_LANES:
             raise CarrierError(f"Expected a power of two of clients in a group of {name!r}, found {lanes}")
         types = stacked(parameter, lanes), stacked(result, lanes)
@@ -103,15 +125,20 @@ class JaxRuntime(LeafRuntime):
 
     def _program(
         self, content: bytes, digest: bytes, name: str, parameter: Type | None, result: Type
-    ) -> jax_api.ExportedProgram:
-        if hashlib.sha256(content).digest() != digest:
-            raise CarrierError(
-                f"Expected {name!r} as it was exported, found bytes with another digest; send it again, and check the "
-                "disk or the network for errors"
-            )
-        program = jax_api.ExportedProgram(content, name)
+    ) -> ExportedProgram:
+        program = ExportedProgram(_checked(content, digest, name), name)
         program.check(_tensors(parameter), _tensors(result))
         return program
+
+
+def _checked(content: bytes, digest: bytes, name: str) -> bytes:
+    """Returns an export after comparing its digest, before anything is parsed."""
+    if hashlib.sha256(content).digest() != digest:
+        raise CarrierError(
+            f"Expected {name!r} as it was exported, found bytes with another digest; send it again, and check the "
+            "disk or the network for errors"
+        )
+    return content
 
 
 def _tensors(type_spec: Type | None) -> list[TensorType]:

@@ -240,6 +240,24 @@ def test_arguments_of_other_types_are_refused() -> None:
         locally(rows, np.ones((2, 3), FLOAT), np.ones(3, FLOAT))
 
 
+def test_a_client_may_have_no_rows_if_the_function_takes_none() -> None:
+    total = fedstack.jax_computation((FLOAT, [None, 3]))(lambda x: {"sum": x.sum(0), "rows": x * 2})
+    found = locally(total, np.ones((0, 3), FLOAT))
+    assert found["sum"].tolist() == [0, 0, 0]
+    assert found["rows"].shape == (0, 3)
+    largest = fedstack.jax_computation((FLOAT, [None]))(lambda x: x.max())
+    assert locally(largest, np.array([1, 3, 2], FLOAT)) == 3.0
+    with pytest.raises(InvalidValueError, match="Expected at least one row in the arguments of '<lambda>', found none"):
+        locally(largest, np.ones(0, FLOAT))
+
+
+def test_what_is_no_array_is_refused_as_a_result() -> None:
+    assert "Expected float32, found None; at the result of '<lambda>'; add a return statement" in error_of(
+        FLOAT, result_type=FLOAT, function=lambda x: None
+    )
+    assert "found str 'x'; at the result of '<lambda>'" in error_of(FLOAT, result_type=FLOAT, function=lambda x: "x")
+
+
 def test_versions_that_are_wrong_are_refused() -> None:
     for version in ("0.5.3", "0.6.0", "0.7.2", "0.8.1", "0.10.2", "0.10.2.dev20260701"):
         with pytest.raises(ImportError, match=f"JAX {version} returns wrong results on CPUs"):

@@ -1,0 +1,148 @@
+"""Runs functions that JAX has exported, once or in a compiled loop over several clients."""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced, jax, version, with_wide_types
+from fedstack.computations.types.language import TensorType
+from fedstack.errors import CarrierError
+from fedstack.foundations.error_text import text_of
+
+# An operation uses one thread, because several clients run at the same time.
+_OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
+
+
+def _fits(shape: Sequence[object], tensor: TensorType) -> bool:
+    declared = tensor.shape or ()
+    return len(shape) == len(declared) and all(
+        size == known if isinstance(size, int) else known is None for size, known in zip(shape, declared)
+    )
+
+
+_CUSTOM_CALL = re.compile(r"custom_call\s+@(?:\"([^\"]*)\"|([\w.$-]+))")
+# What XLA and JAX implement themselves. Other targets may be callbacks, whose address is part of the export.
+_HARMLESS = re.compile(
+    r"lapack_\w+|(dynamic_)?ducc_fft|(cu|hip)(_threefry2x32(_ffi)?|_lu_pivots_to_permutation)"
+    r"|(cusolver|cublas|hipsolver|hipblas)_\w+|(ApproxTopK|TopK|Eigh|Qr|LuDecomposition|Sharding)"
+    r"|(mhlo|stablehlo|chlo)\.\w+|ProductOfElementaryHouseholderReflectors|annotate_device_placement"
+    r"|SPMDFullToShardShape|SPMDShardToFullShape|shape_assertion"
+)
+
+
+class ExportedProgram:
+    """An exported function that is ready to run on this process's default device.
+
+    Args:
+      content: The function as bytes; see `exported`.
+      name: The name of the function in messages.
+
+    Raises:
+      CarrierError: If the bytes are no function, or this process cannot run it.
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        self._name = name
+        found: Any = self._read(content)
+        self._code = re.sub(r"\bloc\(.*", "", found.mlir_module())
+        self._check_targets()
+        backend = jax().default_backend()
+        if backend not in found.platforms and not (backend == "gpu" and {"cuda", "rocm"} & set(found.platforms)):
+            raise CarrierError(
+                f"Expected {name!r} to be exported for the platform {backend!r} of this process, found an export for "
+                f"{', '.join(found.platforms)}; export it on such a machine, or set JAX_PLATFORMS"
+            )
+        self._arguments, self._results = found.in_avals, found.out_avals
+        self._is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*found.in_avals, *found.out_avals))
+        self._function: FlatFunction = found.call
+        self._jit = functools.partial(jax().jit, compiler_options=_OPTIONS.get(backend))
+        self._run = self._jit(self._function)
+        self._loop = self._jit(self._looped, static_argnums=(0, 1))
+        # On CPUs they take ten times longer in a loop.
+        self.can_loop = "stablehlo.convolution" not in self._code
+
+    def _read(self, content: bytes) -> Any:
+        try:
+            return jax().export.deserialize(bytearray(content))
+        except Exception as error:  # flatbuffers and MLIR raise errors of any kind
+            raise CarrierError(
+                f"Expected {self._name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
+                f"{text_of(error)}; use the same version of JAX in both processes"
+            ) from error
+
+    def _check_targets(self) -> None:
+        code = self._code
+        targets = [quoted or plain for quoted, plain in _CUSTOM_CALL.findall(code)]
+        strange = [target for target in targets if not _HARMLESS.fullmatch(target)]
+        if strange or len(targets) != code.count("custom_call"):
+            raise CarrierError(
+                f"Expected {self._name!r} to call functions of XLA only, found "
+                f"{', '.join(map(repr, strange)) or 'a call that cannot be read'}; remove callbacks and kernels of "
+                "your own"
+            )
+
+    def check(self, parameter: Sequence[TensorType], result: Sequence[TensorType]) -> None:
+        """Checks that the function has the tensors of these types as arguments and results.
+
+        Raises:
+          CarrierError: If it has others.
+        """
+        for kind, found, tensors in (("take", self._arguments, parameter), ("return", self._results, result)):
+            expected = [str(tensor) for tensor in tensors]
+            fits = len(found) == len(tensors) and all(
+                np.dtype(one.dtype) == tensor.dtype and _fits(one.shape, tensor) for one, tensor in zip(found, tensors)
+            )
+            if not fits:
+                raise CarrierError(
+                    f"Expected the JAX export {self._name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
+                    f"{', '.join(map(str, found)) or 'nothing'}; export it again"
+                )
+
+    def __call__(self, arguments: Sequence[object]) -> list[NDArray[Any]]:
+        """Runs the function, and returns its results as read-only arrays, which never change."""
+        return self._called(lambda: self._run(*arguments))
+
+    def loop(
+        self, lanes: int, shared: tuple[bool, ...], clients: int, arguments: Sequence[object]
+    ) -> list[NDArray[Any]]:
+        """Runs the function for several clients, one after the other. No client depends on the others.
+
+        Args:
+          lanes: The maximum number of clients, for which memory is allocated.
+          shared: For each argument, whether it is the same for all clients. If not, its first axis is that of clients.
+          clients: The number of clients.
+          arguments: The arguments.
+
+        Returns:
+          The results, with the clients along a first axis. Rows beyond the clients are zeros.
+        """
+        return self._called(lambda: self._loop(lanes, shared, np.int32(clients), *arguments))
+
+    def _looped(self, lanes: int, shared: tuple[bool, ...], clients: Traced, *arguments: Traced) -> Sequence[Traced]:
+        lax, numpy = jax().lax, jax().numpy
+
+        def client(lane: Traced, rows: Sequence[Traced]) -> Sequence[Traced]:
+            own = [
+                argument if is_shared else lax.dynamic_index_in_dim(argument, lane, keepdims=False)
+                for argument, is_shared in zip(arguments, shared)
+            ]
+            # What XLA moves out of the loop, it would compile in another way than for arguments that are not shared.
+            lane, own = lax.optimization_barrier((lane, own))
+            found = zip(rows, self._function(*own))
+            return [lax.dynamic_update_index_in_dim(into, one, lane, 0) for into, one in found]
+
+        empty = [numpy.zeros((lanes, *one.shape), one.dtype) for one in self._results]
+        return lax.fori_loop(0, clients, client, empty)
+
+    def _called(self, call: Callable[[], Sequence[Traced]]) -> list[NDArray[Any]]:
+        if not self._is_wide:
+            return [np.asarray(one) for one in call()]
+        with with_wide_types():
+            return [np.asarray(one) for one in call()]
+
+    def __repr__(self) -> str:
+        return f"<ExportedProgram of {self._name}>"
