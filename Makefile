@@ -49,7 +49,7 @@ test: .venv/.installed-dev ## run the tests on all cores, all but those that tak
 TRANSPORTS := $(FAULTS) tests/backends tests/executors tests/service
 
 # What the promises are checked over with JAX functions in place of Python's.
-JAX_STACKS := local or composed or 2 worker or lost
+JAX_STACKS := local or composed or processes or lost
 
 long: .venv/.installed-dev ## run the tests that take long, on all cores, others over gRPC, and some with JAX functions
 	$(BIN)/python -m pytest -q -n auto -m "long and not soak"

@@ -98,6 +98,7 @@ def ready_line(target: str, options: SimpleNamespace, task: "ClusterTask | None"
         f"python code {'allowed' if options.allow_python_code else 'refused'}": True,
         f"modules {', '.join(options.allow_module)}": options.allow_module,
         f"runtimes {', '.join(options.allow_runtime)}": options.allow_runtime,
+        "JAX exports refused": not options.jax_exports,
         "data dispatcher" + f" with its journal in {options.work_dir}" * (options.work_dir is not None): (
             options.data_dispatcher
         ),
@@ -131,7 +132,11 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
             _credentials(options),
             insecure=options.insecure,
             policy=CarrierPolicy(
-                options.allow_module, options.allow_python_code, options.allow_runtime, options.strict_modules
+                options.allow_module,
+                options.allow_python_code,
+                options.allow_runtime,
+                options.strict_modules,
+                options.jax_exports,
             ),
             limits=limits_of(ServiceLimits, options),
             server_limits=limits_of(ServerLimits, options),

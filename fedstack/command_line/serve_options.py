@@ -50,6 +50,8 @@ class ServeConfig:
       strict_modules: Whether to refuse functions whose module, or a helper module, differs from the client's version.
       allow_runtime: A message type, or a package of message types, whose leaf runtime clients may use.
       allow_python_code: Whether to run Python code that clients send; beyond loopback only with --tls-client-ca.
+      jax_exports: Whether to run functions that clients have exported with JAX; beyond loopback only for clients with a
+        token or a certificate.
       clients: The number of clients for requests that do not specify one.
       threads: The maximum number of threads that run functions.
       call_ca: The certificate (PEM) of the authority for servers that functions call, for example to read variables.
@@ -81,6 +83,7 @@ class ServeConfig:
     strict_modules: bool = False
     allow_runtime: tuple[str, ...] = ()
     allow_python_code: bool = False
+    jax_exports: bool = True
     clients: int = _whole(0)
     threads: int | None = _whole(None, 1)
     call_ca: str | None = None
@@ -125,7 +128,7 @@ _GROUPS: dict[str, tuple[_Fields, ...]] = {
     "Address": ((HostConfig, "host port unix_socket streams stream_port"), (ServeConfig, "cluster job task addresses")),
     "Access": ((ServeConfig, "tls_cert tls_key tls_client_ca"), (HostConfig, "token_file insecure")),
     "What clients may run": (
-        (ServeConfig, "allow_module strict_modules allow_runtime allow_python_code clients threads"),
+        (ServeConfig, "allow_module strict_modules allow_runtime allow_python_code jax_exports clients threads"),
     ),
     "Servers that functions call": ((ServeConfig, "call_ca call_cert call_key call_token_file data_service"),),
     "Data service": ((ServeConfig, "data_dispatcher work_dir data_worker worker_token_file data_root"),),

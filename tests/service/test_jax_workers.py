@@ -116,5 +116,5 @@ def test_an_error_of_a_worker_names_the_function() -> None:
 def test_a_server_that_strangers_can_call_accepts_no_exports(facts, accepts) -> None:
     service = ExecutorService(fedstack.local_executor_factory())
     service.attach(ServerFacts(**facts))
-    assert service._core.policy.exports is accepts
-    assert service._core.admission.policy.exports is accepts
+    assert service._core.policy.jax_exports is accepts
+    assert service._core.admission.policy.jax_exports is accepts

@@ -62,7 +62,7 @@ def is_internal(module: str) -> bool:
 # The advice for a function that can only be sent by value, if the destination is a fedstack worker.
 ALLOW_CODE = "start the worker with --allow-python-code"
 
-# The fields of a policy as a cache key: modules, python_code, runtimes, strict_modules, exports.
+# The fields of a policy as a cache key: modules, python_code, runtimes, strict_modules, jax_exports.
 Rules: TypeAlias = tuple[frozenset[str], bool, frozenset[str], bool, bool]
 
 
@@ -78,20 +78,26 @@ class CarrierPolicy:
       runtimes: The carriers of other runtimes that may be loaded, as full names of messages or names of protobuf
         packages.
       strict_modules: Whether a reference is rejected if the sender has a different version of the module.
-      exports: Whether functions that JAX has exported may be loaded. They run no Python code, but their parser is no
-        sandbox. A server that other machines can call without a token or a certificate sets this to `False`.
+      jax_exports: Whether functions that JAX has exported may be loaded. They run no Python code, but their parser is
+        no sandbox. A server that other machines can call without a token or a certificate sets this to `False`.
     """
 
     modules: Collection[str] = ()
     python_code: bool = False
     runtimes: Collection[str] = ()
     strict_modules: bool = False
-    exports: bool = True
+    jax_exports: bool = True
 
     @property
     def rules(self) -> "Rules":
         """The current rules as a hashable value, which is equal for policies with equal rules."""
-        return frozenset(self.modules), self.python_code, frozenset(self.runtimes), self.strict_modules, self.exports
+        return (
+            frozenset(self.modules),
+            self.python_code,
+            frozenset(self.runtimes),
+            self.strict_modules,
+            self.jax_exports,
+        )
 
     def allows_module(self, module: str) -> bool:
         """Returns whether a function of `module` may be loaded by reference."""

@@ -191,7 +191,7 @@ class ServiceCore:
     def attach(self, server: ServerFacts) -> None:
         """Refuses JAX exports, whose parser is no sandbox, if strangers can call the server."""
         if not server.knows_its_callers:
-            self.policy.exports = False
+            self.policy.jax_exports = False
 
     @property
     def max_threads(self) -> int:

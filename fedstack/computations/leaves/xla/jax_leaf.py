@@ -80,12 +80,12 @@ class JaxRuntime(LeafRuntime):
     """Loads functions that JAX has exported."""
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
-        return policy.exports and jax_api.is_installed()
+        return policy.jax_exports and jax_api.is_installed()
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
         export = _read(computation)
         name = name_text(export.name)
-        if not policy.exports:
+        if not policy.jax_exports:
             raise CarrierError(
                 f"Expected a computation of a client that this server knows, found the JAX export {name!r}; start the "
                 "worker with --token-file or --tls-client-ca, or let it listen on 127.0.0.1"

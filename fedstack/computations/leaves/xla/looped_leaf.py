@@ -82,7 +82,7 @@ class LoopedLeaf(BoundOperation):
 
     def _called(self, clients: Column, first_client: int) -> list[NDArray[Any]]:
         try:
-            _scratch.begin(self._bytes)
+            _memory.begin(self._bytes)
             leaves = list(column_leaves(clients, self.parameter))
             arguments = [self._rows(column, tensor) for column, tensor in leaves]
             shared = tuple(isinstance(column, ConstantColumn) for column, _ in leaves)
@@ -95,7 +95,7 @@ class LoopedLeaf(BoundOperation):
             return column.value
         if isinstance(column, RowsColumn) and len(column) == self.most and is_plain(column.values):
             return column.values
-        rows = _scratch.empty(self.most, tensor)
+        rows = _memory.empty(self.most, tensor)
         if isinstance(column, RowsColumn):
             rows[: len(column)] = column.values
         else:
@@ -106,7 +106,7 @@ class LoopedLeaf(BoundOperation):
         return f"<LoopedLeaf {self.name}, {self.most} clients at once>"
 
 
-class _Scratch(threading.local):
+class _ArgumentMemory(threading.local):
     """Memory of a thread for arguments, which is used again in the next call."""
 
     def __init__(self) -> None:
@@ -128,4 +128,4 @@ class _Scratch(threading.local):
         return self._memory[start : start + size].view(tensor.dtype).reshape(shape)
 
 
-_scratch = _Scratch()
+_memory = _ArgumentMemory()

@@ -135,10 +135,10 @@ def test_functions_of_lapack_are_allowed() -> None:
 
 def test_a_policy_may_refuse_exports() -> None:
     assert CARRIER in allowed_carriers(CarrierPolicy())
-    assert CARRIER not in allowed_carriers(CarrierPolicy(exports=False))
+    assert CARRIER not in allowed_carriers(CarrierPolicy(jax_exports=False))
     check_received(half.to_proto(), CarrierPolicy())
     with pytest.raises(CarrierError, match="start the worker with --token-file or --tls-client-ca"):
-        check_received(half.to_proto(), CarrierPolicy(exports=False))
+        check_received(half.to_proto(), CarrierPolicy(jax_exports=False))
 
 
 def test_without_jax_the_error_names_the_extra(monkeypatch) -> None:
