@@ -128,7 +128,7 @@ clean: ## remove all that make made, the virtual environments too
 # Bytecode is made of what is imported, which is a small part of what is installed.
 .venv-%/.installed-test: $(INPUTS) | .venv/.newest-pip
 	$(call make_venv,.venv-$*,$(call find_python,$*),--without-pip)
-	$(BIN)/python -m pip --python .venv-$*/bin/python $(INSTALL) --no-compile -e ".[test]"
+	$(BIN)/python -m pip --python .venv-$*/bin/python $(INSTALL) --no-compile -e ".[test,jax]"
 	@touch $@
 
 # $(1): folder, $(2): interpreter, $(3): options. Checked first, because pip's own words for a wrong Python are hard to
