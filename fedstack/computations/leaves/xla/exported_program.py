@@ -17,6 +17,10 @@ from fedstack.foundations.error_text import text_of
 _OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
 
 
+def _shown(found: Traced) -> str:
+    return f"{found.dtype}[{','.join(map(str, found.shape))}]"
+
+
 def _fits(shape: Sequence[object], tensor: TensorType) -> bool:
     declared = tensor.shape or ()
     return len(shape) == len(declared) and all(
@@ -99,7 +103,7 @@ class ExportedProgram:
             if not fits:
                 raise CarrierError(
                     f"Expected the JAX export {self._name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
-                    f"{', '.join(map(str, found)) or 'nothing'}; export it again"
+                    f"{', '.join(map(_shown, found)) or 'nothing'}; export it again"
                 )
 
     def __call__(self, arguments: Sequence[object]) -> list[NDArray[Any]]:

@@ -156,11 +156,12 @@ def _read(value: object, tensor: TensorType, path: str) -> object:
     """Returns a result of a traced function as an array of the declared type."""
     # Python's own numbers have the declared type.
     dtype = tensor.dtype if isinstance(value, (bool, int, float, complex)) else None
+    if value is None:
+        mismatch(tensor, describe(value), path, "add a return statement")
     try:
         found = jax_api.array(value, dtype)
     except (TypeError, ValueError):
-        advice = "add a return statement" if value is None else "return an array of JAX"
-        mismatch(tensor, describe(value), path, advice)
+        mismatch(tensor, describe(value), path, "return an array of JAX")
     shape = tuple(size if isinstance(size, int) else None for size in found.shape)
     if found.dtype != tensor.dtype or not _fits(shape, tensor):
         advice = "convert it with astype, or declare another result type"
